@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from data_prep.errors import UsageError
+from data_prep.settings import Settings, describe, load_settings, to_yaml
+
+
+class Engine(Settings):
+    cylinders: int = Field(4, ge=1, description="number of cylinders")
+    rate: float = Field(0.1, description="litres a second")
+
+
+class Car(Settings):
+    name: str
+    engine: Engine = Engine()
+    wheels: tuple[int, ...] = (1, 2)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "car.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_overrides_replace_the_files_values(tmp_path):
+    path = written(tmp_path, "name: one\nengine:\n  rate: 1e-4\n")
+    car = load_settings(Car, path, ["engine.cylinders=8", "wheels=[3,4]"])
+    assert (car.engine.rate, car.engine.cylinders, car.wheels) == (1e-4, 8, (3, 4))
+
+
+def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
+    car = Car(name="öne: two", engine=Engine(cylinders=2, rate=3e-5))
+    assert load_settings(Car, written(tmp_path, to_yaml(car))) == car
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        ("name: a\nengin: {}\n", [], "unknown setting engin; did you mean engine?"),
+        ("name: a\nengine: {cylinder: 3}\n", [], "unknown setting engine.cylinder; did you mean engine.cylinders?"),
+        ("name: a\nrate: 3\n", [], "unknown setting rate; did you mean engine.rate?"),
+        ("engine: {}\n", [], "name is required and not set"),
+        ("name: a\n", ["engine.cylinders=0"], "engine.cylinders=0: input should be greater than or equal to 1"),
+        ("name: a\n", ["engine.rate=.nan"], "engine.rate"),
+        ("name: a\n", ["engine.cylinders=three"], 'engine.cylinders="three"'),
+        ("name: a\n", ["cylinders"], "not of the form section.field=value"),
+        ("name: ${oc.env:HOME}\n", [], "interpolation"),
+        ("- a\n- b\n", [], "must hold a mapping"),
+        ("name: [unclosed\n", [], "not valid YAML"),
+        ("name: !!python/object/apply:os.system ['true']\n", [], "not valid YAML"),
+    ],
+)
+def test_a_wrong_configuration_is_one_paragraph_that_says_what_is_wrong(tmp_path, text, overrides, said):
+    with pytest.raises(UsageError) as caught:
+        load_settings(Car, written(tmp_path, text), overrides)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_names_the_presets(tmp_path):
+    with pytest.raises(UsageError, match="does not exist.*bert_large"):
+        load_settings(Car, tmp_path / "none.yaml")
+
+
+def test_help_lists_every_setting_with_default_and_description():
+    lines = "\n".join(describe(Car))
+    assert "name  (required)" in lines
+    assert "engine.cylinders  (default 4)  number of cylinders" in lines

@@ -1,0 +1,68 @@
+import pytest
+
+from data_prep.errors import UsageError
+from data_prep.settings import load_settings, to_yaml, validate_settings
+from trainer.config import RunConfig
+
+PRESETS = ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_loads_and_reads_back(preset, tmp_path):
+    config = load_settings(RunConfig, preset)
+    path = tmp_path / "again.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_settings(RunConfig, path) == config
+
+
+def test_bert_large_is_the_published_architecture():
+    model = load_settings(RunConfig, "configs/bert_large.yaml").model
+    assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads, model.intermediate_size) == (
+        24,
+        1024,
+        16,
+        4096,
+    )
+    assert model.padded_vocab_size == 30528
+
+
+def test_phases_are_the_runs_steps_and_lengths():
+    config = load_settings(RunConfig, "bert_large_phased")
+    assert [phase.sequence_length for phase in config.phases] == [128, 512]
+    assert config.max_steps == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.sequence_length=1024", "training.micro_batch_tokens=1024"], "longer than model.max_position_embeddings"),
+        (["training.micro_batch_tokens=1000"], "not a multiple of the sequence length 128; the nearest is 1024"),
+        (["training.micro_batch_tokens=4096"], "more than training.global_batch_tokens"),
+        (["model.num_attention_heads=3"], "not a multiple of model.num_attention_heads=3"),
+        (["schedule.warmup_steps=5000"], "longer than the run's"),
+        (["optimizer.learning_rate=-1"], "optimizer.learning_rate=-1"),
+        (["optimizer.learning_rate=.nan"], "optimizer.learning_rate"),
+        (["training.gradient_clipping=-1"], "training.gradient_clipping=-1"),
+        (["zero.stage=0", "training.precision=bf16"], "set zero.stage to 1 or higher"),
+        (["zero.stage=4"], "zero.stage=4"),
+        (["data.mask_share=0.9", "data.random_share=0.2"], "sum to more than 1"),
+        (["training.phases=[{steps: 1, sequence_length: 128, micro_batch_tokens: 128, global_batch_tokens: 128}]"],
+         "a phase has batch sizes of its own"),
+        (["trainning.seed=3"], "did you mean training"),
+    ],
+)
+def test_a_contradiction_names_setting_rule_and_remedy(overrides, said):
+    with pytest.raises(UsageError) as caught:
+        load_settings(RunConfig, "tiny_cpu", overrides)
+    assert said in str(caught.value)
+
+
+def test_more_steps_than_the_phases_have_are_refused():
+    with pytest.raises(UsageError, match="more than the 1000000 steps"):
+        load_settings(RunConfig, "bert_large_phased", ["training.max_steps=2000000"])
+
+
+def test_steps_are_required_without_phases():
+    values = {"output_dir": "x", "data": {"shards": "s"}, "training": {"global_batch_tokens": 512, "micro_batch_tokens": 512}}
+    with pytest.raises(UsageError, match="training.max_steps is required"):
+        validate_settings(RunConfig, values, "test")

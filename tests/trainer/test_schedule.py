@@ -1,0 +1,59 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config import ScheduleSettings
+from trainer.schedule import learning_rate
+
+
+def rates(max_steps: int, **settings: object) -> list[float]:
+    schedule = ScheduleSettings(**settings)
+    return [learning_rate(step, max_steps, 1.0, schedule) for step in range(max_steps)]
+
+
+def test_linear_rises_to_the_peak_and_falls_to_its_last_share():
+    assert rates(6, name="linear", warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
+
+
+def test_cosine_is_half_way_down_in_the_middle_of_its_decay():
+    assert rates(4, name="cosine") == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
+
+
+def test_warmup_stable_decay_stays_at_the_peak_until_its_last_steps():
+    assert rates(6, name="warmup_stable_decay", warmup_steps=1, decay_steps=2) == pytest.approx([1, 1, 1, 1, 1, 0.5])
+
+
+def test_final_ratio_is_the_floor():
+    assert rates(5, name="linear", final_ratio=0.2) == pytest.approx([1.0, 0.84, 0.68, 0.52, 0.36])
+
+
+@given(
+    name=st.sampled_from(["linear", "cosine", "warmup_stable_decay"]),
+    max_steps=st.integers(1, 200),
+    warmup=st.integers(0, 200),
+    decay=st.integers(0, 200),
+    final_ratio=st.floats(0, 1),
+)
+def test_every_rate_is_between_zero_and_the_peak_and_never_rises_after_the_warmup(
+    name, max_steps, warmup, decay, final_ratio
+):
+    warmup = min(warmup, max_steps)
+    decay = min(decay, max_steps - warmup)
+    values = rates(max_steps, name=name, warmup_steps=warmup, decay_steps=decay, final_ratio=final_ratio)
+    assert all(0.0 < value <= 1.0 for value in values)
+    after = values[max(warmup - 1, 0) :]
+    assert all(later <= earlier + 1e-12 for earlier, later in zip(after, after[1:], strict=False))
+
+
+def test_matches_the_schedule_of_transformers_where_both_have_it():
+    torch = pytest.importorskip("torch")
+    from transformers import get_linear_schedule_with_warmup
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=10)
+    expected = []
+    for _ in range(10):
+        expected.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    assert rates(10, name="linear") == pytest.approx(expected)

@@ -1,0 +1,59 @@
+"""How a global batch is cut over ranks and micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config import Phase
+
+
+@dataclass(frozen=True)
+class BatchArithmetic:
+    """Rows (of `sequence_length` places) in one optimizer step.
+
+    The `world_size * accumulation_steps` slices of the global batch are computed at `micro_batch_rows` each; where the
+    rows do not fill them, the rest is rows without labels.
+    """
+
+    sequence_length: int
+    global_rows: int
+    micro_batch_rows: int
+    world_size: int
+    accumulation_steps: int
+
+    @property
+    def computed_rows(self) -> int:
+        return self.world_size * self.accumulation_steps * self.micro_batch_rows
+
+    @property
+    def filling_share(self) -> float:
+        """Share of the computed rows that only fill up."""
+        return 1.0 - self.global_rows / self.computed_rows
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.micro_batch_rows} rows x {self.sequence_length} places = "
+            f"{self.micro_batch_rows * self.sequence_length:,} tokens a micro-batch; "
+            f"x {self.world_size} ranks x {self.accumulation_steps} accumulation = "
+            f"{self.computed_rows * self.sequence_length:,} global tokens"
+        )
+        if self.computed_rows > self.global_rows:
+            text += (
+                f", of which {self.global_rows * self.sequence_length:,} are asked for and "
+                f"{self.filling_share:.1%} are rows that only fill up"
+            )
+        return text
+
+
+def batch_arithmetic(phase: Phase, world_size: int) -> BatchArithmetic:
+    """The fewest accumulation steps that hold the global batch on `world_size` ranks."""
+    global_rows = phase.global_batch_tokens // phase.sequence_length
+    micro_batch_rows = phase.micro_batch_tokens // phase.sequence_length
+    rows_a_rank = -(-global_rows // world_size)
+    return BatchArithmetic(
+        sequence_length=phase.sequence_length,
+        global_rows=global_rows,
+        micro_batch_rows=micro_batch_rows,
+        world_size=world_size,
+        accumulation_steps=-(-rows_a_rank // micro_batch_rows),
+    )
