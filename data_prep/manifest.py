@@ -16,6 +16,8 @@ from data_prep import storage
 from data_prep.errors import UserError
 
 MANIFEST_NAME = "manifest.json"
+TOKEN_COUNTS_NAME = "token_counts.safetensors"
+TOKENIZER_FOLDER = "tokenizer"
 FORMAT_VERSION = 1
 
 Count = Annotated[int, Field(ge=0)]
@@ -70,8 +72,9 @@ class InputRecord(_Record):
     """One input file, as it was when it was read."""
 
     url: str
+    source: str = Field(description="name of the source that it belongs to")
     bytes: Count
-    fingerprint: str
+    fingerprint: str = Field(description="sha256 of the file, or of the sha256 of its parts")
 
 
 class SourceRecord(_Record):

@@ -1,0 +1,96 @@
+"""What a preparation is: its schema, read from YAML and the command line by `data_prep.settings`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from data_prep.errors import UsageError
+from data_prep.settings import Settings, load_settings
+from data_prep.tokenizer import TokenizerSettings
+
+COMMAND_LINE_SOURCE = "corpus"
+
+
+class Source(Settings):
+    """A named source of text and what its licence asks to be told."""
+
+    name: Annotated[str, Field(min_length=1)] = Field(description="what the manifest calls it")
+    input: tuple[str, ...] = Field(min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz")
+    url: str | None = Field(None, description="where the text was taken from")
+    licence: str | None = Field(None, description="licence of the text, such as CC-BY-SA-4.0")
+    date: str | None = Field(None, description="when it was taken, such as 2026-05-01")
+    language: str | None = Field(None, description="language of its sentences; by default documents.language")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _date_as_text(cls, value: Any) -> Any:
+        """YAML makes a date of 2026-05-01."""
+        return value.isoformat() if isinstance(value, datetime.date) else value
+
+
+class DocumentSettings(Settings):
+    """How documents are read from the inputs."""
+
+    text_field: Annotated[str, Field(min_length=1)] = Field("text", description="field of a JSON line that holds the text")
+    language: str = Field("en", description="language by whose rules sentences end (ISO 639-1)")
+    on_bad_input: Literal["error", "skip"] = Field(
+        "error", description="error stops at input that cannot be read; skip leaves it out and counts it in the manifest"
+    )
+    min_document_characters: PositiveInt = Field(1, description="shorter documents are dropped, in characters once cleaned")
+    max_document_bytes: PositiveInt = Field(
+        64 << 20, description="a longer line or .txt file is bad input, in bytes; bounds a worker's memory"
+    )
+
+
+class ShardSettings(Settings):
+    """How the documents are laid out in shards."""
+
+    shard_bytes: PositiveInt = Field(128_000_000, description="size of a shard to aim at, in bytes")
+    min_shards: PositiveInt = Field(8, description="train shards even where the corpus would fit in fewer")
+    valid_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.01, description="share of the documents held out")
+    record_tokens: PositiveInt = Field(65_536, description="tokens of a record; a longer document is a record of its own")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the order of documents in a shard")
+    unit_bytes: PositiveInt = Field(16 << 20, description="an uncompressed JSONL file is worked on in parts of this size")
+
+
+class PreparationConfig(Settings):
+    """All settings of `python -m data_prep`."""
+
+    sources: tuple[Source, ...] = Field((), description="named sources of text; --input on the command line replaces them")
+    tokenizer: TokenizerSettings = Field(TokenizerSettings(), description="training of the tokenizer")
+    documents: DocumentSettings = Field(DocumentSettings(), description="reading of documents")
+    shards: ShardSettings = Field(ShardSettings(), description="layout of the shards")
+    num_workers: PositiveInt | None = Field(None, description="processes; by default one for each core")
+
+    @model_validator(mode="after")
+    def _source_names_differ(self) -> PreparationConfig:
+        names = [source.name for source in self.sources]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"two sources are named {sorted(twice)[0]!r}; give every source a name of its own")
+        return self
+
+
+def load_config(
+    path: str | None, overrides: Sequence[str] = (), inputs: Sequence[str] = ()
+) -> PreparationConfig:
+    """Read the configuration; `inputs` from the command line stand as one source named "corpus".
+
+    Raises:
+        UsageError: the configuration is refused, or names no input.
+    """
+    config = load_settings(PreparationConfig, path, overrides)
+    if inputs:
+        config = config.model_copy(update={"sources": (Source(name=COMMAND_LINE_SOURCE, input=tuple(inputs)),)})
+    if not config.sources:
+        raise UsageError("no input is named; give --input FILES, or sources in the file of --config")
+    return config

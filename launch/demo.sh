@@ -1,0 +1,245 @@
+#!/usr/bin/env bash
+# The whole way on real text by one command: environment, corpus, tokenizer, shards, pretraining, export, registry,
+# filled masks. Needs Python 3.11 or newer and no GPU; uses GPUs where it finds them.
+#
+#   bash launch/demo.sh [--fresh] [--corpus PATH_OR_GLOB] [--output DIR]
+#
+#   --fresh                 do every step again (the installation and MLflow's history stay)
+#   --corpus PATH_OR_GLOB   your own text (.txt, .jsonl with a "text" field) instead of the docstrings of the
+#                           installed Python packages; quote a glob
+#   --output DIR            where all of it goes (default: demo in the repository root)
+#   --help                  this text
+#
+# Run again, finished steps are skipped, and a training that was stopped goes on. MLFLOW_TRACKING_URI is honoured;
+# without it runs and models are tracked in DIR/mlflow.db. CLOZEWORKS_VENV names the environment (default: .venv).
+
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=launch/environment.sh
+source "$root/launch/environment.sh"
+
+NUM_STEPS=8
+MODEL_NAME=clozeworks-demo
+MODEL_ALIAS=demo
+VOCAB_SIZE=8192
+
+child=
+step_number=0
+redo=no # becomes yes with the first step that is done: what is built on it is done again
+
+main() {
+    read_arguments "$@"
+    prepare_output
+    announce "environment: Python packages in ${CLOZEWORKS_VENV:-$root/.venv}"
+    local started=$SECONDS
+    prepare_environment
+    # Found ready, it keeps the time that its installation took.
+    if ((SECONDS - started > 3)) || [[ ! -f $output/timings.tsv ]]; then
+        record_time environment $((SECONDS - started))
+    fi
+    choose_devices
+
+    if [[ -z $corpus ]]; then
+        corpus=$output/corpus/docstrings.jsonl
+        run_step corpus "$corpus" "corpus: the docstrings of the installed Python packages" \
+            python "$root/launch/collect_docstrings.py" --output "$corpus"
+    else
+        announce "corpus: your text, $corpus"
+    fi
+    run_step tokenizer "$output/tokenizer/tokenizer_info.json" "tokenizer: SentencePiece BPE of $VOCAB_SIZE pieces" \
+        python -m data_prep tokenizer --input "$corpus" --output "$output/tokenizer" --vocab-size "$VOCAB_SIZE"
+    run_step shards "$output/shards/manifest.json" "shards: webdataset tars with train and valid split, verified" make_shards
+    run_step pretraining "$output/run/status.json" "pretraining: $num_ranks ranks on $device" pretrain
+    run_step export "$output/export/config.json" "export: a Hugging Face folder behind the parity gate" export_model
+    run_step registry "$output/export/config.json" "registry: version of $MODEL_NAME with the alias $MODEL_ALIAS" \
+        python "$root/launch/register.py" --model "$output/export" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"
+    redo=yes
+    run_step masks "" "masks filled in held-out sentences, model from models:/$MODEL_NAME@$MODEL_ALIAS" fill_masks
+    echo
+    python "$root/launch/demo_summary.py" --demo "$output" --model "models:/$MODEL_NAME@$MODEL_ALIAS" --ranks "$num_ranks"
+}
+
+read_arguments() {
+    if [[ -n ${CLOZEWORKS_VENV:-} ]]; then CLOZEWORKS_VENV=$(absolute "$CLOZEWORKS_VENV"); fi
+    fresh=no corpus='' output=$root/demo
+    while (($#)); do
+        case $1 in
+            --fresh) fresh=yes ;;
+            --corpus | --output)
+                [[ -n ${2:-} ]] || usage_error "$1 needs a value"
+                if [[ $1 == --corpus ]]; then corpus=$(absolute "$2"); else output=$(absolute "$2"); fi
+                shift
+                ;;
+            -h | --help)
+                sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+                exit 0
+                ;;
+            *) usage_error "unknown option $1" ;;
+        esac
+        shift
+    done
+}
+
+usage_error() {
+    printf 'error: %s; see bash launch/demo.sh --help\n' "$1" >&2
+    exit 2
+}
+
+absolute() {
+    case $1 in
+        /* | *://*) printf '%s\n' "${1%/}" ;;
+        *) printf '%s\n' "$PWD/${1%/}" ;;
+    esac
+}
+
+# Make the folder, or refuse one that holds another corpus's demo: its finished steps would be taken for this one's.
+prepare_output() {
+    [[ $output != *://* ]] || usage_error "--output $output is a URL; the demo writes to a local folder"
+    mkdir -p "$output/logs" "$output/.done"
+    output=$(cd "$output" && pwd)
+    if [[ $fresh == yes ]]; then
+        rm -rf "${output:?}"/{.done,corpus,tokenizer,shards,run,export,logs,timings.tsv,corpus.txt,held_out.txt}
+        mkdir -p "$output/logs" "$output/.done"
+    fi
+    local wanted=${corpus:-docstrings}
+    if [[ -f $output/corpus.txt && $(<"$output/corpus.txt") != "$wanted" ]]; then
+        usage_error "$output holds a demo made from $(<"$output/corpus.txt"), not from $wanted; give --fresh to make it anew, or another --output"
+    fi
+    printf '%s\n' "$wanted" >"$output/corpus.txt"
+    # MLflow puts the artifacts of an embedded database into ./mlruns: working here keeps all of the demo in one folder.
+    cd "$output"
+    export MLFLOW_TRACKING_URI=${MLFLOW_TRACKING_URI:-sqlite:///$output/mlflow.db}
+    export MLFLOW_DISABLE_TELEMETRY=true HF_HUB_OFFLINE=1
+}
+
+# One rank a GPU; without a GPU two ranks over gloo, which share the cores.
+choose_devices() {
+    num_ranks=0 device=GPUs launcher_options=()
+    if [[ $(count_gpus) -gt 0 ]]; then
+        num_ranks=$(python -c 'import torch; print(torch.cuda.device_count())')
+    fi
+    if [[ $num_ranks -eq 0 ]]; then
+        num_ranks=2 device="the CPU"
+        local cores
+        cores=$(python -c 'import os; print(len(os.sched_getaffinity(0)))')
+        export DS_ACCELERATOR=cpu
+        export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > 3 ? cores / 2 : 1))}
+    fi
+    # The launcher takes CUDA_VISIBLE_DEVICES into account only where no number is given.
+    if [[ -z ${CUDA_VISIBLE_DEVICES:-} ]]; then launcher_options=(--num_gpus "$num_ranks"); fi
+}
+
+make_shards() {
+    show python -m data_prep shards --input "$corpus" --tokenizer "$output/tokenizer" --output "$output/shards"
+    show python -m data_prep verify "$output/shards"
+}
+
+pretrain() {
+    local port
+    port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    show deepspeed "${launcher_options[@]}" --master_port "$port" "$root/launch/pretrain.py" \
+        --config configs/tiny_cpu.yaml output_dir="$output/run" data.shards="$output/shards"
+    # The launcher may end with status 0 although its ranks did not finish.
+    python - "$output/run/status.json" <<'PYTHON'
+import json, sys
+
+state = json.load(open(sys.argv[1], encoding="utf-8"))["state"]
+sys.exit(None if state == "finished" else f"error: {sys.argv[1]} says that the training is {state}, not finished")
+PYTHON
+}
+
+export_model() {
+    rm -rf "$output/export"
+    show python "$root/launch/export.py" --checkpoint "$output/run" --output "$output/export"
+}
+
+fill_masks() {
+    local sentences=$output/held_out.txt
+    show python "$root/launch/held_out.py" --shards "$output/shards" --num-sentences 8 >"$sentences"
+    show python "$root/launch/fill_mask.py" --model "models:/$MODEL_NAME@$MODEL_ALIAS" --mask-random --seed 1 <"$sentences"
+}
+
+# run_step NAME RESULT TITLE COMMAND...: announce, run with a log, take the time. Skipped where the step was finished
+# before, RESULT is still there, and no step before it was done now.
+run_step() {
+    local name=$1 result=$2 title=$3 log=$output/logs/$1.log key started status=0
+    shift 3
+    key=$(step_key "$name")
+    if [[ $redo == no && -f $output/.done/$name && $(<"$output/.done/$name") == "$key" && -e $result ]]; then
+        announce "$title"
+        echo "finished before; --fresh does it again"
+        return
+    fi
+    announce "$title"
+    rm -f "$output/.done/$name"
+    started=$SECONDS
+    # In a process group of its own, so that a signal can be passed on to all of it (the ranks of a launcher too).
+    set -m
+    (
+        set +m
+        show "$@" 2>&1 | (trap '' INT TERM HUP && exec tee "$log")
+    ) </dev/null &
+    child=$!
+    set +m
+    wait "$child" || status=$?
+    child=
+    if ((status != 0)); then
+        printf 'error: step %s of the demo (%s) failed with exit status %s; its output is in %s. %s\n' \
+            "$step_number/$NUM_STEPS" "$name" "$status" "$log" "Run it again without --fresh to go on from here." >&2
+        exit "$status"
+    fi
+    record_time "$name" $((SECONDS - started))
+    printf '%s\n' "$key" >"$output/.done/$name"
+    redo=yes
+}
+
+# What a finished step depends on beside the steps before it: which state of the training, and which MLflow.
+step_key() {
+    case $1 in
+        export) cksum <"$output/run/status.json" ;;
+        registry) printf '%s' "$MLFLOW_TRACKING_URI" | cksum ;;
+        *) echo finished ;;
+    esac
+}
+
+announce() {
+    step_number=$((step_number + 1))
+    printf '\n[%s/%s] %s  %s\n' "$step_number" "$NUM_STEPS" "$(date +%H:%M:%S)" "$1"
+}
+
+# Print a command as one could type it, then run it; functions of this script print their own.
+show() {
+    if [[ $(type -t "$1") != function ]]; then
+        { printf '$'; printf ' %q' "$@"; printf '\n'; } >&2
+    fi
+    "$@"
+}
+
+# timings.tsv has a line a step: name, seconds. A step done again replaces its line.
+record_time() {
+    local file=$output/timings.tsv
+    { if [[ -f $file ]]; then grep -v "^$1	" "$file" || true; fi; printf '%s\t%s\n' "$1" "$2"; } >"$file.new"
+    mv "$file.new" "$file"
+}
+
+# Pass a signal on to the running step, wait until it has ended (a training saves its state), and end.
+stop() {
+    trap '' INT TERM HUP
+    if [[ -n $child ]]; then
+        printf '\nstopping step %s; run the same command again to go on\n' "$step_number/$NUM_STEPS" >&2
+        kill -TERM -- "-$child" 2>/dev/null || true
+        local tenths=0
+        while kill -0 -- "-$child" 2>/dev/null && ((tenths < 900)); do
+            sleep 0.1
+            tenths=$((tenths + 1))
+        done
+        kill -KILL -- "-$child" 2>/dev/null || true
+    fi
+    exit "$1"
+}
+
+trap 'stop 130' INT
+trap 'stop 143' TERM
+trap 'stop 129' HUP
+main "$@"

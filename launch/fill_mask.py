@@ -1,0 +1,104 @@
+"""Fill masks with a model: `fill_mask.py --model models:/NAME@ALIAS "Paris is the [MASK] of France."`.
+
+The model is a registered one, a run's, or an exported folder. Texts come from the command line, or line by line from
+standard input. `--mask-random` masks a word of each text itself and shows what the model makes of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+
+from data_prep.errors import UsageError, run_command
+from trainer.fill_mask import FillMask, MaskedText, as_json, is_right, mask_random_word, report
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="fill_mask.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="text with [MASK]; without any, lines of standard input")
+    parser.add_argument(
+        "--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., or a folder"
+    )
+    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="candidates for each mask (default 5)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a text instead of lines for people")
+    parser.add_argument(
+        "--mask-random",
+        action="store_true",
+        help="mask a word of each text (where there is one that a single piece of the vocabulary stands for, such a one)",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="with --mask-random: the same seed masks the same words")
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
+    )
+    arguments_read = parser.parse_intermixed_args(arguments)
+    if arguments_read.top_k < 1:
+        parser.error(f"--top-k {arguments_read.top_k} leaves no candidate; give 1 or more")
+    if arguments_read.seed is not None and not arguments_read.mask_random:
+        parser.error("--seed chooses the words of --mask-random; give both or neither")
+    return arguments_read
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    texts = read_texts(arguments.texts)
+    from trainer.registry import pull
+
+    model = FillMask.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    if arguments.mask_random:
+        show_random(model, texts, arguments)
+        return
+    for prediction in [model.predict(text, arguments.top_k) for text in texts]:
+        print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
+
+
+def read_texts(texts: list[str]) -> list[str]:
+    """The texts of the command line, or the lines of standard input that hold anything."""
+    if not texts:
+        if sys.stdin.isatty():
+            raise UsageError('no text is given; put one behind the options, as in fill_mask.py --model M "a [MASK]"')
+        try:
+            texts = [line.strip() for line in sys.stdin.buffer.read().decode("utf-8").splitlines()]
+        except UnicodeDecodeError as error:
+            raise UsageError(f"standard input is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise UsageError("the text is empty; give a sentence")
+    if any("\udc80" <= character <= "\udcff" for text in texts for character in text):
+        raise UsageError("the text on the command line is not UTF-8; set a UTF-8 locale, or give it on standard input")
+    return texts
+
+
+def show_random(model: FillMask, texts: list[str], arguments: argparse.Namespace) -> None:
+    """Mask a word of every text, fill it, and say how often the first guess was right."""
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
+    masked_texts = [masked for text in texts if (masked := mask_or_skip(text, seed, model)) is not None]
+    if not masked_texts:
+        raise UsageError("no text has a word to mask; give sentences")
+    num_right = 0
+    for masked in masked_texts:
+        prediction = model.predict(masked.masked, arguments.top_k)
+        num_right += is_right(prediction, masked)
+        if arguments.json:
+            print(json.dumps({**as_json(prediction, masked), "seed": seed}, ensure_ascii=False))
+        else:
+            print("\n".join(report(prediction, masked)), end="\n\n")
+    if len(masked_texts) > 1 and not arguments.json:
+        print(f"first guess right: {num_right} of {len(masked_texts)} (--seed {seed})")
+
+
+def mask_or_skip(text: str, seed: int, model: FillMask) -> MaskedText | None:
+    """Mask a word; a line without any is told of and left out, so that a file of held-out lines goes through."""
+    text = text.replace(model.mask_token, " ")
+    try:
+        return mask_random_word(text, seed, model.mask_token, preferred=model.is_one_piece)
+    except UsageError as error:
+        print(f"warning: {error}; it is left out", file=sys.stderr)
+        return None
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,80 @@
+"""Print sentences that the training never saw: some of the valid split of a shard set, one a line.
+
+They are whole sentences of 8 to 30 words from different documents, chosen by a seeded hash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+
+from data_prep import storage
+from data_prep.errors import UserError, run_command
+from data_prep.manifest import read_manifest
+from data_prep.shards import Record, read_records
+from data_prep.tokenizer import Tokenizer
+
+MIN_WORDS, MAX_WORDS = 8, 30
+SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shards", required=True, metavar="DIR", help="folder of a shard set")
+    parser.add_argument("--num-sentences", type=int, default=8, help="how many (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="which ones (default %(default)s)")
+    options = parser.parse_args(arguments)
+    for sentence in held_out_sentences(options.shards, options.num_sentences, options.seed):
+        print(sentence)
+
+
+def held_out_sentences(shards: str, num_sentences: int, seed: int) -> list[str]:
+    """`num_sentences` sentences of the valid split, or as many as there are.
+
+    Raises:
+        UserError: the valid split has no sentence that reads well alone.
+    """
+    manifest = read_manifest(shards)
+    tokenizer = Tokenizer.load(storage.join(shards, "tokenizer"))
+    chosen: list[tuple[bytes, str]] = []
+    for shard in manifest.valid.shards:
+        for _, record, _ in read_records(storage.join(shards, shard.name)):
+            for sentences in document_sentences(record, tokenizer):
+                good = sorted((_rank(seed, text), text) for text in sentences if reads_alone(text))
+                chosen = sorted([*chosen, *good[:1]])[:num_sentences]
+    if not chosen:
+        raise UserError(
+            f"the valid split of {shards} holds no sentence of {MIN_WORDS} to {MAX_WORDS} plain words; "
+            "give texts to fill_mask.py yourself"
+        )
+    return [sentence for _, sentence in chosen]
+
+
+def document_sentences(record: Record, tokenizer: Tokenizer) -> Iterator[list[str]]:
+    """Yield the sentences of each document of a record as text."""
+    bounds = [int(start) for start in record.sentences] + [len(record.tokens)]
+    first_of_document = {int(start) for start in record.documents}
+    sentences: list[str] = []
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        if start in first_of_document and sentences:
+            yield sentences
+            sentences = []
+        sentences.append(tokenizer.decode(record.tokens[start:end]).strip())
+    yield sentences
+
+
+def reads_alone(sentence: str) -> bool:
+    """Whether it is a sentence of plain words with beginning and end."""
+    return MIN_WORDS <= len(sentence.split()) <= MAX_WORDS and SENTENCE.fullmatch(sentence) is not None
+
+
+def _rank(seed: int, sentence: str) -> bytes:
+    return hashlib.blake2b(f"{seed} {sentence}".encode(), digest_size=8).digest()
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,98 @@
+"""Pretrain an encoder: `deepspeed launch/pretrain.py --config FILE [section.field=value ...]`.
+
+The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run
+without GPU or shards. Exit status: 0 all steps done, 2 wrong usage or configuration, 1 failed on the way, 75 stopped
+by a signal after saving (start the same command again).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from data_prep.errors import UsageError, UserError
+from data_prep.settings import describe, load_settings, to_yaml
+from trainer.config import RunConfig
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pretrain.py",
+        description=__doc__,
+        epilog="settings:\n" + "\n".join(describe(RunConfig)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
+    parser.add_argument("--dry-run", action="store_true", help="explain the run (sizes, batches, memory) and stop")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML and stop")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="ranks that --dry-run reckons with (default: those of the launcher, else 1)"
+    )
+    parser.add_argument(
+        "--deepspeed_config", "--deepspeed-config", metavar="FILE", help="DeepSpeed JSON merged over what the YAML gives"
+    )
+    parser.add_argument(
+        "--allow-change", action="store_true", help="resume although a setting changed that makes it another run"
+    )
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
+    return parser.parse_intermixed_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    config = load_settings(RunConfig, arguments.config, arguments.overrides)
+    config = _with_deepspeed_file(config, arguments.deepspeed_config)
+    if arguments.print_config or arguments.dry_run:
+        if is_first_rank():
+            _explain(config, arguments)
+        return
+    from trainer.distributed import run_rank
+    from trainer.train import train
+
+    run_rank(lambda: train(config, allow_change=arguments.allow_change))
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0 of its launcher (or has none)."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
+    if arguments.print_config:
+        print(to_yaml(config), end="")
+    if arguments.dry_run:
+        from trainer.dry_run import explain
+
+        world_size = arguments.ranks if arguments.ranks is not None else int(os.environ.get("WORLD_SIZE", "1"))
+        if world_size < 1:
+            raise UsageError(f"--ranks {world_size} is not a number of ranks; give 1 or more")
+        print(explain(config, world_size))
+
+
+def _with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
+    if path is None:
+        return config
+    if config.deepspeed is not None:
+        raise UsageError("the configuration has a 'deepspeed:' block and --deepspeed_config is given; keep one of them")
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"--deepspeed_config {path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"--deepspeed_config {path} holds no JSON object at its top")
+    return config.model_copy(update={"deepspeed": values})
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        if is_first_rank():
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_status)

@@ -1,0 +1,96 @@
+"""Fixtures that several test files share: a small corpus, its tokenizer and its shards, each made once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import load_config
+from data_prep.plan import make_plan
+from data_prep.prepare import prepare_shards
+from data_prep.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+
+NUM_DOCUMENTS = 200
+
+_NOUNS = (
+    "river village teacher engine letter garden winter morning harbour library machine question answer mountain student "
+    "doctor kitchen window painting journey market theory number method experiment language history forest island bridge "
+    "captain soldier queen farmer merchant telescope planet ocean storm candle mirror shadow council treaty harvest"
+).split()
+_VERBS = (
+    "crossed described remembered followed opened carried measured repaired discovered explained watched painted "
+    "collected abandoned defended visited improved translated questioned imagined compared protected finished studied"
+).split()
+_ADJECTIVES = (
+    "old quiet bright narrow distant careful famous broken early golden simple curious heavy gentle modern ancient "
+    "unexpected northern silent patient remarkable wooden crowded empty honest foreign delicate enormous"
+).split()
+_OPENINGS = (
+    "In the summer of {year}, ", "After the {noun}, ", "According to Dr. {name}, ", "However, ", "Nobody knew why ", "Today ",
+    "Although it rained, ", "", "", "",
+)
+_NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois Rossi Novák Haddad".split()
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A JSONL file of 200 different documents, most of several paragraphs, a few of one sentence."""
+    generator = random.Random(20)
+    path = tmp_path_factory.mktemp("corpus") / "small.jsonl"
+    lines = [json.dumps({"text": _document(generator)}, ensure_ascii=number % 2 == 0) for number in range(NUM_DOCUMENTS)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer of 800 pieces, trained on the small corpus."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    train_tokenizer(texts, folder, TokenizerSettings(vocab_size=800))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_shards(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a shard set of the small corpus: 4 train shards of several records, 1 valid shard."""
+    folder = tmp_path_factory.mktemp("shards")
+    overrides = ["shards.min_shards=4", "shards.valid_fraction=0.1", "shards.record_tokens=2000"]
+    config = load_config(None, overrides, [str(small_corpus)])
+    tokenizer = Tokenizer.load(small_tokenizer)
+    prepare_shards(make_plan(config, tokenizer), tokenizer, str(folder), num_workers=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of real corpora; a test that asks for it is skipped where there is none."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "corpora"
+    folder = Path(os.environ.get("CLOZEWORKS_CORPORA", default))
+    if not (folder / "pack_small.jsonl.gz").is_file():
+        pytest.skip(f"no corpora at {folder}; set CLOZEWORKS_CORPORA to the folder that holds pack_small.jsonl.gz")
+    return folder
+
+
+def _document(generator: random.Random) -> str:
+    paragraphs = [
+        " ".join(_sentence(generator) for _ in range(generator.randint(1, 7))) for _ in range(generator.choice((1, 2, 3, 5, 8)))
+    ]
+    return "\n\n".join(paragraphs)
+
+
+def _sentence(generator: random.Random) -> str:
+    def phrase() -> str:
+        adjective = generator.choice(_ADJECTIVES) + " " if generator.random() < 0.6 else ""
+        return f"the {adjective}{generator.choice(_NOUNS)}"
+
+    opening = generator.choice(_OPENINGS).format(
+        year=generator.randint(1700, 2030), noun=generator.choice(_NOUNS), name=generator.choice(_NAMES)
+    )
+    clauses = [f"{phrase()} {generator.choice(_VERBS)} {phrase()}" for _ in range(generator.choice((1, 1, 1, 2)))]
+    sentence = opening + " and ".join(clauses) + generator.choice(("", "", f" at {generator.randint(1, 12)}.30 a.m."))
+    return sentence[0].upper() + sentence[1:].removesuffix(".") + generator.choice("....?!")

@@ -1,0 +1,108 @@
+"""The demo's closing table shows the scores beside the baseline, and commands that can be typed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.errors import UserError
+from data_prep.manifest import Manifest, write_manifest
+from launch import demo_summary
+
+STATUS = {
+    "step": 3000,
+    "max_steps": 3000,
+    "tokens_seen": 6_144_000,
+    "parameters": 1_234_567,
+    "state": "finished",
+    "metrics": {
+        "valid/mlm_loss": 5.25,
+        "valid/mlm_accuracy": 0.2,
+        "valid/mlm_perplexity": 190.6,
+        "valid/nsp_accuracy": 0.61,
+    },
+    "mlflow_run_id": "abc",
+    "tracking_uri": "sqlite:///mlflow.db",
+}
+
+
+def manifest(entropy: float | None = 6.9) -> Manifest:
+    split = {"shards": [], "documents": 90, "sentences": 90, "tokens": 4_000_000, "unigram_entropy_nats": 7.1}
+    return Manifest.model_validate(
+        {
+            "format_version": 1,
+            "clozeworks_version": "0",
+            "tokenizer": {"fingerprint": "0" * 64, "vocab_size": 8192, "token_dtype": "uint16"},
+            "config": {},
+            "inputs": [],
+            "sources": [],
+            "dropped": {},
+            "train": split,
+            "valid": {**split, "documents": 10, "tokens": 40_000, "unigram_entropy_nats": entropy},
+            "token_counts": {"name": "token_counts.safetensors", "bytes": 0, "sha256": "0" * 64},
+        }
+    )
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "run" / "status.json").write_text(json.dumps(STATUS))
+    (tmp_path / "timings.tsv").write_text("environment\t95\ncorpus\t20\npretraining\t4000\n")
+    write_manifest(str(tmp_path / "shards"), manifest())
+    return tmp_path
+
+
+def test_the_table_shows_sizes_times_scores_baseline(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo_summary.main(["--demo", str(demo), "--model", "models:/demo@best"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line[:32].strip(): line[32:].split() for line in lines}
+    assert rows["parameters"] == ["1,234,567"]
+    assert rows["tokens, train + valid"] == ["4,000,000", "+", "40,000"]
+    assert rows["time, environment"] == ["1:35"]
+    assert rows["time, pretraining"] == ["1:06:40"]
+    assert rows["time, all after the environment"] == ["1:07:00"]
+    assert rows["valid MLM loss (nats)"] == ["5.250", "6.900"]
+    assert rows["valid MLM perplexity"] == ["190.6", "992.3"]
+    assert rows["valid next-sentence accuracy"][0] == "61.0%"
+
+
+@pytest.mark.parametrize(
+    ("entropy", "expected"),
+    [(6.9, "its loss is 1.65 nats below"), (5.0, "does not use context yet: its loss is 0.25 nats above")],
+)
+def test_the_verdict_follows_the_comparison_with_the_baseline(entropy: float, expected: str) -> None:
+    assert expected in demo_summary.format_scores(STATUS["metrics"], manifest(entropy))
+
+
+def test_without_a_baseline_none_is_claimed() -> None:
+    text = demo_summary.format_scores(STATUS["metrics"], manifest(None))
+    assert "5.250" in text and "context" not in text
+
+
+def test_the_commands_to_go_on_carry_the_runs_addresses(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////data/one/mlflow.db")
+    text = demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS)
+    assert "mlflow ui --backend-store-uri sqlite:////data/one/mlflow.db" in text
+    assert f"output_dir={demo}/run" in text and "--model models:/demo@best" in text
+    for line in text.replace("\\\n", " ").splitlines()[1:]:
+        shlex.split(line, comments=True)
+
+
+def test_a_password_in_the_address_is_not_printed(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example.org")
+    assert "secret" not in demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({**STATUS, "metrics": {}})])
+def test_a_training_without_scores_is_an_error(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "status.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match="status.json"):
+        demo_summary.read_status(path)

@@ -1,0 +1,182 @@
+"""The installer, run with stand-ins for Python, pip and nvidia-smi: what it installs and what it says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spawn
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOLS = "bash cat cut date dirname du flock grep id ls mkdir mv sed tail timeout uname".split()
+
+# Stands in for the environment's Python: pip writes its arguments to a file and answers as the test wants.
+PYTHON = """#!{bash}
+case "$*" in
+    "-m pip --version") exit 0 ;;
+    "-m pip install"*)
+        echo "$*" >>{calls}
+        if [[ "$*" == *"+cpu"* && -n "{cpu_answer}" ]]; then echo "{cpu_answer}"; exit 1; fi
+        if [[ "$*" == *" -e "* && -n "{project_answer}" ]]; then echo "{project_answer}"; exit 1; fi
+        exit 0 ;;
+    -c*importlib.metadata*) exit 1 ;;
+    *) exec {python} "$@" ;;
+esac
+"""
+
+
+class Machine:
+    """A repository, the folder of commands that is the whole PATH, an environment with a stand-in Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.commands, self.venv = folder / "repository", folder / "commands", folder / "venv"
+        self.calls = folder / "pip-calls"
+        for path in (self.root / "launch", self.commands, self.venv / "bin"):
+            path.mkdir(parents=True)
+        shutil.copy(REPOSITORY / "launch" / "environment.sh", self.root / "launch")
+        for name in ("pyproject.toml", "constraints.txt"):
+            shutil.copy(REPOSITORY / name, self.root)
+        for tool in TOOLS:
+            if found := shutil.which(tool):
+                (self.commands / tool).symlink_to(found)
+        self.write_python()
+
+    def write_python(self, cpu_answer: str = "", project_answer: str = "") -> None:
+        text = PYTHON.format(
+            bash=shutil.which("bash"), python=sys.executable, calls=self.calls,
+            cpu_answer=cpu_answer, project_answer=project_answer,
+        )
+        self.add_command("python", text, self.venv / "bin")
+
+    def add_command(self, name: str, text: str, folder: Path | None = None) -> None:
+        path = (folder or self.commands) / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(self.commands), "CLOZEWORKS_VENV": str(self.venv), "LC_ALL": "C"}
+        command = [str(self.commands / "bash"), "launch/environment.sh", *arguments]
+        return subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    def pip_calls(self) -> list[str]:
+        """What pip was told to install since the last look, call by call."""
+        calls = self.calls.read_text().splitlines() if self.calls.exists() else []
+        self.calls.unlink(missing_ok=True)
+        prefix = f"-m pip install -c {self.root}/constraints.txt "
+        assert all(call.startswith(prefix) for call in calls)
+        return [call.removeprefix(prefix) for call in calls]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def torch_version() -> str:
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    (version,) = (line.removeprefix("torch==") for line in lines if line.startswith("torch=="))
+    return version
+
+
+def test_without_a_gpu_the_cpu_build_of_torch_comes_first(machine: Machine, torch_version: str) -> None:
+    result = machine.run("test")
+    assert result.returncode == 0, result.stderr
+    assert machine.pip_calls() == [f"torch=={torch_version}+cpu", f"-e {machine.root}[test]"]
+
+
+def test_with_a_gpu_torch_is_the_ordinary_build(machine: Machine, torch_version: str) -> None:
+    machine.add_command("nvidia-smi", f"#!{shutil.which('bash')}\necho 'GPU 0: H200 (UUID: GPU-1)'\n")
+    assert machine.run().returncode == 0
+    assert machine.pip_calls() == [f"torch=={torch_version}", f"-e {machine.root}"]
+
+
+@pytest.mark.parametrize("answer", ["No matching distribution found for torch", "ResolutionImpossible"])
+def test_where_no_cpu_build_is_offered_the_ordinary_one_follows_with_a_warning(
+    machine: Machine, torch_version: str, answer: str
+) -> None:
+    machine.write_python(cpu_answer=answer)
+    result = machine.run()
+    assert result.returncode == 0
+    assert machine.pip_calls()[:2] == [f"torch=={torch_version}+cpu", f"torch=={torch_version}"]
+    assert "several GB" in result.stdout and "PIP_EXTRA_INDEX_URL" in result.stdout
+
+
+def test_a_failing_network_does_not_draw_the_ordinary_build(machine: Machine) -> None:
+    machine.write_python(cpu_answer="after connection broken by a reset: ResolutionImpossible")
+    result = machine.run()
+    assert result.returncode == 1
+    assert len(machine.pip_calls()) == 1
+    assert "connection broken" in result.stderr and "install.log" in result.stderr
+
+
+def test_it_installs_once_and_again_when_a_pin_changes(machine: Machine) -> None:
+    assert machine.run("test").returncode == 0
+    assert len(machine.pip_calls()) == 2
+    assert machine.run("test").returncode == 0
+    assert machine.pip_calls() == []
+    with open(machine.root / "constraints.txt", "a") as file:
+        file.write("another==1\n")
+    assert machine.run("test").returncode == 0
+    assert len(machine.pip_calls()) == 2
+
+
+def test_a_failed_installation_is_not_taken_for_done(machine: Machine) -> None:
+    machine.write_python(project_answer="ERROR: disk full")
+    result = machine.run()
+    assert result.returncode == 1 and "disk full" in result.stderr
+    machine.pip_calls()
+    machine.write_python()
+    assert machine.run().returncode == 0
+    assert len(machine.pip_calls()) == 2
+
+
+def test_without_a_new_enough_python_it_says_what_to_install(machine: Machine) -> None:
+    shutil.rmtree(machine.venv)
+    machine.add_command("python3", f"#!{shutil.which('bash')}\nexit 1\n")
+    result = machine.run()
+    assert result.returncode == 1
+    assert "no Python of version 3.11 or newer" in result.stderr and "apt-get install" in result.stderr
+
+
+def test_a_python_without_ensurepip_names_the_debian_package(machine: Machine) -> None:
+    shutil.rmtree(machine.venv)
+    cases = f'*ensurepip*) exit 1 ;;\n*) exec {sys.executable} "$@" ;;'
+    machine.add_command("python3", f'#!{shutil.which("bash")}\ncase "$*" in\n{cases}\nesac\n')
+    result = machine.run()
+    assert result.returncode == 1
+    assert "apt-get install python3-venv" in result.stderr
+    assert f"python3.{sys.version_info.minor}-venv" in result.stderr
+
+
+def test_a_folder_of_something_else_is_not_cleared(machine: Machine) -> None:
+    shutil.rmtree(machine.venv)
+    machine.venv.mkdir()
+    (machine.venv / "thesis.txt").write_text("mine")
+    result = machine.run()
+    assert result.returncode == 1 and "no virtual environment" in result.stderr
+    assert (machine.venv / "thesis.txt").read_text() == "mine"
+
+
+def test_an_unknown_argument_is_wrong_usage(machine: Machine) -> None:
+    assert machine.run("--nonsense").returncode == 2
+    assert machine.run("--help").returncode == 0
+
+
+@pytest.mark.parametrize("script", ["launch/demo.sh", "launch/environment.sh", "tests/run.sh", ".ci/run"])
+def test_every_script_parses(script: str) -> None:
+    subprocess.run(["bash", "-n", REPOSITORY / script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("arguments", [["--nonsense"], ["--corpus"], ["--output", "s3://bucket/demo"]])
+def test_the_demo_refuses_a_wrong_command_line_before_it_begins(tmp_path: Path, arguments: list[str]) -> None:
+    command = ["bash", REPOSITORY / "launch" / "demo.sh", *arguments]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and "error:" in result.stderr
+    assert list(tmp_path.iterdir()) == []

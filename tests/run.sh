@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes the environment (as launch/demo.sh does, with the extra [test]) and runs the tests; arguments go to pytest:
+#
+#   bash tests/run.sh                              all but the slow ones
+#   bash tests/run.sh tests/trainer -k masking     some
+#   bash tests/run.sh -m slow                      those that take minutes or many GB
+#
+# CLOZEWORKS_VENV names the environment's folder (default: .venv in the repository root).
+
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=launch/environment.sh
+source "$root/launch/environment.sh"
+
+# Debian packages that tests need beside Python: git (the revision that a run records).
+missing=()
+command -v git >/dev/null 2>&1 || missing+=(git)
+if ((${#missing[@]})) && ! install_debian_packages "${missing[@]}"; then
+    echo "warning: not installed and needed by some tests: ${missing[*]} (as root: apt-get install ${missing[*]})" >&2
+fi
+
+prepare_environment test
+
+# Nothing of the caller's MLflow or Hugging Face settings may reach the tests.
+while IFS= read -r name; do
+    unset "$name"
+done < <(compgen -e | grep -E '^(MLFLOW|_MLFLOW|HF_|HUGGING_FACE_|TRANSFORMERS_|DATABRICKS_)' || true)
+export HF_HUB_OFFLINE=1 MLFLOW_DISABLE_TELEMETRY=true
+export OMP_NUM_THREADS=1 # the tests start ranks of their own, which share the cores
+if [[ $(count_gpus) -eq 0 ]]; then
+    export DS_ACCELERATOR=cpu
+fi
+
+cd "$root"
+exec python -m pytest --durations=15 "$@"

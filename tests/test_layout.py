@@ -1,0 +1,180 @@
+"""The shape of the repository: folders, who may import what, package data, no machine's paths."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import importlib.resources
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = ("configs", "data_prep", "trainer", "launch")
+TOP_LEVEL_FOLDERS = {".ci", "configs", "data_prep", "launch", "tests", "trainer"}
+TOP_LEVEL_FILES = {".gitignore", "LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
+
+# What each package takes from the others: configs <- data_prep <- trainer <- launch.
+ALLOWED = {
+    "configs": set(),
+    "data_prep": {"configs", "data_prep"},
+    "trainer": {"configs", "data_prep", "trainer"},
+    "launch": set(PACKAGES),
+}
+FORBIDDEN_LIBRARIES = {"configs": {"torch", "transformers"}, "data_prep": {"torch", "transformers"}}
+
+# The only package that may import a library, and in how many of its modules at most.
+SEAMS = {
+    "sentencepiece": ("data_prep", 1),
+    "webdataset": ("data_prep", 1),
+    "fsspec": ("data_prep", 1),
+    "sentencex": ("data_prep", 1),
+    "dask": ("data_prep", 1),
+    "deepspeed": ("trainer", 4),
+    "mlflow": ("trainer", 4),
+}
+
+# What works on a laptop without deepspeed: these modules may reach it at no depth of imports at module level.
+WITHOUT_DEEPSPEED = ("trainer.export", "launch.export", "launch.register", "launch.fill_mask")
+
+PRODUCT_FILES = sorted(path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
+
+
+@cache
+def tracked_files() -> list[Path]:
+    """The files of the repository that git knows or would add."""
+    command = "git -c safe.directory=* ls-files --cached --others --exclude-standard -z".split()
+    try:
+        answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [path for name in answer.stdout.decode().split("\0") if name and (path := Path(name))]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(tree: ast.AST, everywhere: bool) -> Iterator[str]:
+    """Names of the imported modules; with `everywhere` those inside functions and `if TYPE_CHECKING` too."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif everywhere or not _runs_later(node):
+            yield from imports(node, everywhere)
+
+
+def _runs_later(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.unparse(node.test)
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
+@cache
+def imported_by(path: Path, everywhere: bool = True) -> frozenset[str]:
+    return frozenset(imports(ast.parse(path.read_text(encoding="utf-8")), everywhere))
+
+
+def importers(library: str) -> list[Path]:
+    return [
+        path for path in PRODUCT_FILES if any(name.split(".")[0] == library for name in imported_by(path))
+    ]
+
+
+def test_the_walk_over_imports_sees_every_form() -> None:
+    tree = ast.parse(
+        "import a.b\nfrom c import d\nif TYPE_CHECKING:\n    import e\n"
+        "try:\n    import f\nexcept ImportError:\n    pass\n"
+        "def g():\n    import h\nclass I:\n    import j\n"
+    )
+    assert set(imports(tree, everywhere=True)) == {"a.b", "c", "c.d", "e", "f", "h", "j"}
+    assert set(imports(tree, everywhere=False)) == {"a.b", "c", "c.d", "f", "j"}
+
+
+def test_the_top_level_holds_what_is_agreed() -> None:
+    files = tracked_files()
+    assert {path.parts[0] for path in files if len(path.parts) > 1} <= TOP_LEVEL_FOLDERS
+    assert {path.name for path in files if len(path.parts) == 1} <= TOP_LEVEL_FILES
+
+
+@pytest.mark.parametrize("path", PRODUCT_FILES, ids=module_name)
+def test_imports_follow_one_direction(path: Path) -> None:
+    package = path.relative_to(REPOSITORY).parts[0]
+    roots = {name.split(".")[0] for name in imported_by(path)}
+    assert roots & {*PACKAGES, "tests"} <= ALLOWED[package]
+    assert not roots & FORBIDDEN_LIBRARIES.get(package, set())
+
+
+@pytest.mark.parametrize("library", SEAMS)
+def test_a_library_is_met_in_its_own_package_and_in_few_modules(library: str) -> None:
+    package, most = SEAMS[library]
+    found = importers(library)
+    assert {path.relative_to(REPOSITORY).parts[0] for path in found} <= {package}
+    assert len(found) <= most, [module_name(path) for path in found]
+
+
+@pytest.mark.parametrize("name", WITHOUT_DEEPSPEED)
+def test_what_a_laptop_needs_never_imports_deepspeed(name: str) -> None:
+    modules = {module_name(path): path for path in PRODUCT_FILES}
+    reached, todo = set(), [name]
+    assert name in modules
+    while todo:
+        current = todo.pop()
+        if current in reached or current not in modules:
+            continue
+        reached.add(current)
+        names = imported_by(modules[current], everywhere=False)
+        assert not {imported for imported in names if imported.split(".")[0] == "deepspeed"}, current
+        todo.extend(names)
+        todo.extend(parent for imported in names for parent in [imported.rpartition(".")[0]])
+
+
+def test_every_package_is_listed_and_its_files_are_carried() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    folders = {".".join(path.relative_to(REPOSITORY).parent.parts) for path in PRODUCT_FILES} | {"configs"}
+    assert folders == set(project["packages"])
+    for folder in folders:
+        patterns = [*project["package-data"].get(folder, []), "*.py"]
+        for path in (REPOSITORY / folder.replace(".", "/")).iterdir():
+            if path.is_file():
+                assert any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns), path
+
+
+def test_the_presets_are_found_as_package_data() -> None:
+    found = {entry.name for entry in importlib.resources.files("configs").iterdir()}
+    presets = {path.name for path in (REPOSITORY / "configs").glob("*.yaml")}
+    assert presets and presets <= found
+
+
+def test_no_file_names_a_machines_paths_or_a_package_index() -> None:
+    folders = "|".join(("work", "root", "opt", "tmp"))
+    hosts = "|".join(("download" + r"\.pytorch", "files" + r"\.pythonhosted", "pypi" + r"\.org"))
+    pattern = re.compile(rf"(?<![\w.\-}}$/*])/({folders})/\w|/home/\w|{hosts}")
+    for name in tracked_files():
+        path = REPOSITORY / name
+        if path.is_file() and name.name != "LICENSE":
+            text = path.read_text(encoding="utf-8", errors="replace")
+            assert not (found := pattern.search(text)), f"{name}: {found.group() if found else ''}"
+
+
+def test_every_pin_is_exact_and_every_dependency_pinned() -> None:
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin) for pin in pins)
+    pinned = {re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in pins}
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    assert {re.split(r"[^\w.-]", line)[0].lower() for line in wanted} <= pinned
+
+
+def test_test_folders_are_no_packages() -> None:
+    assert not list((REPOSITORY / "tests").rglob("__init__.py"))

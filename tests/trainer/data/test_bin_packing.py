@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.data.bin_packing import pack_rows
+
+
+def test_small_items_fill_what_large_ones_leave() -> None:
+    rows = pack_rows(np.array([3, 8, 5, 10, 2, 2]), 10)
+    assert rows[3] not in rows[[0, 1, 2, 4, 5]]
+    assert rows[1] == rows[4] or rows[1] == rows[5]
+    assert rows.max() == 2
+
+
+def test_items_of_one_size_share_a_row() -> None:
+    rows = pack_rows(np.full(7, 3), 10)
+    assert sorted(np.bincount(rows).tolist()) == [1, 3, 3]
+
+
+def test_nothing_needs_no_row() -> None:
+    assert len(pack_rows(np.empty(0, np.int64), 10)) == 0
+
+
+@given(st.lists(st.integers(5, 64), min_size=1, max_size=200))
+def test_no_row_is_over_full_and_none_is_empty(sizes: list[int]) -> None:
+    rows = pack_rows(np.array(sizes), 64)
+    used = np.bincount(rows, weights=sizes)
+    assert (used <= 64).all()
+    assert (used > 0).all()
+    # Best fit decreasing needs at most 11/9 of the fewest rows, and four more (Johnson 1973).
+    assert len(used) <= 11 / 9 * np.ceil(sum(sizes) / 64 * 2) + 4

@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing import active_children
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.errors import UserError
+from trainer.config import DataSettings, Phase
+from trainer.data.batch import IGNORED
+from trainer.data.loader import GlobalBatch, Loader, Position, evaluation_batches
+from trainer.data.shard_set import open_shard_set
+
+LENGTH = 32
+GLOBAL_ROWS = 16
+START = Position(phase=0, epoch=0, next_sample=0)
+MODES = ["none", "next_sentence"]
+
+
+def phase_of(micro_rows: int = 4, global_rows: int = GLOBAL_ROWS, length: int = LENGTH) -> Phase:
+    return Phase(
+        steps=1, sequence_length=length, micro_batch_tokens=micro_rows * length, global_batch_tokens=global_rows * length
+    )
+
+
+def data_of(corpus, mode: str = "none", num_workers: int = 0) -> DataSettings:
+    return DataSettings(shards=corpus.shard_set.url, sentence_pairs=mode, num_workers=num_workers)
+
+
+def loader_of(
+    corpus, mode: str = "none", num_workers: int = 0, position: Position = START, seed: int = 0, rank: int = 0,
+    world_size: int = 1, **phase: int,
+) -> Loader:  # fmt: skip
+    data = data_of(corpus, mode, num_workers)
+    return Loader([corpus.shard_set], data, phase_of(**phase), position, seed, rank, world_size)
+
+
+def rows_of_batches(batches: list[GlobalBatch], rows_of: Callable) -> list[list]:
+    """The rows of each global batch of one rank."""
+    return [[row for batch in global_batch.micro_batches for row in rows_of(batch)] for global_batch in batches]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def reference(request: pytest.FixtureRequest, corpus, rows_of: Callable) -> tuple[str, list[GlobalBatch], list[list]]:
+    """Mode, global batches and their rows on one rank over more than an epoch."""
+    loader = loader_of(corpus, request.param)
+    steps = loader.num_samples(0) // GLOBAL_ROWS + 4
+    batches = list(itertools.islice(loader, steps))
+    return request.param, batches, rows_of_batches(batches, rows_of)
+
+
+@settings(max_examples=12, deadline=None)
+@given(world_size=st.sampled_from([1, 2, 3, 4, 8]), micro_rows=st.sampled_from([1, 2, 3, 5, 16]), data=st.data())
+def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_step(
+    corpus, rows_of: Callable, reference, world_size: int, micro_rows: int, data: st.DataObject
+) -> None:
+    mode, batches, expected = reference
+    start = data.draw(st.integers(0, len(batches) - 4), label="start")
+    # What a checkpoint holds is the `next_position` of the step before it.
+    position = batches[start - 1].next_position if start else START
+    found: list[list] = [[] for _ in range(4)]
+    for rank in range(world_size):
+        loader = loader_of(
+            corpus, mode, position=position, rank=rank, world_size=world_size, micro_rows=micro_rows
+        )
+        own = list(itertools.islice(loader, 4))
+        assert {len(batch.micro_batches) for batch in own} == {-(-(-(-GLOBAL_ROWS // world_size)) // micro_rows)}
+        assert {batch.num_rows for global_batch in own for batch in global_batch.micro_batches} == {micro_rows}
+        for global_batch, before in zip(own, batches[start:], strict=False):
+            assert global_batch.first_slice == rank * loader.accumulation_steps
+            assert global_batch.position == before.position
+            assert global_batch.next_position == before.next_position
+            assert global_batch.skipped_samples == before.skipped_samples
+        for step, rows in enumerate(rows_of_batches(own, rows_of)):
+            found[step] += rows
+    assert found == expected[start : start + 4]
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize(("num_workers", "start"), [(1, 0), (2, 5), (3, 20)])
+def test_global_batches_are_the_same_with_workers(
+    corpus, rows_of: Callable, reference, num_workers: int, start: int
+) -> None:
+    mode, batches, expected = reference
+    # Workers are forked from a process whose thread pools run.
+    torch.randn(300, 300) @ torch.randn(300, 300)
+    position = batches[start - 1].next_position if start else START
+    loader = loader_of(corpus, mode, num_workers, position, rank=1, world_size=2, micro_rows=3)
+    own = rows_of_batches(list(itertools.islice(loader, 6)), rows_of)
+    assert own == [rows[GLOBAL_ROWS // 2 :] for rows in expected[start : start + 6]]
+
+
+def test_every_token_comes_once_an_epoch(corpus, rows_of: Callable) -> None:
+    loader = loader_of(corpus, micro_rows=1, global_rows=1)
+    num_samples = loader.num_samples(0)
+    batches = list(itertools.islice(loader, 2 * num_samples))
+    rows = [rows[0] for rows in rows_of_batches(batches, rows_of)]
+    for epoch in (0, 1):
+        own = rows[epoch * num_samples : (epoch + 1) * num_samples]
+        assert sorted(token for row in own for token in row.tokens) == corpus.train_ids.tolist()
+        assert {batch.position.epoch for batch in batches[epoch * num_samples : (epoch + 1) * num_samples]} == {epoch}
+    assert not any(batch.skipped_samples for batch in batches)
+
+
+def test_a_new_epoch_has_another_order_and_other_masks(corpus, rows_of: Callable) -> None:
+    loader = loader_of(corpus, micro_rows=1, global_rows=1)
+    num_samples = loader.num_samples(0)
+    rows = [rows[0] for rows in rows_of_batches(list(itertools.islice(loader, 2 * num_samples)), rows_of)]
+    masks = [{row.original_ids: row.masked for row in part} for part in (rows[:num_samples], rows[num_samples:])]
+    assert masks[0].keys() == masks[1].keys()
+    assert list(masks[0]) != list(masks[1])
+    assert sum(masks[0][row] == masks[1][row] for row in masks[0]) < 0.1 * num_samples
+
+
+def test_another_seed_is_another_order(corpus, rows_of: Callable, reference) -> None:
+    mode, _, expected = reference
+    own = rows_of_batches(list(itertools.islice(loader_of(corpus, mode, seed=1), 2)), rows_of)
+    assert not any(row in expected[0] + expected[1] for row in own[0])
+
+
+def test_the_remainder_of_an_epoch_is_skipped_and_reported(corpus, reference) -> None:
+    mode, batches, _ = reference
+    loader = loader_of(corpus, mode)
+    skips = [batch for batch in batches if batch.skipped_samples]
+    (skip,) = skips
+    assert skip.position == Position(0, 1, 0)
+    assert skip.skipped_samples == loader.num_samples(0) % GLOBAL_ROWS
+    assert [batch.position.next_sample for batch in batches[:3]] == [0, 16, 32]
+    assert batches[1].first_sample == 16 and batches[1].last_sample == 31
+
+
+def test_a_sequence_is_a_piece_of_one_document_in_its_order(corpus, rows_of: Callable) -> None:
+    for global_batch in itertools.islice(loader_of(corpus), 10):
+        for row in (row for batch in global_batch.micro_batches for row in rows_of(batch)):
+            for start, stop in itertools.pairwise((*row.sequence_starts, LENGTH)):
+                tokens = np.array([token for token in row.original_ids[start:stop] if token >= corpus.first_id])
+                if len(tokens):
+                    assert (np.diff(tokens) == 1).all()
+                    assert len(set(corpus.document_of[tokens - corpus.first_id])) == 1
+                    assert len(tokens) + 2 == stop - start
+
+
+def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, rows_of: Callable) -> None:
+    labels: Counter = Counter()
+    for global_batch in itertools.islice(loader_of(corpus, "next_sentence"), 20):
+        for row in (row for batch in global_batch.micro_batches for row in rows_of(batch)):
+            pairs = [start for start in row.sequence_starts if row.original_ids[start]]
+            for start, stop, label in zip(pairs, (*row.sequence_starts, LENGTH)[1:], row.next_sentence_labels, strict=False):
+                places = range(start, stop)
+                halves = [
+                    np.array([row.original_ids[place] for place in places if row.token_type_ids[place] == kind])
+                    for kind in (0, 1)
+                ]
+                a, b = (half[half >= corpus.first_id] - corpus.first_id for half in halves)
+                assert len(halves[0]) == len(a) + 2 and len(halves[1]) == len(b) + 1
+                documents = [set(corpus.document_of[half]) for half in (a, b)]
+                assert len(documents[0]) == len(documents[1]) == 1
+                assert (documents[0] == documents[1]) == (label == 0)
+                assert set(corpus.shard_of[a]) == set(corpus.shard_of[b])
+                if label == 0:
+                    assert corpus.sentence_of[a[-1]] < corpus.sentence_of[b[0]]
+                labels[label] += 1
+    assert labels[0] > 50 and labels[1] > 50
+
+
+def test_pair_counts_are_reported(corpus) -> None:
+    counts = loader_of(corpus, "next_sentence").pair_counts(0)
+    assert counts is not None and counts.pairs > 100 and counts.single_sentence_pairs > 0
+    assert loader_of(corpus).pair_counts(0) is None
+
+
+def test_shapes_never_change(corpus, reference) -> None:
+    _, batches, _ = reference
+    micro_batches = [batch for global_batch in batches for batch in global_batch.micro_batches]
+    names = ("input_ids", "cu_seqlens", "masked_positions", "labels", "cls_positions", "next_sentence_labels")
+    assert len({tuple(getattr(batch, name).shape for name in names) for batch in micro_batches}) == 1
+    assert len(micro_batches[0].labels) == 4 * np.ceil(0.15 * LENGTH)
+
+
+def test_slices_of_many_ranks_are_disjoint_complete_and_equal(corpus) -> None:
+    ranks, global_rows = 1024, 350
+    slices = []
+    for rank in range(ranks):
+        loader = loader_of(corpus, rank=rank, world_size=ranks, micro_rows=1, global_rows=global_rows)
+        slices.append(next(loader.slices()))
+        assert loader.accumulation_steps == 1
+    assert [piece.first for piece in slices[1:]] == [piece.stop for piece in slices[:-1]]
+    assert (slices[0].first, slices[-1].stop) == (0, global_rows)
+    assert {piece.stop - piece.first for piece in slices} == {0, 1}
+
+
+def test_the_runs_own_random_state_is_left_alone(corpus) -> None:
+    torch.manual_seed(3)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    next(iter(loader_of(corpus)))
+    assert torch.equal(before, torch.get_rng_state())
+    assert np.array_equal(numpy_before, np.random.get_state()[1])
+
+
+def test_a_data_set_smaller_than_a_global_batch_is_refused(corpus) -> None:
+    rows = loader_of(corpus).num_samples(0)
+    loader_of(corpus, global_rows=rows)
+    with pytest.raises(UserError, match=f"holds {rows} rows of 32 places, fewer than the {rows + 1} .*{rows * 32} or less"):
+        loader_of(corpus, global_rows=rows + 1)
+
+
+def test_an_empty_split_is_refused(tmp_path, corpus_at: Callable) -> None:
+    corpus = corpus_at(tmp_path, [[[9], [9]]])
+    with pytest.raises(UserError, match="no document in the split 'valid'"):
+        next(evaluation_batches([corpus.shard_set], data_of(corpus), phase_of(), 0, 0, 1, None))
+
+
+def test_a_corpus_without_any_pair_is_refused(tmp_path, corpus_at: Callable) -> None:
+    corpus = corpus_at(tmp_path, [[[9]]])
+    with pytest.raises(UserError, match="hold no sentence pair"):
+        loader_of(corpus, "next_sentence", global_rows=1, micro_rows=1)
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_damaged_shard_is_the_users_error(tmp_path, corpus_at: Callable, num_workers: int) -> None:
+    corpus = corpus_at(tmp_path, [[[90]], [[90]]])
+    path = tmp_path / "train-000001.tar"
+    path.write_bytes(path.read_bytes().replace(bytes([60, 0, 0, 0, 61]), bytes([61, 0, 0, 0, 61])))
+    loader = loader_of(corpus, num_workers=num_workers, global_rows=6, micro_rows=6)
+    with pytest.raises(UserError, match=r"^shard .*train-000001.tar is damaged: its sha256 is \w+ and[^\n]*$"):
+        next(iter(loader))
+
+
+@pytest.mark.spawn
+def test_workers_obey_their_rank_alone_and_end_with_it(corpus) -> None:
+    before = set(active_children())
+    state = torch.get_rng_state()
+    batches = iter(loader_of(corpus, num_workers=1))
+    next(batches)
+    assert torch.equal(state, torch.get_rng_state())
+    (worker,) = set(active_children()) - before
+    # As a scheduler does that ends a job: from another process.
+    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+    subprocess.run(["kill", "-INT", str(worker.pid)], check=True)
+    for _ in range(10):
+        next(batches)
+    assert worker.is_alive()
+    del batches
+    worker.join(timeout=10)
+    assert worker.exitcode == 0
+
+
+@pytest.mark.spawn
+def test_a_worker_ends_at_its_ranks_word(corpus) -> None:
+    before = set(active_children())
+    batches = iter(loader_of(corpus, num_workers=1))
+    next(batches)
+    (worker,) = set(active_children()) - before
+    time.sleep(0.1)
+    os.kill(worker.pid, 15)
+    worker.join(timeout=10)
+    assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_evaluation_is_the_same_on_any_ranks_and_every_time(corpus, rows_of: Callable, mode: str) -> None:
+    def evaluate(world_size: int, max_tokens: int | None = None, micro_rows: int = 4) -> list:
+        by_rank = [
+            list(evaluation_batches(
+                [corpus.shard_set], data_of(corpus, mode), phase_of(micro_rows), 0, rank, world_size, max_tokens
+            ))
+            for rank in range(world_size)
+        ]  # fmt: skip
+        assert len({len(batches) for batches in by_rank}) == 1
+        assert {batch.num_rows for batches in by_rank for batch in batches} == {micro_rows}
+        return [row for batches in zip(*by_rank, strict=True) for batch in batches for row in rows_of(batch)]
+
+    whole = evaluate(1)
+    assert evaluate(1) == evaluate(2) == evaluate(3, micro_rows=3) == evaluate(8) == whole
+    if mode == "none":
+        assert sorted(token for row in whole for token in row.tokens) == corpus.valid_ids.tolist()
+    assert evaluate(2, max_tokens=5 * LENGTH) == whole[:5]
+    assert sum(len(row.masked) for row in whole) == pytest.approx(0.15 * sum(len(row.tokens) for row in whole), rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, corpus_at: Callable) -> tuple:
+    """Two corpora without a common id: 20 documents of 100 tokens, and 3."""
+    documents = [[[25] * 4] * 5] * 4
+    large = corpus_at(tmp_path_factory.mktemp("large"), documents, [[[50]]], dtype="uint16")
+    small = corpus_at(tmp_path_factory.mktemp("small"), [[[20] * 5] * 3], [[[50]]], dtype="uint16", first_id=10_000)
+    return large, small
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_passes(
+    mixed: tuple, rows_of: Callable, mode: str
+) -> None:
+    data = DataSettings(
+        shards=[{"url": mixed[0].shard_set.url, "weight": 3}, {"url": mixed[1].shard_set.url, "weight": 1}],
+        num_workers=0, sentence_pairs=mode,
+    )  # fmt: skip
+    shard_sets = [corpus.shard_set for corpus in mixed]
+
+    def batches(position: Position, rank: int, world_size: int, count: int) -> list[GlobalBatch]:
+        loader = Loader(shard_sets, data, phase_of(8, 128), position, 0, rank, world_size)
+        assert loader.num_samples(0) is None
+        return list(itertools.islice(loader, count))
+
+    alone = batches(START, 0, 1, 32)
+    expected = rows_of_batches(alone, rows_of)
+    rows = [row for part in expected for row in part]
+    of_small = [row.tokens[0] >= 10_000 for row in rows]
+    assert len(rows) == 4096 and sum(of_small) == 1024
+    if mode == "none":
+        for corpus, is_small in zip(mixed, (False, True), strict=True):
+            tokens = [token for row, small in zip(rows, of_small, strict=True) if small == is_small for token in row.tokens]
+            one_pass = len(corpus.train_ids)
+            for first in range(0, len(tokens) - one_pass, one_pass):
+                assert sorted(tokens[first : first + one_pass]) == corpus.train_ids.tolist()
+    position = alone[20].next_position
+    later = [rows_of_batches(batches(position, rank, 3, 2), rows_of) for rank in range(3)]
+    assert [sum((part[step] for part in later), []) for step in range(2)] == expected[21:23]
+
+
+def test_a_mixture_is_evaluated_on_all_its_valid_text(mixed: tuple, rows_of: Callable) -> None:
+    shard_sets = [corpus.shard_set for corpus in mixed]
+    data = DataSettings(shards=[{"url": shard_set.url} for shard_set in shard_sets])
+    batches = evaluation_batches(shard_sets, data, phase_of(), 0, 0, 1, None)
+    tokens = sorted(token for batch in batches for row in rows_of(batch) for token in row.tokens)
+    assert tokens == [*mixed[0].valid_ids.tolist(), *mixed[1].valid_ids.tolist()]
+
+
+def test_fewer_shards_than_ranks_give_every_rank_as_much(tmp_path, corpus_at: Callable, rows_of: Callable) -> None:
+    corpus = corpus_at(tmp_path, [[[300], [200]]])
+    open_shard_set(str(tmp_path))
+    found = []
+    for rank in range(8):
+        (batch,) = itertools.islice(loader_of(corpus, rank=rank, world_size=8, global_rows=4, micro_rows=1), 1)
+        assert len(batch.micro_batches) == 1
+        found += rows_of(batch.micro_batches[0])
+        assert (batch.micro_batches[0].labels != IGNORED).any() == bool(rows_of(batch.micro_batches[0]))
+    assert len(found) == 4

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.tokenizer import CLS_TOKEN_ID, MASK_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+from trainer.data.batch import IGNORED
+from trainer.data.masking import NUM_SPECIAL_TOKENS, Masking, mask_rows
+from trainer.data.randomness import fold, root_key
+
+VOCAB_SIZE = 1000
+BERT = Masking(mlm_probability=0.15, mask_share=0.8, random_share=0.1, vocab_size=VOCAB_SIZE)
+
+
+def keys(count: int, seed: int = 0) -> np.ndarray:
+    return fold(root_key(seed), np.arange(count))
+
+
+def text_rows(num_rows: int, length: int, seed: int = 0) -> np.ndarray:
+    """Rows of [CLS] tokens [SEP] with some dead places at the end of every other row."""
+    rows = np.random.default_rng(seed).integers(NUM_SPECIAL_TOKENS, VOCAB_SIZE, (num_rows, length))
+    rows[:, 0], rows[:, -1] = CLS_TOKEN_ID, SEP_TOKEN_ID
+    rows[::2, -3:] = PAD_TOKEN_ID
+    return rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(8, 70), st.floats(0.01, 0.8), st.integers(0, 1000))
+def test_a_row_masks_its_exact_number_and_no_special_token(rows: int, length: int, probability: float, seed: int) -> None:
+    masking = Masking(probability, 0.8, 0.1, VOCAB_SIZE)
+    ids = text_rows(rows, length, seed)
+    masked = mask_rows(ids, keys(rows, seed), masking)
+    used = masked.labels != IGNORED
+    positions = masked.masked_positions[used]
+    assert len(masked.labels) == len(masked.masked_positions) == rows * masking.max_masked(length)
+    assert (np.diff(positions) > 0).all()
+    assert not masked.masked_positions[~used].any()
+    assert (masked.labels[used] == ids.reshape(-1)[positions]).all()
+    assert (masked.labels[used] >= len(SPECIAL_TOKENS)).all()
+    untouched = np.ones(ids.size, bool)
+    untouched[positions] = False
+    assert (masked.input_ids[untouched] == ids.reshape(-1)[untouched]).all()
+    counts = np.bincount(positions // length, minlength=rows)
+    expected = probability * (ids >= NUM_SPECIAL_TOKENS).sum(1)
+    assert ((np.floor(expected - 1e-9) <= counts) & (counts <= np.ceil(expected + 1e-9))).all()
+
+
+def test_a_row_without_tokens_masks_nothing() -> None:
+    masked = mask_rows(np.full((2, 16), PAD_TOKEN_ID), keys(2), BERT)
+    assert (masked.labels == IGNORED).all()
+    assert not masked.input_ids.any()
+
+
+def test_a_mask_depends_on_its_row_and_key_alone() -> None:
+    ids, row_keys = text_rows(5, 64), keys(5)
+    together = mask_rows(ids, row_keys, BERT).input_ids.reshape(5, 64)
+    alone = mask_rows(ids[3:4], row_keys[3:4], BERT).input_ids
+    assert np.array_equal(together[3], alone)
+    assert not np.array_equal(alone, mask_rows(ids[3:4], keys(4, seed=9)[3:], BERT).input_ids)
+
+
+def test_rates_are_those_asked_for_at_a_million_tokens() -> None:
+    num_rows, length = 8192, 128
+    ids = np.random.default_rng(0).integers(NUM_SPECIAL_TOKENS, VOCAB_SIZE, (num_rows, length))
+    masked = mask_rows(ids, keys(num_rows), BERT)
+    used = masked.labels != IGNORED
+    positions, labels = masked.masked_positions[used], masked.labels[used]
+    total = len(labels)
+    # The number of a row varies by one draw only, of variance 1/4 at most.
+    assert abs(total - 0.15 * ids.size) < 5 * np.sqrt(num_rows / 4)
+    seen = masked.input_ids[positions]
+    for share, expected in (
+        ((seen == MASK_TOKEN_ID).mean(), 0.8),
+        # A random token is now and then the original one.
+        ((seen == labels).mean(), 0.1 + 0.1 / (VOCAB_SIZE - NUM_SPECIAL_TOKENS)),
+    ):
+        assert abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / total)
+    by_place = np.bincount(positions % length, minlength=length) / num_rows
+    assert abs(by_place - 0.15).max() < 5 * np.sqrt(0.15 * 0.85 / num_rows)
+    random = seen[(seen != MASK_TOKEN_ID) & (seen != labels)]
+    counts = np.bincount(random, minlength=VOCAB_SIZE)
+    assert not counts[:NUM_SPECIAL_TOKENS].any()
+    mean = len(random) / (VOCAB_SIZE - NUM_SPECIAL_TOKENS)
+    assert abs(counts[NUM_SPECIAL_TOKENS:] - mean).max() < 6 * np.sqrt(mean)
+
+
+def test_the_random_token_is_of_the_tokenizers_whole_vocabulary() -> None:
+    tiny = Masking(mlm_probability=0.5, mask_share=0.0, random_share=1.0, vocab_size=8)
+    masked = mask_rows(np.full((50, 64), 5), keys(50), tiny)
+    assert set(masked.input_ids[masked.masked_positions[masked.labels != IGNORED]]) == {5, 6, 7}
+
+
+def test_shares_of_zero_and_one() -> None:
+    ids = text_rows(20, 64)
+    kept = mask_rows(ids, keys(20), Masking(0.15, 0.0, 0.0, VOCAB_SIZE))
+    assert np.array_equal(kept.input_ids, ids.reshape(-1))
+    assert (kept.labels != IGNORED).any()
+    hidden = mask_rows(ids, keys(20), Masking(0.15, 1.0, 0.0, VOCAB_SIZE))
+    assert (hidden.input_ids[hidden.masked_positions[hidden.labels != IGNORED]] == MASK_TOKEN_ID).all()
+
+
+def test_rates_agree_with_transformers() -> None:
+    """Rates only: the collator draws every token alone, so its number a row varies more than ours."""
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    vocabulary = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
+    vocabulary |= {f"w{number}": number for number in range(len(vocabulary), VOCAB_SIZE)}
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocabulary, "[UNK]")), **names)
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=True, mlm_probability=0.15, seed=0)
+    ids = text_rows(1500, 128)
+    theirs = collator.torch_call([{"input_ids": torch.from_numpy(row)} for row in ids])
+    their_labels, their_ids = theirs["labels"].numpy(), theirs["input_ids"].numpy()
+    ours = mask_rows(ids, keys(len(ids)), BERT)
+    used = ours.labels != IGNORED
+    our_seen, our_labels = ours.input_ids[ours.masked_positions[used]], ours.labels[used]
+    their_seen, their_labels = their_ids[their_labels != -100], their_labels[their_labels != -100]
+    assert abs(len(our_labels) - len(their_labels)) < 5 * np.sqrt(ids.size * 0.15)
+    for share in (lambda seen, labels: seen == MASK_TOKEN_ID, lambda seen, labels: seen == labels):
+        ours_mean, theirs_mean = share(our_seen, our_labels).mean(), share(their_seen, their_labels).mean()
+        assert abs(ours_mean - theirs_mean) < 5 * np.sqrt(2 * 0.8 * 0.2 / len(our_labels))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.errors import UsageError
+from trainer.data.order import MIXTURE_PLACES, WINDOW_SHARDS, EpochOrder, Mixture
+from trainer.data.randomness import root_key
+
+
+def all_rows(order: EpochOrder, row_counts: list[int]) -> list[tuple[int, int]]:
+    """(shard, row of the shard) at every place of the epoch."""
+    found = []
+    windows, rows = order.locate(np.arange(order.num_rows))
+    for window, row in zip(windows.tolist(), rows.tolist(), strict=True):
+        for shard in order.windows[window].tolist():
+            if row < row_counts[shard]:
+                found.append((shard, row))
+                break
+            row -= row_counts[shard]
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=50).filter(any), st.integers(0, 1000))
+def test_every_row_of_every_shard_comes_once_an_epoch(row_counts: list[int], seed: int) -> None:
+    rows = all_rows(EpochOrder(row_counts, root_key(seed)), row_counts)
+    expected = [(shard, row) for shard, count in enumerate(row_counts) for row in range(count)]
+    assert sorted(rows) == expected
+
+
+def test_a_reader_needs_sixteen_shards_at_a_time_and_each_once() -> None:
+    row_counts = [10] * 40
+    shards = [shard for shard, _ in all_rows(EpochOrder(row_counts, root_key(1)), row_counts)]
+    windows = [set(shards[first : first + 160]) for first in range(0, 400, 160)]
+    assert [len(window) for window in windows] == [WINDOW_SHARDS, WINDOW_SHARDS, 8]
+    assert sum(map(len, windows)) == len(set.union(*windows)) == 40
+
+
+def test_other_keys_give_other_orders_and_equal_keys_the_same() -> None:
+    row_counts = [50] * 20
+    orders = [all_rows(EpochOrder(row_counts, root_key(seed)), row_counts) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1]
+    assert sum(left == right for left, right in zip(orders[0], orders[2], strict=True)) < 20
+    assert orders[0] != sorted(orders[0])
+
+
+def test_places_can_be_asked_for_in_any_grouping() -> None:
+    order = EpochOrder([7, 90, 3] * 10, root_key(4))
+    windows, rows = order.locate(np.arange(order.num_rows))
+    for places in (np.array([5]), np.arange(80, 1000, 7), np.empty(0, np.int64)):
+        some_windows, some_rows = order.locate(places)
+        assert np.array_equal(some_windows, windows[places])
+        assert np.array_equal(some_rows, rows[places])
+
+
+def test_a_mixture_is_exact_in_every_table() -> None:
+    mixture = Mixture([5.0, 2.0, 1.0], root_key(1))
+    assert mixture.counts.tolist() == [2560, 1024, 512]
+    components, _ = mixture.locate(np.arange(3 * MIXTURE_PLACES))
+    for first in range(0, 3 * MIXTURE_PLACES, MIXTURE_PLACES):
+        assert np.bincount(components[first : first + MIXTURE_PLACES]).tolist() == [2560, 1024, 512]
+    # Well mixed too: about 5/8 of any thousand.
+    assert 560 < (components[:1000] == 0).sum() < 690
+
+
+@given(st.lists(st.floats(0.1, 50.0), min_size=2, max_size=6))
+def test_components_of_a_mixture_advance_one_sample_at_a_time(weights: list[float]) -> None:
+    mixture = Mixture(weights, root_key(0))
+    assert mixture.counts.sum() == MIXTURE_PLACES
+    exact = np.array(weights) / sum(weights) * MIXTURE_PLACES
+    assert abs(mixture.counts - exact).max() < 1
+    components, earlier = mixture.locate(np.arange(9000))
+    for component in range(len(weights)):
+        own = earlier[components == component]
+        assert np.array_equal(own, np.arange(len(own)))
+
+
+def test_a_weight_below_one_place_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"data.shards\[1\].weight=0.0001"):
+        Mixture([1.0, 0.0001], root_key(0))

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from data_prep.errors import UserError
+from trainer.data import shard_set as shard_set_module
+from trainer.data.packing import document_starts
+from trainer.data.shard_set import check_tokenizer, open_shard_set
+
+DOCUMENTS = [[[4, 3], [5]], [[2], [2, 2], [9], [1]]]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_tokens_lie_where_the_index_says(tmp_path: Path, corpus_at: Callable, dtype: str) -> None:
+    corpus = corpus_at(tmp_path, DOCUMENTS, documents_a_record=2, dtype=dtype)
+    found: list[int] = []
+    for shard in corpus.shard_set.shards("train"):
+        index, tokens = shard.read_index(), shard.read_tokens()
+        assert tokens.dtype == np.dtype(dtype)
+        for start, length in zip(document_starts(index, shard.itemsize), index.document_lengths, strict=True):
+            found += tokens[start : start + length].tolist()
+    assert found == corpus.train_ids.tolist()
+
+
+def test_shards_without_documents_are_left_out(tmp_path: Path, corpus_at: Callable) -> None:
+    corpus = corpus_at(tmp_path, [[[3]], [], [[4]]])
+    assert [shard.record.name for shard in corpus.shard_set.shards("train")] == ["train-000000.tar", "train-000002.tar"]
+    assert corpus.shard_set.shards("valid") == []
+
+
+def test_no_manifest_is_no_shard_set(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no manifest.json"):
+        open_shard_set(str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "a cut", "another shard", "nothing there"])
+def test_a_damaged_shard_is_named_when_it_is_read(tmp_path: Path, corpus_at: Callable, damage: str) -> None:
+    corpus_at(tmp_path, DOCUMENTS)
+    path = tmp_path / "train-000001.tar"
+    data = bytearray(path.read_bytes())
+    if damage == "a flipped bit":
+        data[700] ^= 1
+        path.write_bytes(data)
+    elif damage == "a cut":
+        path.write_bytes(data[:-512])
+    elif damage == "another shard":
+        path.write_bytes((tmp_path / "train-000000.tar").read_bytes())
+    else:
+        path.unlink()
+    shards = open_shard_set(str(tmp_path)).shards("train")
+    assert shards[0].read_tokens().size
+    with pytest.raises(UserError, match=r"train-000001\.tar"):
+        shards[1].read_tokens()
+
+
+def test_a_checked_shard_is_not_read_again(tmp_path: Path, corpus_at: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = corpus_at(tmp_path, DOCUMENTS).shard_set.shards("train")[0]
+    first = shard.read_tokens()
+    monkeypatch.setattr(shard_set_module.storage, "sha256_of", lambda url: pytest.fail("read again"))
+    assert shard.read_tokens() is first
+
+
+def test_remote_shards_are_copied_to_the_cache(tmp_path: Path, corpus_at: Callable) -> None:
+    import fsspec
+
+    corpus = corpus_at(tmp_path / "local", DOCUMENTS)
+    memory = fsspec.filesystem("memory")
+    for path in (tmp_path / "local").iterdir():
+        memory.pipe_file(f"/shards-of-this-test/{path.name}", path.read_bytes())
+    remote = open_shard_set("memory://shards-of-this-test", tmp_path / "cache")
+    for ours, theirs in zip(corpus.shard_set.shards("train"), remote.shards("train"), strict=True):
+        assert np.array_equal(ours.read_tokens(), theirs.read_tokens())
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_the_tokenizer_must_be_that_of_the_shards(
+    tmp_path: Path, corpus_at: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = corpus_at(tmp_path / "one", DOCUMENTS, fingerprint="a" * 64).shard_set
+    two = corpus_at(tmp_path / "two", DOCUMENTS, fingerprint="b" * 64).shard_set
+    found = SimpleNamespace(fingerprint="a" * 64)
+    monkeypatch.setattr(shard_set_module.Tokenizer, "load", lambda folder: found)
+    check_tokenizer([one, one], None, vocab_size=1000)
+    check_tokenizer([one], "some/folder", vocab_size=1000)
+    with pytest.raises(UserError, match=f"(?s)mixes tokenizers.*{'a' * 64}.*{'b' * 64}"):
+        check_tokenizer([one, two], None, vocab_size=1000)
+    with pytest.raises(UserError, match=f"some/folder has fingerprint {'a' * 64}.*{'b' * 64}"):
+        check_tokenizer([two], "some/folder", vocab_size=1000)
+
+
+def test_ids_beyond_the_models_vocabulary_are_refused(tmp_path: Path, corpus_at: Callable) -> None:
+    shard_set = corpus_at(tmp_path, DOCUMENTS).shard_set
+    needed = shard_set.manifest.tokenizer.vocab_size
+    check_tokenizer([shard_set], None, vocab_size=needed)
+    with pytest.raises(UserError, match=f"model.vocab_size={needed - 1} is less than the {needed} pieces"):
+        check_tokenizer([shard_set], None, vocab_size=needed - 1)

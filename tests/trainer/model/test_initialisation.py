@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import torch
+
+from trainer.model.pretraining import PretrainingModel
+
+
+def initialised(config, next_sentence=True, seed=7) -> dict[str, torch.Tensor]:
+    torch.manual_seed(torch.seed() % 1000)  # whatever the global generator holds must not matter
+    model = PretrainingModel(config, next_sentence)
+    model.initialise(seed)
+    return model.state_dict()
+
+
+def test_weights_follow_from_the_seed_alone(tiny_config):
+    first, second, other = initialised(tiny_config), initialised(tiny_config), initialised(tiny_config, seed=8)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    name = "encoder.layers.0.attention.qkv.weight"
+    assert not torch.equal(first[name], other[name])
+    assert not torch.equal(first[name], first["encoder.layers.1.attention.qkv.weight"])
+
+
+def test_weights_do_not_depend_on_the_heads_there_are(tiny_config):
+    with_pairs, without = initialised(tiny_config), initialised(tiny_config, next_sentence=False)
+    assert len(without) < len(with_pairs)
+    assert all(torch.equal(without[name], with_pairs[name]) for name in without)
+
+
+def test_matrices_are_normal_cut_at_two_deviations_and_the_rest_is_zero_or_one(tiny_config):
+    weights = initialised(tiny_config)
+    matrices = [tensor for tensor in weights.values() if tensor.dim() == 2]
+    values = torch.cat([matrix.flatten() for matrix in matrices])
+    assert values.abs().max() <= 0.04
+    assert abs(values.std().item() - 0.02 * 0.8796) < 5e-4  # deviation of a normal cut at two deviations
+    for name, tensor in weights.items():
+        if tensor.dim() == 1:
+            assert (tensor == (1.0 if "norm" in name and name.endswith("weight") else 0.0)).all(), name

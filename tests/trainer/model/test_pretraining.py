@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trainer.model.pretraining import PretrainingModel
+
+
+def gradients(model, batch) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    output = model(batch)
+    (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def test_a_documents_hidden_states_are_the_same_alone_and_packed(tiny_config, make_model, make_documents, pack):
+    documents = make_documents([5, 1, 10, 16, 3])
+    model = make_model(tiny_config)
+    packed = pack(documents, 16)
+    together = model.encoder(packed.batch)
+    for document, start in zip(documents, packed.starts, strict=True):
+        length = len(document.input_ids)
+        alone = model.encoder(pack([document], 16).batch)
+        torch.testing.assert_close(together[start : start + length], alone[:length], rtol=1e-5, atol=1e-5)
+
+
+def test_losses_are_sums_over_labels_other_than_ignored(tiny_config, make_model, make_documents, pack):
+    batch = pack(make_documents([9, 6, 12]), 16).batch
+    model = make_model(tiny_config)
+    output, predictions = model(batch), model.predict(batch)
+    expected = -F.log_softmax(predictions.mlm_logits[: batch.num_masked], -1).gather(
+        1, batch.labels[: batch.num_masked, None]
+    )
+    torch.testing.assert_close(output.mlm_loss_sum, expected.sum())
+    pair_losses = -F.log_softmax(predictions.nsp_logits[:3], -1).gather(1, batch.next_sentence_labels[:3, None])
+    torch.testing.assert_close(output.nsp_loss_sum, pair_losses.sum())
+
+
+def test_losses_add_up_over_micro_batches(tiny_config, make_model, make_documents, pack):
+    documents = make_documents([9, 6, 12, 16])
+    model = make_model(tiny_config)
+    whole = model(pack(documents, 16).batch)
+    parts = [model(pack(documents[:2], 16).batch), model(pack(documents[2:], 16).batch)]
+    for total, *summands in zip(whole, *parts, strict=True):
+        torch.testing.assert_close(total, sum(summands))
+
+
+def test_rows_without_labels_give_zero_loss_and_zero_gradients(tiny_config, make_model, make_documents, pack):
+    batch = pack(make_documents([9, 6]), 16).batch
+    dead = replace(
+        batch,
+        labels=torch.full_like(batch.labels, -100),
+        next_sentence_labels=torch.full_like(batch.next_sentence_labels, -100),
+    )
+    model = make_model(tiny_config)
+    output = model(dead)
+    assert [entry.item() for entry in output] == [0, 0, 0, 0]
+    assert all(not gradient.any() for gradient in gradients(model, dead).values())
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_a_batch_without_pairs_has_zero_pair_entries(tiny_config, make_model, make_documents, pack, next_sentence):
+    batch = pack(make_documents([9, 6]), 16).batch
+    nothing = torch.zeros(0, dtype=torch.int64)
+    output = make_model(tiny_config, next_sentence)(replace(batch, cls_positions=nothing, next_sentence_labels=nothing))
+    assert output.nsp_loss_sum.item() == 0 and output.nsp_correct.item() == 0
+    assert output.mlm_loss_sum > 0
+
+
+def test_the_decoder_is_the_word_matrix(tiny_config, make_model, make_documents, pack):
+    batch = pack(make_documents([9]), 16).batch
+    model = make_model(tiny_config)
+    shapes = [tuple(parameter.shape) for parameter in model.parameters()]
+    assert shapes.count((tiny_config.padded_vocab_size, tiny_config.hidden_size)) == 1
+    gradient = gradients(model, batch)["encoder.embeddings.word_embeddings.weight"]
+    assert gradient.any(dim=-1).all()  # ids that no document holds learn through the softmax
+
+
+def test_padded_vocabulary_rows_are_driven_down(tiny_config, make_model, make_documents, pack):
+    batch = pack(make_documents([9]), 16).batch
+    assert tiny_config.padded_vocab_size == 64 > tiny_config.vocab_size
+    bias_gradient = gradients(make_model(tiny_config), batch)["mlm_head.bias"]
+    assert (bias_gradient[tiny_config.vocab_size :] > 0).all()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_activation_checkpointing_changes_no_gradient(tiny_config, make_model, make_documents, pack, dropout):
+    batch = pack(make_documents([9, 6, 12]), 16).batch
+    config = tiny_config.model_copy(update={"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout})
+    results = []
+    for checkpointing in (False, True):
+        torch.manual_seed(1)
+        results.append(gradients(make_model(config, activation_checkpointing=checkpointing), batch))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_dropout_follows_torchs_generator(tiny_config, make_model, make_documents, pack):
+    batch = pack(make_documents([9, 6]), 16).batch
+    model = make_model(tiny_config.model_copy(update={"hidden_dropout_prob": 0.3}))
+
+    def loss(seed: int) -> float:
+        torch.manual_seed(seed)
+        return model(batch).mlm_loss_sum.item()
+
+    assert loss(1) == loss(1) != loss(2)
+    model.eval()
+    assert loss(1) == loss(2)
+
+
+def test_bfloat16_runs_with_losses_in_float32(tiny_config, make_model, make_documents, pack):
+    batch = pack(make_documents([9, 6, 12]), 16).batch
+    exact = make_model(tiny_config)(batch)
+    output = make_model(tiny_config).to(torch.bfloat16)(batch)
+    assert output.mlm_loss_sum.dtype == output.nsp_loss_sum.dtype == torch.float32
+    torch.testing.assert_close(output.mlm_loss_sum, exact.mlm_loss_sum, rtol=0.05, atol=0)
+
+
+def test_without_next_sentence_there_is_no_pooler(tiny_config):
+    names = [name for name, _ in PretrainingModel(tiny_config, next_sentence=False).named_parameters()]
+    assert names and not [name for name in names if "pooler" in name or "next_sentence" in name]
+
+
+def test_compiled_blocks_are_called_in_place(tiny_config, make_model, make_documents, pack, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(function) or function)
+    model = make_model(tiny_config)
+    names = list(model.state_dict())
+    model.compile_blocks()
+    model(pack(make_documents([9]), 16).batch)
+    assert len(compiled) == tiny_config.num_hidden_layers and list(model.state_dict()) == names

@@ -1,0 +1,17 @@
+from trainer.console import duration, evaluation_line, step_line
+
+
+def test_a_step_line_tells_epoch_step_loss_perplexity_rate_speed_and_time_left():
+    metrics = {"train/loss": 3.0, "train/mlm_loss": 2.302585, "train/nsp_loss": 0.7, "train/learning_rate": 1e-3}
+    line = step_line(50, 3000, 0.25, metrics, 12345.6, 3723)
+    for part in ("epoch 0.25", "step 50/3,000", "loss 3.0000", "ppl 10.0", "lr 1.00e-03", "12,346 tokens/s", "left 1:02:03"):
+        assert part in line
+
+
+def test_an_evaluation_stands_beside_the_unigram_entropy():
+    line = evaluation_line(10, {"valid/mlm_loss": 5.0, "valid/mlm_accuracy": 0.2, "valid/mlm_perplexity": 148.4}, 6.97)
+    assert "accuracy 20.0%" in line and "unigram entropy 6.9700" in line and "next-sentence" not in line
+
+
+def test_durations():
+    assert (duration(59.6), duration(3600), duration(-3)) == ("1:00", "1:00:00", "0:00")

@@ -1,0 +1,61 @@
+"""Starting `toy_training.py` on several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).with_name("toy_training.py")
+ROOT = SCRIPT.parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start_ranks(arguments: list[str], world_size: int) -> list[subprocess.Popen[str]]:
+    """Start `python ARGUMENTS` as the ranks of one group on this host's CPU."""
+    base = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", *arguments],
+            env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def finish(processes: list[subprocess.Popen[str]], timeout: float = 120) -> list[tuple[int, str, str]]:
+    """(exit status, stdout, stderr) of every rank."""
+    try:
+        outputs = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def run_jobs(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run the jobs one after another in one group of processes; rank 0's reports."""
+    plan = folder / f"plan-{len(list(folder.glob('plan-*.json')))}.json"
+    plan.write_text(json.dumps(jobs))
+    for status, stdout, stderr in finish(start_ranks([str(SCRIPT), str(plan)], world_size)):
+        assert status == 0, f"exit status {status}\n{stdout}\n{stderr}"
+    return json.loads(plan.with_suffix(".out").read_text())

@@ -1,0 +1,141 @@
+"""A small model and its training in processes of their own, for the tests of engine and checkpoint.
+
+Run as `python toy_training.py PLAN.json` with the launcher's environment (or none, for a world of one); the plan is a
+list of jobs, done one after another in one process: DeepSpeed's stage 3 leaves patches behind, so a process keeps to
+one stage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer import checkpoint as checkpoints
+from trainer.checkpoint import DataIdentity, TrainState
+from trainer.config import CheckpointSettings, DataSettings, OptimizerSettings, RunConfig, TrainingSettings, ZeroSettings
+from trainer.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down
+from trainer.engine import Engine, build_engine
+
+VOCABULARY, WIDTH = 37, 13
+ROWS, LENGTH = 8, 16
+"""A global batch; the numbers of parameters (481, 37, 13, 169) are divided by neither 2 nor 3, or by one of them."""
+
+
+class ToyModel(nn.Module):
+    """Tied embedding, LayerNorm, dropout; the loss is a sum over the labelled tokens, of which rows hold different numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.dense = nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.1)
+        self.decoder = nn.Linear(WIDTH, VOCABULARY)
+        self.decoder.weight = self.embedding.weight
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        hidden = self.dropout(self.norm(nn.functional.gelu(self.dense(self.embedding(rows)))))
+        return nn.functional.cross_entropy(
+            self.decoder(hidden).float().flatten(0, 1), labels_of(rows).flatten(), reduction="sum", ignore_index=-100
+        )
+
+
+def labels_of(rows: torch.Tensor) -> torch.Tensor:
+    """What is to be predicted; a different share of every row."""
+    return torch.where((rows + rows[:, :1]) % 3 == 0, (rows * 7 + 1) % VOCABULARY, -100)
+
+
+def global_batch(step: int) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1000 + step))
+
+
+def make_config(output_dir: str, stage: int, precision: str = "fp32", offload: bool = False, **changes: Any) -> RunConfig:
+    return RunConfig(
+        output_dir=output_dir,
+        data=DataSettings(shards="none", sequence_length=LENGTH),
+        training=TrainingSettings(
+            max_steps=100,
+            micro_batch_tokens=LENGTH,
+            global_batch_tokens=ROWS * LENGTH,
+            precision=precision,
+            gradient_clipping=changes.pop("gradient_clipping", 2.0),
+        ),
+        optimizer=OptimizerSettings(weight_decay=0.1, beta2=0.98),
+        zero=ZeroSettings(stage=stage, offload_optimizer=offload),
+        checkpoint=CheckpointSettings(keep_last=changes.pop("keep_last", 10)),
+        **changes,
+    )
+
+
+def take_step(engine: Engine, ranks: Ranks, step: int, accumulation: int, dropout: bool) -> tuple[float, float]:
+    """One step of the loop's kind (contract 5); returns the global loss and the gradient norm."""
+    batch = global_batch(step)
+    count = int((labels_of(batch) != -100).sum())
+    engine.train() if dropout else engine.eval()
+    engine.set_learning_rate(1e-2 / (1 + step))
+    loss_sum = torch.zeros((), dtype=torch.float64)
+    slices = ranks.world_size * accumulation
+    for number in range(accumulation):
+        slice_number = ranks.rank * accumulation + number
+        rows = batch[slice_number * ROWS // slices : (slice_number + 1) * ROWS // slices]
+        torch.manual_seed(step * 1000 + slice_number)
+        loss = engine.forward(rows)
+        engine.backward(loss * ranks.world_size / count, is_last_micro_batch=number == accumulation - 1)
+        loss_sum += loss.detach()
+    norm = engine.step()
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(loss_sum)
+    return float(loss_sum) / count, float(norm)
+
+
+def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Start or resume, train `steps` steps, save; report losses, norms and whether the forward's weights are right."""
+    config = make_config(job["output_dir"], job["stage"], job.get("precision", "fp32"), job.get("offload", False))
+    found = checkpoints.find_latest(config.output_dir, ranks)
+    engine = build_engine(ToyModel(), config, ranks)
+    engine.prepare(lambda: engine.forward(global_batch(0)[:2]))
+    first = 0
+    if found is not None:
+        checkpoints.load(engine, found)
+        first = found.step
+    results: list[tuple[float, float]] = []
+    for step in range(first, first + job["steps"]):
+        results.append(take_step(engine, ranks, step, job["accumulation"], job.get("dropout", True)))
+    if job.get("poison"):
+        before = engine.optimizer_steps
+        engine.backward(engine.forward(global_batch(0)[:2]) * float("nan"), is_last_micro_batch=True)
+        norm = float(engine.step())
+        assert not engine.was_step_applied and engine.optimizer_steps == before, (norm, before)
+        assert norm != norm or norm == float("inf"), norm
+    state = TrainState(step=first + job["steps"])
+    identity = DataIdentity(manifest_digests=("d",), tokenizer_fingerprint="f")
+    saved = checkpoints.save(config.output_dir, engine, state, config, identity)
+    report = {"first": first, "losses": [a for a, _ in results], "norms": [b for _, b in results], "saved": saved is not None}
+    engine.destroy()
+    barrier(ranks)
+    return report
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    ranks = initialize_distributed(make_config("none", 0, distributed={"timeout_seconds": 60}).distributed)
+    reports = [run_job(job, ranks) for job in jobs]
+    if ranks.is_first:
+        Path(sys.argv[1]).with_suffix(".out").write_text(json.dumps(reports))
+    shut_down(ranks)
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    run_rank(main)

@@ -1,0 +1,65 @@
+"""Micro-batches: from the numbers of some samples to the tensors that the model takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from data_prep.errors import UserError
+from trainer.data.assemble import RowShape, assemble_rows, read_segments
+from trainer.data.batch import Batch
+from trainer.data.masking import Masking, mask_rows
+from trainer.data.randomness import Purpose, fold, root_key
+from trainer.data.samples import SampleSpace
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The samples of one micro-batch: `first` to `stop` - 1 of an epoch."""
+
+    epoch: int
+    first: int
+    stop: int
+
+
+class MicroBatches(Dataset):
+    """Builds the micro-batch of any slice."""
+
+    def __init__(
+        self, samples: SampleSpace, shape: RowShape, masking: Masking, num_rows: int, seed: int, usage: Purpose
+    ) -> None:
+        self._samples = samples
+        self._shape = shape
+        self._masking = masking
+        self._num_rows = num_rows
+        self._mask_key = root_key(seed, usage, Purpose.MASKING)
+
+    def __getitem__(self, which: Slice) -> Batch | UserError:
+        """The batch; or the user's error as a value, since `DataLoader` wraps a raised one in a traceback."""
+        try:
+            return self.build(which)
+        except UserError as error:
+            return error
+
+    def build(self, which: Slice) -> Batch:
+        """The micro-batch of `num_rows` rows: the slice's, then dead ones."""
+        length = self._shape.sequence_length
+        numbers = np.arange(which.first, which.first + self._num_rows)
+        segments, shards = self._samples.segments(which.epoch, numbers[: which.stop - which.first])
+        rows = assemble_rows(segments, read_segments(segments, shards), self._num_rows, self._shape)
+        keys = fold(fold(self._mask_key, which.epoch), numbers)
+        masked = mask_rows(rows.input_ids.reshape(self._num_rows, length), keys, self._masking)
+        return Batch(
+            input_ids=torch.from_numpy(masked.input_ids),
+            position_ids=torch.from_numpy(rows.position_ids),
+            token_type_ids=torch.from_numpy(rows.token_type_ids),
+            cu_seqlens=torch.from_numpy(rows.cu_seqlens),
+            masked_positions=torch.from_numpy(masked.masked_positions),
+            labels=torch.from_numpy(masked.labels),
+            cls_positions=torch.from_numpy(rows.cls_positions),
+            next_sentence_labels=torch.from_numpy(rows.next_sentence_labels),
+            sequence_length=length,
+        )

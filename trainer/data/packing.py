@@ -1,0 +1,118 @@
+"""Rows of documents for masked language modelling, in closed form from document lengths alone.
+
+A shard is one stream in which a document of n tokens takes n + 2 places. Row r holds the stream's places r(L - 2) to
+(r + 1)(L - 2), each piece of a document wrapped in its own [CLS] and [SEP]: a piece that is cut at its front or end
+needs one place more than the stream gave it, hence the two places that a row keeps free. Pieces without a token are
+dropped. So every token is in exactly one row, and the number of rows follows from the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from data_prep.shards import ShardIndex
+from trainer.data.batch import IGNORED
+
+SEGMENT_A, SEGMENT_B = 0, 1
+
+
+@dataclass(frozen=True)
+class Segments:
+    """N runs of tokens in the order in which they stand in their rows; all arrays are (N,) int64.
+
+    A segment A opens a sequence, with [CLS] before it and [SEP] after it; a segment B goes on with it and has a
+    [SEP] after it.
+    """
+
+    rows: np.ndarray
+    """Row of the micro-batch, ascending."""
+    shards: np.ndarray
+    """Number of the shard in the list that comes with the segments."""
+    starts: np.ndarray
+    """First token's place in its shard, as `document_starts` counts."""
+    lengths: np.ndarray
+    """Tokens, at least 1."""
+    types: np.ndarray
+    """SEGMENT_A or SEGMENT_B."""
+    labels: np.ndarray
+    """At the A of a sentence pair 0 = B follows it, 1 = B is from another document; else -100."""
+
+
+class RowPlan(Protocol):
+    """What the rows of a few shards hold."""
+
+    num_rows: int
+
+    def segments(self, rows: np.ndarray) -> Segments:
+        """The segments of `rows` (n,) int64; `Segments.rows` counts 0 to n - 1."""
+        ...
+
+
+def num_document_rows(tokens: int, documents: int, sequence_length: int) -> int:
+    """Rows of a shard: its stream without the last [SEP], which needs no row of its own."""
+    return max(0, -(-(tokens + 2 * documents - 1) // (sequence_length - 2)))
+
+
+def max_document_sequences(min_document_tokens: int, sequence_length: int) -> int:
+    """The most sequences in a row, dead places included: two cut documents, whole ones between, and the dead places."""
+    whole = max(0, sequence_length - 6) // (max(1, min_document_tokens) + 2)
+    return whole + 3
+
+
+def document_starts(index: ShardIndex, itemsize: int) -> np.ndarray:
+    """(D,) int64: the first token of each document in the shard's tar, counted in tokens from its first byte."""
+    assert not (index.token_offsets % np.uint64(itemsize)).any(), "token data lie at multiples of their size"
+    ends = np.cumsum(index.document_lengths, dtype=np.int64)
+    starts = ends - index.document_lengths
+    counts = index.record_document_counts.astype(np.int64)
+    record_starts = starts[np.cumsum(counts) - counts]
+    shifts = (index.token_offsets // np.uint64(itemsize)).astype(np.int64) - record_starts
+    return starts + np.repeat(shifts, counts)
+
+
+class DocumentRows:
+    """The rows of a few shards, one shard's after the other's."""
+
+    def __init__(self, indexes: Sequence[ShardIndex], itemsizes: Sequence[int], sequence_length: int) -> None:
+        self._places_a_row = sequence_length - 2
+        self.num_rows = 0
+        streams = []
+        for index in indexes:
+            places = index.document_lengths.astype(np.int64) + 2
+            # A shard begins a row, so its documents begin at a multiple of a row's places.
+            streams.append(np.cumsum(places) - places + self.num_rows * self._places_a_row)
+            self.num_rows += num_document_rows(int(places.sum()) - 2 * len(places), len(places), sequence_length)
+        self._stream_starts = np.concatenate(streams)
+        self._lengths = np.concatenate([index.document_lengths for index in indexes])
+        self._tar_starts = np.concatenate([document_starts(*pair) for pair in zip(indexes, itemsizes, strict=True)])
+        self._shards = np.repeat(np.arange(len(indexes)), [len(index.document_lengths) for index in indexes])
+
+    def segments(self, rows: np.ndarray) -> Segments:
+        row_starts = rows * self._places_a_row
+        row_ends = row_starts + self._places_a_row
+        first = np.searchsorted(self._stream_starts, row_starts, side="right") - 1
+        stop = np.searchsorted(self._stream_starts, row_ends, side="left")
+        of_rows, documents = expand_ranges(first, stop - first)
+        token_starts = self._stream_starts[documents] + 1
+        begins = np.maximum(row_starts[of_rows] - token_starts, 0)
+        ends = np.minimum(row_ends[of_rows] - token_starts, self._lengths[documents])
+        kept = ends > begins
+        of_rows, documents, begins, ends = of_rows[kept], documents[kept], begins[kept], ends[kept]
+        return Segments(
+            rows=of_rows,
+            shards=self._shards[documents],
+            starts=self._tar_starts[documents] + begins,
+            lengths=ends - begins,
+            types=np.full(len(documents), SEGMENT_A),
+            labels=np.full(len(documents), IGNORED),
+        )
+
+
+def expand_ranges(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of many ranges laid end to end: (which range, number), each (sum(counts),) int64."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) + (starts - (np.cumsum(counts) - counts))[which]

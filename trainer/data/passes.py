@@ -1,0 +1,134 @@
+"""One pass through the shards of a data set: which row stands at each place, and what it holds.
+
+Plans are made window by window when they are first needed and dropped when the pass has moved on, so memory does not
+grow with the data set. Only sentence pairs need every shard planned once at the start, to know the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from trainer.data.assemble import RowShape
+from trainer.data.order import WINDOW_SHARDS, EpochOrder
+from trainer.data.packing import DocumentRows, RowPlan, Segments, max_document_sequences, num_document_rows
+from trainer.data.randomness import Purpose, fold
+from trainer.data.sentence_pairs import PairCounts, PairPlan, PairRows, max_pairs_in_row, plan_pairs
+from trainer.data.shard_set import Shard
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """What a row is: the settings that the order of samples depends on."""
+
+    sequence_length: int
+    next_sentence: bool
+    short_seq_probability: float
+
+
+def row_shape(shards: Sequence[Shard], settings: RowSettings) -> RowShape:
+    """The fixed shapes of the rows of `shards`."""
+    length = settings.sequence_length
+    if settings.next_sentence:
+        pairs = max_pairs_in_row(length)
+        return RowShape(length, max_sequences=pairs + 1, max_pairs=pairs)
+    shortest = min(shard.record.min_document_tokens for shard in shards)
+    return RowShape(length, max_document_sequences(shortest, length), max_pairs=0)
+
+
+class Pass:
+    """One pass, named by its key: the same shards, settings and key give the same rows in the same order."""
+
+    def __init__(self, shards: Sequence[Shard], settings: RowSettings, key: np.uint64) -> None:
+        self._shards = shards
+        self._settings = settings
+        self._pair_key = fold(key, Purpose.SENTENCE_PAIRS)
+        self._pair_plans: RecentlyUsed[int, PairPlan] = RecentlyUsed(self._plan_pairs, 2 * WINDOW_SHARDS)
+        self._windows: RecentlyUsed[int, RowPlan] = RecentlyUsed(self._plan_window, 2)
+        self.pair_counts: PairCounts | None = None
+        """What became of the sentences, with sentence pairs."""
+        self._order = EpochOrder(self._count_rows(), key)
+
+    @property
+    def num_rows(self) -> int:
+        return self._order.num_rows
+
+    def segments(self, places: np.ndarray) -> tuple[Segments, list[Shard]]:
+        """The segments at `places` (n,) int64 of the pass, and the shards they lie in; rows count 0 to n - 1."""
+        windows, rows = self._order.locate(places)
+        parts = []
+        for window in np.unique(windows).tolist():
+            members = np.flatnonzero(windows == window)
+            segments = self._windows.get(window).segments(rows[members])
+            parts.append((members, segments, [self._shards[number] for number in self._order.windows[window].tolist()]))
+        return merge_segments(parts)
+
+    def _count_rows(self) -> list[int]:
+        if not self._settings.next_sentence:
+            return [num_shard_rows(shard, self._settings) for shard in self._shards]
+        counts = [self._pair_plans.get(number).counts for number in range(len(self._shards))]
+        self.pair_counts = sum(counts, PairCounts())
+        return [count.rows for count in counts]
+
+    def _plan_pairs(self, number: int) -> PairPlan:
+        shard, settings = self._shards[number], self._settings
+        key = fold(self._pair_key, number)
+        return plan_pairs(
+            shard.read_index(), shard.itemsize, settings.sequence_length, settings.short_seq_probability, key
+        )
+
+    def _plan_window(self, window: int) -> RowPlan:
+        numbers = self._order.windows[window].tolist()
+        if self._settings.next_sentence:
+            return PairRows([self._pair_plans.get(number) for number in numbers])
+        shards = [self._shards[number] for number in numbers]
+        indexes = [shard.read_index() for shard in shards]
+        return DocumentRows(indexes, [shard.itemsize for shard in shards], self._settings.sequence_length)
+
+
+def num_shard_rows(shard: Shard, settings: RowSettings) -> int:
+    """Rows of a shard without sentence pairs."""
+    return num_document_rows(shard.record.tokens, shard.record.documents, settings.sequence_length)
+
+
+def merge_segments(parts: Sequence[tuple[np.ndarray, Segments, list[Shard]]]) -> tuple[Segments, list[Shard]]:
+    """Join (which rows these are, their segments, their shards) of several origins into one order of rows."""
+    if not parts:
+        return Segments(*(np.empty(0, np.int64) for _ in fields(Segments))), []
+    shards: list[Shard] = []
+    joined = []
+    for members, segments, part_shards in parts:
+        joined.append(replace(segments, rows=members[segments.rows], shards=segments.shards + len(shards)))
+        shards += part_shards
+    if len(joined) == 1:
+        return joined[0], shards
+    order = np.argsort(np.concatenate([segments.rows for segments in joined]), kind="stable")
+    columns = {
+        field.name: np.concatenate([getattr(segments, field.name) for segments in joined])[order]
+        for field in fields(Segments)
+    }
+    return Segments(**columns), shards
+
+
+class RecentlyUsed(Generic[Key, Value]):
+    """Values made on demand, of which the `capacity` used last are kept."""
+
+    def __init__(self, make: Callable[[Key], Value], capacity: int) -> None:
+        self._make = make
+        self._capacity = capacity
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+
+    def get(self, key: Key) -> Value:
+        if key not in self._values:
+            self._values[key] = self._make(key)
+            if len(self._values) > self._capacity:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]

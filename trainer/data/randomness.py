@@ -1,0 +1,101 @@
+"""Randomness without state: 64-bit hashes of what a draw is for, computed for whole arrays at once.
+
+A draw is a pure function of its key and a counter (SplitMix64: Steele, Lea and Flood 2014), so it depends neither on
+ranks and workers nor on which draws came before, and a micro-batch costs a few array operations instead of a
+generator for each row.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+_PERMUTATION_ROUNDS = 4
+
+
+class Purpose(IntEnum):
+    """What a draw is for: equal counters under different purposes are independent."""
+
+    TRAINING = 1
+    EVALUATION = 2
+    MIXTURE = 3
+    PASS = 4
+    SHARD_ORDER = 5
+    ROW_ORDER = 6
+    SENTENCE_PAIRS = 7
+    MASKING = 8
+
+
+def root_key(seed: int | np.uint64, *words: int) -> np.uint64:
+    """The key that a seed (or another key) and a sequence of words (purpose, epoch, ...) name."""
+    key = np.uint64(int(seed) % 2**64)
+    for word in words:
+        key = fold(key, word)
+    return key
+
+
+def fold(keys: np.ndarray | np.uint64, words: np.ndarray | int) -> np.ndarray:
+    """Hash `words` (not negative) under `keys`; both broadcast. The results are uniform, and keys themselves.
+
+    Returns:
+        uint64 of the broadcast shape.
+    """
+    with np.errstate(over="ignore"):  # the arithmetic is modulo 2^64; numpy would warn for scalars
+        state = (np.asarray(words).astype(np.uint64) + np.uint64(1)) * _GAMMA + keys
+        state ^= state >> np.uint64(30)
+        state *= _FIRST_FACTOR
+        state ^= state >> np.uint64(27)
+        state *= _SECOND_FACTOR
+        state ^= state >> np.uint64(31)
+        return state
+
+
+def uniform(hashes: np.ndarray) -> np.ndarray:
+    """float64 in [0, 1) of the same shape, with 53 random bits."""
+    return (hashes >> np.uint64(11)) * 2.0**-53
+
+
+def high_bits(hashes: np.ndarray) -> np.ndarray:
+    """The upper 32 bits as int64: one hash serves two draws."""
+    return (hashes >> np.uint64(32)).astype(np.int64)
+
+
+def low_bits(hashes: np.ndarray) -> np.ndarray:
+    """The lower 32 bits as int64."""
+    return (hashes & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+def below(bits: np.ndarray, bounds: np.ndarray | int) -> np.ndarray:
+    """Map 32 random bits to the integers 0 to `bounds` - 1, int64; the bias is under bounds / 2^32."""
+    return (bits * bounds) >> 32
+
+
+def permute(places: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """A pseudorandom bijection of range(size), elementwise: where `places` go under each one's size and key.
+
+    A Feistel network over pairs of digits to the base ceil(sqrt(size)); what falls outside is sent through again
+    ("cycle walking", Black and Rogaway 2002), so that nothing of the size of the range is ever held in memory.
+
+    Args:
+        places, sizes: (N,) int64. keys: (N,) uint64.
+
+    Returns:
+        (N,) int64.
+    """
+    bases = np.ceil(np.sqrt(sizes)).astype(np.int64)
+    result = places.copy()
+    walking = np.arange(len(places))
+    while len(walking):
+        base, key = bases[walking], keys[walking]
+        left, right = np.divmod(result[walking], base)
+        for number in range(_PERMUTATION_ROUNDS):
+            mixed = below(high_bits(fold(key, right * _PERMUTATION_ROUNDS + number)), base)
+            left, right = right, (left + mixed) % base
+        moved = left * base + right
+        result[walking] = moved
+        walking = walking[moved >= sizes[walking]]
+    return result

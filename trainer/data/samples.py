@@ -1,0 +1,85 @@
+"""What sample numbers stand for: the rows of one data set epoch by epoch, or of a mixture of several.
+
+A sample's number is its place in the order of its epoch. In a mixture that number counts on without end, and each
+component runs through passes of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_prep import storage
+from data_prep.errors import UserError
+from trainer.data.order import Mixture
+from trainer.data.packing import Segments
+from trainer.data.passes import Pass, RecentlyUsed, RowSettings, merge_segments, num_shard_rows
+from trainer.data.randomness import Purpose, root_key
+from trainer.data.shard_set import Shard
+
+
+class SampleSpace:
+    """All samples of a data set (one component) or of a mixture."""
+
+    def __init__(
+        self,
+        components: Sequence[Sequence[Shard]],
+        weights: Sequence[float],
+        settings: RowSettings,
+        seed: int,
+        usage: Purpose,
+    ) -> None:
+        """`usage` is Purpose.TRAINING or Purpose.EVALUATION: each has orders of its own."""
+        self._components = components
+        self._settings = settings
+        self._mixture = Mixture(weights, root_key(seed, usage, Purpose.MIXTURE)) if len(components) > 1 else None
+        self._key = root_key(seed, usage, Purpose.PASS)
+        # A micro-batch may lie across the end of a pass.
+        self._passes: RecentlyUsed[tuple[int, int, int], Pass] = RecentlyUsed(self._open_pass, 2 * len(components))
+        self._pass_starts: dict[tuple[int, int], list[int]] = {}
+
+    def num_samples(self, epoch: int) -> int | None:
+        """Samples of an epoch; None for a mixture, whose epochs do not end."""
+        return None if self._mixture else self.open_pass(epoch).num_rows
+
+    def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> Pass:
+        """Pass `number` of a component within `epoch`; without a mixture an epoch is its pass 0."""
+        return self._passes.get((epoch, component, number))
+
+    def segments(self, epoch: int, samples: np.ndarray) -> tuple[Segments, list[Shard]]:
+        """The segments of `samples` (n,) int64 and the shards they lie in; rows count 0 to n - 1."""
+        if self._mixture is None:
+            return self.open_pass(epoch).segments(samples)
+        components, earlier = self._mixture.locate(samples)
+        parts = []
+        for component in np.unique(components).tolist():
+            members = np.flatnonzero(components == component)
+            numbers, places = self._find_passes(epoch, component, earlier[members])
+            for number in np.unique(numbers).tolist():
+                inside = numbers == number
+                part = self.open_pass(epoch, component, number).segments(places[inside])
+                parts.append((members[inside], *part))
+        return merge_segments(parts)
+
+    def _find_passes(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(number of the pass, place in it) of a component's samples, by how many of its samples came before."""
+        if not self._settings.next_sentence:
+            return np.divmod(earlier, sum(num_shard_rows(shard, self._settings) for shard in self._components[component]))
+        # With sentence pairs each pass has its own number of rows.
+        starts = self._pass_starts.setdefault((epoch, component), [0])
+        while starts[-1] <= earlier.max():
+            starts.append(starts[-1] + self.open_pass(epoch, component, len(starts) - 1).num_rows)
+        numbers = np.searchsorted(starts, earlier, side="right") - 1
+        return numbers, earlier - np.asarray(starts)[numbers]
+
+    def _open_pass(self, which: tuple[int, int, int]) -> Pass:
+        epoch, component, number = which
+        shards = self._components[component]
+        opened = Pass(shards, self._settings, root_key(self._key, epoch, component, number))
+        if not opened.num_rows:
+            raise UserError(
+                f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair: a pair needs a document of "
+                "two sentences, or two documents in a shard; set data.sentence_pairs=none or prepare more text"
+            )
+        return opened

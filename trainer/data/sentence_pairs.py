@@ -1,0 +1,261 @@
+"""Sentence pairs for next-sentence prediction, planned from sentence lengths alone.
+
+After Devlin et al. 2018, section 3.1 and Appendix A.2, and their published data program: sentences of a document are
+gathered until a target length is reached, the chunk is cut between two sentences into A and B, and in half of the
+cases B is replaced by a random place of another document, when the replaced sentences are used again. What follows a
+chunk depends on nothing but the sentence at which it begins: so the successor of *every* sentence is computed at
+once, and all documents are then walked from chunk to chunk in lock-step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from data_prep.shards import ShardIndex
+from trainer.data.batch import IGNORED
+from trainer.data.bin_packing import pack_rows
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments, document_starts, expand_ranges
+from trainer.data.randomness import below, fold, high_bits, low_bits
+
+IS_NEXT, IS_RANDOM = 0, 1
+"""Labels as in Hugging Face's `next_sentence_label`."""
+SPECIAL_PLACES = 3
+"""[CLS] A [SEP] B [SEP]."""
+SHORTEST_PAIR = SPECIAL_PLACES + 2
+
+_LENGTH, _CUT, _DOCUMENT, _SENTENCE, _TRUNCATE_A, _TRUNCATE_B = range(6)
+_REDRAWS = 16
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What became of the sentences of an epoch's shards; the 50% of random B hold over chunks of two and more."""
+
+    pairs: int = 0
+    random_pairs: int = 0
+    single_sentence_pairs: int = 0
+    """Chunks of one sentence (a document's only or last one, or a long one): their B is always random."""
+    dropped_chunks: int = 0
+    """Chunks of one sentence in a shard without another document to take B from."""
+    truncated_tokens: int = 0
+    """Tokens cut from pairs longer than a row, and of dropped chunks."""
+    rows: int = 0
+    filled_places: int = 0
+
+    def __add__(self, other: PairCounts) -> PairCounts:
+        names = [field.name for field in fields(self)]
+        return PairCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """The pairs of one shard, K of them, in the order of its rows; starts count tokens as `document_starts` does."""
+
+    row_starts: np.ndarray
+    """(num_rows + 1,) int64: first pair of each row, then K."""
+    starts: np.ndarray
+    """(K, 2) int64: first token of A and of B."""
+    lengths: np.ndarray
+    """(K, 2) int32: tokens of A and of B."""
+    labels: np.ndarray
+    """(K,) int8: IS_NEXT or IS_RANDOM."""
+    counts: PairCounts
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A shard as a run of S sentences."""
+
+    offsets: np.ndarray
+    """(S + 1,) int64: tokens before each sentence."""
+    document_firsts: np.ndarray
+    """(D + 1,) int64: first sentence of each document, then S."""
+    documents: np.ndarray
+    """(S,) int64: the document of each sentence."""
+
+    @classmethod
+    def of(cls, index: ShardIndex) -> _Text:
+        return cls(
+            offsets=np.concatenate([[0], np.cumsum(index.sentence_lengths, dtype=np.int64)]),
+            document_firsts=np.concatenate([[0], np.cumsum(index.sentence_counts, dtype=np.int64)]),
+            documents=np.repeat(np.arange(len(index.sentence_counts)), index.sentence_counts),
+        )
+
+    def reach(self, firsts: np.ndarray, targets: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """The sentence after the fewest whole ones (at least one) from `firsts` on that hold `targets` tokens, or
+        after the document's last."""
+        ends = np.searchsorted(self.offsets, self.offsets[firsts] + targets, side="left")
+        return np.minimum(np.maximum(ends, firsts + 1), self.document_firsts[documents + 1])
+
+    def tokens(self, firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        return self.offsets[ends] - self.offsets[firsts]
+
+
+def max_pairs_in_row(sequence_length: int) -> int:
+    """The most pairs that a row can hold."""
+    return sequence_length // SHORTEST_PAIR
+
+
+def plan_pairs(
+    index: ShardIndex, itemsize: int, sequence_length: int, short_seq_probability: float, key: np.uint64
+) -> PairPlan:
+    """Plan the pairs of one shard for one epoch, a pure function of the arguments.
+
+    Args:
+        itemsize: bytes of a token in the shard.
+        key: of (seed, epoch, shard).
+    """
+    text = _Text.of(index)
+    capacity = sequence_length - SPECIAL_PLACES
+    some_other = len(index.document_ids) > 0 and bool((index.document_ids != index.document_ids[0]).any())
+    targets, a_ends, chunk_ends, is_random = _cut_chunks(text, capacity, short_seq_probability, some_other, key)
+    firsts = _walk(text, np.where(is_random, a_ends, chunk_ends))
+    singles = chunk_ends[firsts] == firsts + 1
+    dropped = singles & (not some_other)
+    dropped_tokens = text.tokens(firsts[dropped], firsts[dropped] + 1).sum()
+    firsts, singles = firsts[~dropped], singles[~dropped]
+
+    random = is_random[firsts]
+    a_ends = a_ends[firsts]
+    b_firsts, b_ends = a_ends.copy(), chunk_ends[firsts]
+    remaining = targets[firsts] - text.tokens(firsts, a_ends)
+    b_firsts[random], b_ends[random] = _random_places(text, index.document_ids, firsts[random], remaining[random], key)
+    lengths = np.stack([text.tokens(firsts, a_ends), text.tokens(b_firsts, b_ends)], axis=1)
+    fitted = fit_pairs(lengths, capacity)
+    shifts = _front_cuts(lengths - fitted, firsts, key)
+    tar_shifts = document_starts(index, itemsize) - text.offsets[text.document_firsts[:-1]]
+    halves = np.stack([firsts, b_firsts], axis=1)
+    starts = text.offsets[halves] + shifts + tar_shifts[text.documents[halves]]
+
+    rows = pack_rows(fitted.sum(1) + SPECIAL_PLACES, sequence_length)
+    order = np.argsort(rows, kind="stable")
+    num_rows = int(rows.max(initial=-1)) + 1
+    return PairPlan(
+        row_starts=np.searchsorted(rows[order], np.arange(num_rows + 1)),
+        starts=starts[order],
+        lengths=fitted[order].astype(np.int32),
+        labels=np.where(random, IS_RANDOM, IS_NEXT)[order].astype(np.int8),
+        counts=PairCounts(
+            pairs=len(firsts),
+            random_pairs=int(random.sum()),
+            single_sentence_pairs=int(singles.sum()),
+            dropped_chunks=int(dropped.sum()),
+            truncated_tokens=int((lengths - fitted).sum() + dropped_tokens),
+            rows=num_rows,
+            filled_places=int(fitted.sum() + SPECIAL_PLACES * len(firsts)),
+        ),
+    )
+
+
+def _cut_chunks(
+    text: _Text, capacity: int, short_seq_probability: float, some_other: bool, key: np.uint64
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """For a chunk at every sentence: its target length, the end of A, its own end, and whether B is random; (S,)."""
+    sentences = np.arange(len(text.documents))
+    draws = fold(fold(key, _LENGTH), sentences)
+    short = high_bits(draws) < short_seq_probability * 2**32
+    targets = np.where(short, 2 + below(low_bits(draws), capacity - 1), capacity)
+    ends = text.reach(sentences, targets, text.documents)
+    draws = fold(fold(key, _CUT), sentences)
+    single = ends == sentences + 1
+    a_ends = sentences + 1 + below(low_bits(draws), ends - sentences - 1)
+    is_random = (single | (high_bits(draws) < 2**31)) & some_other
+    return targets, a_ends, ends, is_random
+
+
+def _walk(text: _Text, successors: np.ndarray) -> np.ndarray:
+    """The sentences at which chunks begin, ascending: from every document's first on, to its end."""
+    found = []
+    at, stop = text.document_firsts[:-1], text.document_firsts[1:]
+    while len(at):
+        found.append(at)
+        at = successors[at]
+        inside = at < stop
+        at, stop = at[inside], stop[inside]
+    return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+
+
+def _random_places(
+    text: _Text, document_ids: np.ndarray, firsts: np.ndarray, targets: np.ndarray, key: np.uint64
+) -> tuple[np.ndarray, np.ndarray]:
+    """First sentence and end of a B of `targets` tokens from another document, for the pairs that begin at `firsts`.
+
+    Pieces of one split document share its id, and do not count as another.
+    """
+    own = text.documents[firsts]
+    keys = fold(fold(key, _DOCUMENT), firsts)
+    other = below(high_bits(fold(keys, 0)), len(document_ids))
+    for redraw in range(1, _REDRAWS):
+        same = np.flatnonzero(document_ids[other] == document_ids[own])
+        if not len(same):
+            break
+        other[same] = below(high_bits(fold(keys[same], redraw)), len(document_ids))
+    # A shard that is nearly all one document: its first document, or the first that is another than that.
+    same = document_ids[other] == document_ids[own]
+    second = int(np.argmax(document_ids != document_ids[0]))
+    other[same] = np.where(document_ids[own[same]] == document_ids[0], second, 0)
+    counts = text.document_firsts[other + 1] - text.document_firsts[other]
+    b_firsts = text.document_firsts[other] + below(high_bits(fold(fold(key, _SENTENCE), firsts)), counts)
+    return b_firsts, text.reach(b_firsts, targets, other)
+
+
+def fit_pairs(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Shorten pairs to `capacity` tokens, always taking from the longer half, from B where both are equal.
+
+    Args:
+        lengths: (K, 2) int64 tokens of A and B.
+    """
+    larger_half, smaller_half = -(-capacity // 2), capacity // 2
+    a, b = lengths[:, 0], lengths[:, 1]
+    fitted_a = np.where(b <= smaller_half, capacity - b, np.minimum(a, larger_half))
+    fitted_a = np.minimum(a, fitted_a)
+    return np.stack([fitted_a, np.minimum(b, capacity - fitted_a)], axis=1)
+
+
+def _front_cuts(excess: np.ndarray, firsts: np.ndarray, key: np.uint64) -> np.ndarray:
+    """How many of the tokens too many are cut at the front: a fair coin for each one; (K, 2) like `excess`."""
+    cuts = np.zeros_like(excess)
+    for half, purpose in enumerate((_TRUNCATE_A, _TRUNCATE_B)):
+        remaining = excess[:, half].copy()
+        pairs = np.flatnonzero(remaining)
+        keys = fold(fold(key, purpose), firsts)
+        word = 0
+        while len(pairs):  # 64 coins at a time
+            coins = np.minimum(remaining[pairs], 64)
+            bits = fold(keys[pairs], word) >> (64 - coins).astype(np.uint64)
+            cuts[pairs, half] += np.unpackbits(bits.view(np.uint8).reshape(-1, 8), axis=1).sum(1, dtype=np.int64)
+            remaining[pairs] -= coins
+            pairs, word = pairs[remaining[pairs] > 0], word + 1
+    return cuts
+
+
+class PairRows:
+    """The rows of a few shards' plans, one shard's after the other's."""
+
+    def __init__(self, plans: Sequence[PairPlan]) -> None:
+        num_pairs = np.cumsum([0, *(len(plan.labels) for plan in plans)])
+        self._row_starts = np.concatenate(
+            [plan.row_starts[:-1] + before for plan, before in zip(plans, num_pairs[:-1], strict=True)]
+            + [num_pairs[-1:]]
+        )
+        self.num_rows = len(self._row_starts) - 1
+        self._starts = np.concatenate([plan.starts for plan in plans])
+        self._lengths = np.concatenate([plan.lengths for plan in plans])
+        self._labels = np.concatenate([plan.labels for plan in plans])
+        self._shards = np.repeat(np.arange(len(plans)), np.diff(num_pairs))
+
+    def segments(self, rows: np.ndarray) -> Segments:
+        starts = self._row_starts[rows]
+        of_rows, pairs = expand_ranges(starts, self._row_starts[rows + 1] - starts)
+        labels = np.stack([self._labels[pairs].astype(np.int64), np.full(len(pairs), IGNORED)], axis=1)
+        return Segments(
+            rows=np.repeat(of_rows, 2),
+            shards=np.repeat(self._shards[pairs], 2),
+            starts=self._starts[pairs].reshape(-1),
+            lengths=self._lengths[pairs].astype(np.int64).reshape(-1),
+            types=np.tile([SEGMENT_A, SEGMENT_B], len(pairs)),
+            labels=labels.reshape(-1),
+        )

@@ -1,0 +1,128 @@
+"""A run explained before it is paid for: sizes, batches, operations, memory and shards, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from data_prep.errors import UserError
+from data_prep.manifest import Manifest, read_manifest
+from data_prep.settings import to_yaml
+from trainer.batch_arithmetic import batch_arithmetic
+from trainer.config import Phase, RunConfig
+from trainer.model.pretraining import PretrainingModel
+from trainer.model.sizes import flops_per_token, memory_per_rank, parameter_table
+
+GIB = 1 << 30
+
+
+def explain(config: RunConfig, world_size: int) -> str:
+    """The whole explanation for `world_size` ranks; needs no GPU, and no shards either.
+
+    Raises:
+        UserError: shards are there and do not fit the configuration.
+    """
+    parts = [
+        ("Configuration", to_yaml(config).rstrip().splitlines()),
+        ("Parameters", parameter_lines(config)),
+        ("Batches", batch_lines(config, world_size)),
+        ("Operations", flops_lines(config)),
+        (f"Memory a rank, GiB (estimate, {world_size} ranks, {config.training.precision})", memory_lines(config, world_size)),
+        ("Shards", list(shard_lines(config, world_size))),
+    ]
+    return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
+
+
+def parameter_lines(config: RunConfig) -> list[str]:
+    """The parameter table: module, formula, closed-form count, and the count of the model as built."""
+    next_sentence = config.data.sentence_pairs == "next_sentence"
+    rows = parameter_table(config.model, next_sentence)
+    with torch.device("meta"):
+        model = PretrainingModel(config.model, next_sentence)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    module_width = max(len(row.module) for row in rows)
+    count_width = max(len(f"{row.count:,}") for row in rows)
+    lines = [f"{row.module:<{module_width}}  {row.count:>{count_width},}  {row.formula}" for row in rows]
+    return [*lines, f"{'counted':<{module_width}}  {counted:>{count_width},}  parameters of the model as built"]
+
+
+def batch_lines(config: RunConfig, world_size: int) -> list[str]:
+    """The batch arithmetic of every phase."""
+    lines = []
+    for number, phase in enumerate(config.phases):
+        name = f"phase {number}: " if len(config.phases) > 1 else ""
+        arithmetic = batch_arithmetic(phase, world_size)
+        lines.append(f"{name}{arithmetic}; {phase.steps:,} steps = {phase.steps * phase.global_batch_tokens:,} tokens")
+    return lines
+
+
+def flops_lines(config: RunConfig) -> list[str]:
+    """Operations per token, and of the whole run."""
+    lines, total = [], 0.0
+    for phase in config.phases:
+        flops = flops_per_token(
+            config.model,
+            phase.sequence_length,
+            config.data.mlm_probability,
+            config.data.sentence_pairs == "next_sentence",
+        )
+        total += flops * phase.steps * phase.global_batch_tokens
+        lines.append(f"length {phase.sequence_length}: {flops / 1e9:.3f} GFLOP a token, forward and backward")
+    return [*lines, f"the whole run: {total:.3g} FLOP"]
+
+
+def memory_lines(config: RunConfig, world_size: int) -> list[str]:
+    """Estimated memory of a rank by part, for ZeRO 0 to 3, at the phase that needs most."""
+    tables = [_memory(config, max(config.phases, key=_places), stage, world_size) for stage in range(4)]
+    marks = ["<- this run" if stage == config.zero.stage else "" for stage in range(4)]
+    parts = list(tables[0])
+    lines = ["ZeRO  " + "  ".join(f"{part:>14}" for part in parts) + f"  {'total':>8}"]
+    for stage, (table, mark) in enumerate(zip(tables, marks, strict=True)):
+        values = "  ".join(f"{table[part] / GIB:>14.2f}" for part in parts)
+        lines.append(f"{stage:>4}  {values}  {sum(table.values()) / GIB:>8.2f}  {mark}".rstrip())
+    return lines
+
+
+def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
+    """What the shards hold, and whether there are enough of them for the ranks."""
+    for component in config.data.components:
+        try:
+            manifest = read_manifest(component.url)
+        except UserError as error:
+            yield f"not looked at: {error}"
+            continue
+        yield from _describe_shards(component.url, manifest, config, world_size)
+
+
+def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:
+    if manifest.tokenizer.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"the shards at {url} hold ids up to {manifest.tokenizer.vocab_size - 1:,} and model.vocab_size is "
+            f"{config.model.vocab_size:,}; set model.vocab_size={manifest.tokenizer.vocab_size}"
+        )
+    train = manifest.train
+    asked = sum(phase.steps * phase.global_batch_tokens for phase in config.phases)
+    yield (
+        f"{url}: {len(train.shards)} train shards for {world_size} ranks (any number of ranks reads any number of "
+        f"shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
+    )
+    yield f"the run reads {asked:,} places, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"
+
+
+def _places(phase: Phase) -> int:
+    return phase.micro_batch_tokens
+
+
+def _memory(config: RunConfig, phase: Phase, stage: int, world_size: int) -> dict[str, int]:
+    return memory_per_rank(
+        config.model,
+        stage=stage,
+        world_size=world_size,
+        micro_batch_tokens=phase.micro_batch_tokens,
+        sequence_length=phase.sequence_length,
+        precision=config.training.precision,
+        mlm_probability=config.data.mlm_probability,
+        next_sentence=config.data.sentence_pairs == "next_sentence",
+        activation_checkpointing=config.training.activation_checkpointing,
+    )

@@ -1,0 +1,108 @@
+"""Export: a checkpoint becomes a folder that transformers and sentence-transformers load with no code of ours.
+
+    config.json model.safetensors                             weights in float32, as BertForPreTraining
+    tokenizer.json tokenizer_config.json tokenizer.model ...   the tokenizer, in both formats
+    modules.json sentence_bert_config.json 1_Pooling/          for SentenceTransformer: mean pooling
+    README.md training_config.yaml provenance.json             model card, resolved configuration, origin and checks
+
+The folder is written under a temporary name beside its own and gets its name once the parity gate has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data_prep.errors import UsageError, UserError
+from data_prep.tokenizer import Tokenizer
+from trainer.config import RunConfig
+from trainer.export_checks import ParityReport, check_export
+from trainer.export_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
+from trainer.model.pretraining import PretrainingModel
+from trainer.model_card import TrainingFacts
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written and what was checked."""
+
+    output: Path
+    num_parameters: int
+    parity: ParityReport
+
+
+def export_model(
+    config: RunConfig,
+    weights: Mapping[str, torch.Tensor],
+    tokenizer_folder: Path,
+    output: Path,
+    facts: TrainingFacts | None = None,
+) -> ExportReport:
+    """Write `weights` (names of `PretrainingModel`) and the tokenizer to the new folder `output`, behind the gate.
+
+    Raises:
+        UserError: weights are NaN or infinite or do not fit the configuration, the tokenizer is no tokenizer folder
+            or has more pieces than the model, or the written folder does not behave like the model.
+        UsageError: `output` is there and not empty.
+    """
+    facts = facts or TrainingFacts()
+    check_output(output)
+    model = build_model(config, weights)
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"the tokenizer in {tokenizer_folder} has {tokenizer.vocab_size:,} pieces and the model knows "
+            f"{config.model.vocab_size:,}; it is not the tokenizer that this model was trained with"
+        )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        write_model(temporary, config, model)
+        write_tokenizer(temporary, tokenizer, config.model.max_position_embeddings)
+        write_sentence_transformer(temporary, config)
+        parity = check_export(temporary, model, tokenizer)
+        write_origin(temporary, output.name, config, facts, tokenizer, parity)
+        os.replace(temporary, output)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror or error}; nothing was exported") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return ExportReport(output, sum(parameter.numel() for parameter in model.parameters()), parity)
+
+
+def check_output(output: Path) -> None:
+    """Refuse a place that holds something already."""
+    if output.is_dir() and any(output.iterdir()):
+        raise UsageError(f"--output {output} is not empty; give a new folder, or remove this one first")
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is a file; give the name of a new folder")
+
+
+def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> PretrainingModel:
+    """The trained model in evaluation mode, float32 on the CPU, holding `weights` themselves."""
+    with torch.device("meta"):
+        model = PretrainingModel(config.model, next_sentence=config.data.sentence_pairs == "next_sentence")
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    wrong = [name for name in expected if name not in weights or weights[name].shape != expected[name]]
+    wrong += [name for name in weights if name not in expected]
+    if wrong:
+        raise UserError(
+            f"the weights do not fit the configuration: {', '.join(wrong[:5])} ({len(wrong)} in all) are missing, left "
+            "over or of another shape; the checkpoint's files are not of one run"
+        )
+    prepared = {name: weights[name].detach().to("cpu", torch.float32) for name in expected}
+    for name, tensor in prepared.items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(
+                f"the weights of {name} hold NaN or infinite values, so the training broke before this checkpoint; "
+                "export an earlier one"
+            )
+    model.load_state_dict(prepared, assign=True)
+    return model.eval()

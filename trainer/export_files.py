@@ -1,0 +1,104 @@
+"""The files of an exported folder, each written from the model, the tokenizer and what is known of the training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from data_prep import storage
+from data_prep.hugging_face import write_hugging_face_tokenizer
+from data_prep.settings import to_yaml
+from data_prep.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
+from trainer.config import RunConfig
+from trainer.export_checks import ParityReport
+from trainer.model.hugging_face import hugging_face_config, to_hugging_face
+from trainer.model.pretraining import PretrainingModel
+from trainer.model_card import TrainingFacts, model_card
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentencepiece")
+
+
+def write_model(folder: Path, config: RunConfig, model: PretrainingModel) -> None:
+    """config.json and model.safetensors."""
+    _write_json(folder / "config.json", hugging_face_config(config.model, next_sentence=model.pooler is not None))
+    # The three parts of a QKV matrix are views of one storage, which safetensors takes as copies only.
+    tensors = {name: tensor.clone() for name, tensor in to_hugging_face(model.state_dict()).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
+    """The SentencePiece model with its description, and the Hugging Face files made from it."""
+    for name in (MODEL_NAME, INFO_NAME):
+        shutil.copyfile(tokenizer.folder / name, folder / name)
+    write_hugging_face_tokenizer(folder, model_max_length=max_length)
+
+
+def write_sentence_transformer(folder: Path, config: RunConfig) -> None:
+    """What `SentenceTransformer(folder)` reads: mean pooling over the hidden states."""
+    types = "sentence_transformers.models"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{types}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{types}.Pooling"},
+    ]
+    _write_json(folder / "modules.json", modules)
+    lengths = {"max_seq_length": config.model.max_position_embeddings, "do_lower_case": False}
+    _write_json(folder / "sentence_bert_config.json", lengths)
+    (folder / "1_Pooling").mkdir()
+    pooling = {
+        "word_embedding_dimension": config.model.hidden_size,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    _write_json(folder / "1_Pooling" / "config.json", pooling)
+
+
+def write_origin(
+    folder: Path, name: str, config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer, parity: ParityReport
+) -> None:
+    """The model card, the resolved configuration, and where all of it comes from."""
+    config = RunConfig.model_validate(_redacted(config.model_dump(mode="json")))
+    (folder / "training_config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    card = model_card(name, config, facts, tokenizer.fingerprint)
+    (folder / "README.md").write_text(card + "\n", encoding="utf-8")
+    provenance = {
+        "clozeworks_version": _version("clozeworks"),
+        "libraries": {library: _version(library) for library in LIBRARIES},
+        "checkpoint": facts.checkpoint,
+        "step": facts.step,
+        "tokens_seen": facts.tokens_seen,
+        "mlflow_run_id": facts.mlflow_run_id,
+        "data_digests": dict(facts.data_digests),
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "scores": dict(facts.scores),
+        "parity": asdict(parity),
+        "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
+    }
+    _write_json(folder / "provenance.json", provenance)
+
+
+def _redacted(value: Any) -> Any:
+    """`value` with user, password and query taken out of every URL in it."""
+    if isinstance(value, dict):
+        return {key: _redacted(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_redacted(item) for item in value]
+    return storage.redact(value) if isinstance(value, str) and "://" in value else value
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return None
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,142 @@
+"""A parameter's training state as the piece that this rank holds, at every ZeRO stage.
+
+The state of a parameter is its fp32 weight and Adam's two moments. Stage 0 holds all of it on every rank; stages 1
+and 2 hold a range of the flattened parameter (DeepSpeed's `_hp_mapping`); stage 3 holds an equal part a rank, padded
+at the end. Ranges count elements of the flattened parameter. DeepSpeed's `safe_set_full_*` is not used: at stage 3 it
+hangs where the world size does not divide the parameter (deepspeed 0.19.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+KINDS = ("weight", "exp_avg", "exp_avg_sq")
+"""What is held of every parameter, each fp32."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements [start, stop) of the flattened parameter `name`, as this rank holds them.
+
+    [owned_start, owned_stop) is this rank's share of writing: over all ranks the shares cover every element once.
+    """
+
+    name: str
+    start: int
+    stop: int
+    owned_start: int
+    owned_stop: int
+    view: Callable[[str], torch.Tensor]
+    """By kind: the fp32 tensor (stop - start + padding,) itself, on whatever device it lives."""
+
+    def read_owned(self, kind: str) -> torch.Tensor:
+        """The owned elements, (owned_stop - owned_start,) float32."""
+        return self.view(kind)[self.owned_start - self.start : self.owned_stop - self.start]
+
+    def write(self, kind: str, start: int, values: torch.Tensor) -> None:
+        """Set the elements from `start` on; padding behind the fragment becomes 0."""
+        target = self.view(kind)
+        target[start - self.start : start - self.start + values.numel()].copy_(values)
+        target[self.stop - self.start :].zero_()
+
+    def fill(self, kind: str, value: float) -> None:
+        """Set all elements to one value; padding behind them becomes 0."""
+        target = self.view(kind)
+        target[: self.stop - self.start].fill_(value)
+        target[self.stop - self.start :].zero_()
+
+
+def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The whole shape of every trainable parameter by name; a tied parameter has one name, its first."""
+    return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in _trainable(module)}
+
+
+def fragments(module: nn.Module, optimizer: Any, stage: int, rank: int, world_size: int) -> Iterator[Fragment]:
+    """Yield this rank's fragments in the module's order; `optimizer` is DeepSpeed's, after its first step."""
+    for name, parameter in _trainable(module):
+        if stage == 0:
+            yield _replicated_fragment(name, parameter, optimizer, rank, world_size)
+        elif stage == 3:
+            yield _partitioned_fragment(name, parameter, optimizer, rank)
+        elif parameter._hp_mapping is not None:
+            yield _flattened_fragment(name, parameter, optimizer)
+
+
+def base_optimizer(optimizer: Any, stage: int) -> torch.optim.Optimizer:
+    """The torch optimizer inside DeepSpeed's (at stage 0 in fp32 there is no wrapper)."""
+    return optimizer if stage == 0 else optimizer.optimizer
+
+
+def optimizer_steps(optimizer: Any, stage: int) -> int:
+    """Updates that Adam has made; a skipped step is none."""
+    counts = {int(state["step"]) for state in base_optimizer(optimizer, stage).state.values()}
+    assert len(counts) == 1, f"the optimizer's parts have made different numbers of updates: {sorted(counts)}"
+    return counts.pop()
+
+
+def set_optimizer_steps(optimizer: Any, stage: int, steps: int) -> None:
+    """Set the number of updates that Adam's bias correction starts from."""
+    for state in base_optimizer(optimizer, stage).state.values():
+        state["step"].fill_(steps)
+
+
+@torch.no_grad()
+def refresh_model_weights(optimizer: Any, stage: int) -> None:
+    """Bring the weights that the forward uses in line with the fp32 weights just set; all ranks together."""
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    elif stage == 3:
+        # What DeepSpeedZeroOptimizer_Stage3.step does after its update: cast each sub-group, then gather again the
+        # small parameters that stay whole on every rank.
+        optimizer._partition_all_parameters()
+        for sub_group in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(sub_group)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+
+
+def _trainable(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
+
+
+def _replicated_fragment(name: str, parameter: nn.Parameter, optimizer: Any, rank: int, world_size: int) -> Fragment:
+    numel = parameter.numel()
+
+    def view(kind: str) -> torch.Tensor:
+        tensor = parameter.data if kind == "weight" else optimizer.state[parameter][kind]
+        return tensor.view(-1)
+
+    return Fragment(name, 0, numel, rank * numel // world_size, (rank + 1) * numel // world_size, view)
+
+
+def _flattened_fragment(name: str, parameter: nn.Parameter, optimizer: Any) -> Fragment:
+    mapping = parameter._hp_mapping
+    start = mapping.lp_fragment_address.start
+    stop = start + mapping.lp_fragment_address.numel
+    # Not `mapping.optim_fragment`: with several groups DeepSpeed links it before the later groups have a state.
+    (flat,) = optimizer.optimizer.param_groups[mapping.param_group_index]["params"]
+
+    def view(kind: str) -> torch.Tensor:
+        tensor = flat.data if kind == "weight" else optimizer.optimizer.state[flat][kind]
+        return tensor.narrow(0, mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel)
+
+    return Fragment(name, start, stop, start, stop, view)
+
+
+def _partitioned_fragment(name: str, parameter: nn.Parameter, optimizer: Any, rank: int) -> Fragment:
+    part = parameter.partition_numel()
+    start = min(rank * part, parameter.ds_numel)
+    stop = min(start + part, parameter.ds_numel)
+    sub_group, offset, num_elements = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    flat = optimizer.fp32_partitioned_groups_flat[sub_group]
+
+    def view(kind: str) -> torch.Tensor:
+        tensor = flat.data if kind == "weight" else optimizer.optimizer.state[flat][kind]
+        return tensor.narrow(0, offset, num_elements)
+
+    return Fragment(name, start, stop, start, stop, view)

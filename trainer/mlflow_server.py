@@ -1,0 +1,114 @@
+"""The door to MLflow: which server, how patiently it is asked, and what may be said to it.
+
+mlflow is imported only when a client is made: it takes seconds, and most ranks never need one. The fluent API and
+autolog are not used: their state is global, and autolog patches classes that DeepSpeed uses.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from data_prep.errors import UsageError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EMBEDDED_DATABASE = "mlflow.db"  # MLflow's own default, with the artifacts in ./mlruns beside it
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+SERVERS = ("http", "https", "databricks", "databricks-uc", "uc")
+SECRET_VARIABLES = (
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "HF_TOKEN",
+)
+_USER_INFO = re.compile(r"(?<=://)[^/\s@\"']+@")
+_SECRET_QUERY = re.compile(
+    r"(?i)([?&](?:x-amz-[\w-]+|x-goog-[\w-]+|awsaccesskeyid|sig|signature|token|access_token|api_key|key|password)=)"
+    r"[^&\s\"']+"
+)
+
+
+def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> str:
+    """The server to talk to: the setting, else MLFLOW_TRACKING_URI, else the embedded sqlite file.
+
+    `recorded` is where the run was tracked before: an embedded file is found again from another folder.
+
+    Raises:
+        UsageError: the URI is a plain path or of an unknown kind.
+    """
+    uri, source = setting, "the tracking URI"
+    if not uri:
+        uri, source = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), "MLFLOW_TRACKING_URI"
+    if not uri:
+        if recorded and recorded.startswith("sqlite:///") and Path(recorded.removeprefix("sqlite:///")).is_file():
+            return recorded
+        return f"sqlite:///{Path(EMBEDDED_DATABASE).absolute()}"
+    scheme = "databricks" if uri == "databricks" else urlsplit(uri).scheme.partition("+")[0]
+    if scheme not in DATABASES + SERVERS:
+        remedy = f"for a file write sqlite:///{Path(uri).absolute()}.db" if not scheme else "file stores are retired"
+        raise UsageError(
+            f"{source} {redact(uri)!r} is no MLflow address; give the address of a server, such as "
+            f"http://127.0.0.1:5000, or of a database, such as sqlite:///mlflow.db ({remedy})"
+        )
+    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
+        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    return uri
+
+
+def connect(tracking_uri: str) -> MlflowClient:
+    """A client of that server; nothing is asked of it yet."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # training reports to nobody else
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic"):  # the creation of a database is told in many lines
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri)
+
+
+@contextmanager
+def request_limits(max_retries: int, timeout_seconds: int) -> Iterator[None]:
+    """Within the block MLflow's requests end after these; what the user set in the environment goes first.
+
+    MLflow's defaults are 7 retries of 120 seconds: a server that is down would hold a caller for minutes.
+    """
+    limits = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(max_retries),
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_seconds),
+    }
+    ours = {name: value for name, value in limits.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def redact(text: str) -> str:
+    """The text without passwords: `user:password@` of URLs, signatures in queries, secrets of the environment."""
+    for name in SECRET_VARIABLES:
+        secret = os.environ.get(name, "")
+        if len(secret) >= 6:
+            text = text.replace(secret, "***")
+    return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub("***@", text))
+
+
+def view_hint(tracking_uri: str, experiment_id: str | None, run_id: str | None) -> str:
+    """Where a person looks at the run: an address, or the command that serves one."""
+    if tracking_uri.startswith(("http://", "https://")):
+        path = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
+        return redact(tracking_uri.rstrip("/")) + path
+    if tracking_uri.startswith("sqlite:"):
+        return f"mlflow ui --backend-store-uri {tracking_uri}"
+    return redact(tracking_uri)

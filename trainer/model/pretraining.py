@@ -1,0 +1,88 @@
+"""The pretraining model: encoder, heads and the two losses, as sums.
+
+Sums, never means: what to divide by is known only over the global batch (`trainer/step.py`), and micro-batches hold
+different numbers of predictions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer.config import ModelSettings
+from trainer.data.batch import IGNORED, Batch
+from trainer.model.encoder import Encoder
+from trainer.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
+from trainer.model.initialisation import initialise
+
+
+class Predictions(NamedTuple):
+    """What the model says of one micro-batch, in its own precision."""
+
+    mlm_logits: torch.Tensor
+    """(P, padded_vocab_size) for `masked_positions`."""
+    nsp_logits: torch.Tensor | None
+    """(C, 2) for `cls_positions`; None without sentence pairs."""
+
+
+class PretrainingOutput(NamedTuple):
+    """Sums over one micro-batch, each of shape (); the entries about pairs are 0 without sentence pairs."""
+
+    mlm_loss_sum: torch.Tensor
+    """float32: cross-entropy over the predicted tokens, nats."""
+    mlm_correct: torch.Tensor
+    """int64: predicted tokens whose largest logit is the right one."""
+    nsp_loss_sum: torch.Tensor
+    """float32: cross-entropy over the sentence pairs, nats."""
+    nsp_correct: torch.Tensor
+    """int64: pairs judged right."""
+
+
+class PretrainingModel(nn.Module):
+    """BERT with its pretraining heads (Devlin et al. 2018, section 3.1); without `next_sentence`, no pooler either."""
+
+    def __init__(self, config: ModelSettings, next_sentence: bool, activation_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config, activation_checkpointing)
+        self.mlm_head = MaskedLanguageModelHead(config)
+        self.pooler = Pooler(config) if next_sentence else None
+        self.next_sentence_head = NextSentenceHead(config) if next_sentence else None
+
+    def forward(self, batch: Batch) -> PretrainingOutput:
+        """Loss sums and counts of `batch`, which must lie on the model's device."""
+        predictions = self.predict(batch)
+        mlm_loss_sum, mlm_correct = _score(predictions.mlm_logits, batch.labels)
+        if predictions.nsp_logits is None:
+            nothing = torch.zeros_like(mlm_loss_sum, requires_grad=False)
+            return PretrainingOutput(mlm_loss_sum, mlm_correct, nothing, torch.zeros_like(mlm_correct))
+        nsp_loss_sum, nsp_correct = _score(predictions.nsp_logits, batch.next_sentence_labels)
+        return PretrainingOutput(mlm_loss_sum, mlm_correct, nsp_loss_sum, nsp_correct)
+
+    def predict(self, batch: Batch) -> Predictions:
+        """The logits behind the losses, at the predicted places and the pairs' [CLS] only."""
+        hidden_states = self.encoder(batch)  # (T, hidden_size)
+        masked = hidden_states.index_select(0, batch.masked_positions)  # (P, hidden_size)
+        mlm_logits = self.mlm_head(masked, self.encoder.embeddings.word_embeddings)
+        if self.pooler is None or self.next_sentence_head is None:
+            return Predictions(mlm_logits, None)
+        pooled = self.pooler(hidden_states.index_select(0, batch.cls_positions))  # (C, hidden_size)
+        return Predictions(mlm_logits, self.next_sentence_head(pooled))
+
+    def initialise(self, seed: int) -> None:
+        """Set every weight anew from `seed`, the same on every device."""
+        initialise(self, seed, self.config.initializer_range)
+
+    def compile_blocks(self) -> None:
+        """Compile each block in place with torch.compile; the shapes within a phase never change."""
+        for layer in self.encoder.layers:
+            layer.compile()
+
+
+def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of cross-entropies in float32 and number of right answers over labels other than -100."""
+    loss_sum = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    return loss_sum, (logits.argmax(dim=-1) == labels).sum()

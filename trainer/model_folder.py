@@ -1,0 +1,66 @@
+"""A Hugging Face folder from elsewhere: whether it is safe to load, whether it is the one meant, where it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import UserError
+
+PROVENANCE_FILE = "provenance.json"
+CONFIG_FILES = ("config.json", "tokenizer_config.json")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
+
+
+def check_model_folder(folder: Path, strict: bool = False, name: str | None = None) -> None:
+    """Refuse a folder that is no model, has its weights as pickle only, or asks for code of its own.
+
+    With `strict` (what goes into a registry or comes from one) it must hold no pickle and no code at all.
+
+    Raises:
+        UserError: naming what was found; `name` is what the user called the folder.
+    """
+    name = name or str(folder)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{name} holds no config.json, so it is no Hugging Face folder; give one that was exported")
+    for config in CONFIG_FILES:
+        if "auto_map" in _read_json(folder / config):
+            raise UserError(
+                f"{name} asks for code of its own (auto_map in {config}), which is never run here; export the model "
+                "without it"
+            )
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    pickles = [path.name for path in files if path.suffix.lower() in PICKLE_SUFFIXES]
+    if not any(path.suffix == ".safetensors" for path in files if path.parent == folder):
+        found = f" (only {', '.join(pickles)}, and a pickle can run code)" if pickles else ""
+        raise UserError(f"{name} holds no weights as .safetensors{found}; save the model with safe_serialization")
+    unwanted = pickles + [path.name for path in files if path.suffix == ".py"]
+    if strict and unwanted:
+        raise UserError(f"{name} holds {', '.join(unwanted)}, which can run code; take it out and use safetensors only")
+
+
+def folder_digest(folder: Path) -> str:
+    """sha256 over the names and contents of all files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with open(path, "rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
+    return digest.hexdigest()
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """What the export wrote down of the model's origin; empty for a folder from elsewhere."""
+    return _read_json(folder / PROVENANCE_FILE)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); the folder is damaged, export it again") from None
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,29 @@
+"""`output_dir/status.json`: where a run stands, for people and batch scripts, also when the launcher hides it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+STATUS_NAME = "status.json"
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None:
+    """Replace the status file atomically; `values` are JSON, `state` and the time are added."""
+    path = Path(output_dir) / STATUS_NAME
+    temporary = path.with_name(f".{STATUS_NAME}.{os.getpid()}")
+    text = json.dumps({"state": state, "written_at": round(time.time(), 3), **values}, indent=1)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_status(output_dir: Path) -> dict[str, Any] | None:
+    """The status last written; None where there is none."""
+    try:
+        return json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,325 @@
+"""The training run: set it up, go through its steps, leave in order.
+
+The loop reads: fetch, step, record, log if due, evaluate if due, save if due, stop if asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from data_prep import storage
+from data_prep.settings import to_yaml
+from trainer import checkpoint
+from trainer.batch_arithmetic import batch_arithmetic
+from trainer.checkpoint import DataIdentity, TrainState, check_compatible, find_latest, warn_on_stderr
+from trainer.config import RunConfig
+from trainer.console import evaluation_line, step_line
+from trainer.data.loader import GlobalBatch, Loader, Position, evaluation_batches
+from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
+from trainer.distributed import Ranks, initialize_distributed, shut_down
+from trainer.engine import Engine, build_engine
+from trainer.evaluation import evaluate
+from trainer.model.pretraining import PretrainingModel
+from trainer.model.sizes import num_parameters
+from trainer.recorder import Recorder
+from trainer.schedule import learning_rate
+from trainer.status import State, write_status
+from trainer.step import StepResult, take_step
+from trainer.stop_signal import STOPPED_EXIT_STATUS, StopSignal
+from trainer.tracking import MetricLog, NullTracker, Tracker, describe_environment, git_revision
+
+TOKENIZER_FOLDER = "tokenizer"
+
+
+@dataclass
+class Run:
+    """What a run works with. Only `state`, `loader` and `metrics` change while it goes on."""
+
+    config: RunConfig
+    ranks: Ranks
+    shard_sets: list[ShardSet]
+    engine: Engine
+    tracker: MetricLog
+    recorder: Recorder
+    stop_signal: StopSignal
+    state: TrainState
+    loader: Loader | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """Print a line on rank 0."""
+        if self.ranks.is_first:
+            print(text, flush=True)
+
+    @property
+    def data(self) -> DataIdentity:
+        return data_identity(self.shard_sets)
+
+
+def train(config: RunConfig, allow_change: bool = False) -> int:
+    """Begin or resume the run of `config.output_dir`; returns the exit status, or ends the process with it.
+
+    Raises:
+        UserError: the data, the tokenizer, the checkpoints or DeepSpeed's settings do not fit the configuration.
+    """
+    shard_sets = [open_shard_set(component.url, config.data.cache_dir) for component in config.data.components]
+    check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
+    stop_signal = StopSignal()
+    ranks = initialize_distributed(config.distributed)
+    try:
+        run = set_up(config, shard_sets, ranks, stop_signal, allow_change)
+    except Exception:
+        report_status(config, ranks, "failed", TrainState(), {}, None)
+        raise
+    try:
+        ended = training_loop(run)
+    except Exception:
+        report_status(config, ranks, "failed", run.state, run.metrics, run.tracker.run_id)
+        run.tracker.close("FAILED")
+        raise
+    run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
+    report_status(config, ranks, ended, run.state, run.metrics, run.tracker.run_id)
+    run.engine.destroy()
+    shut_down(ranks, 0 if ended == "finished" else STOPPED_EXIT_STATUS)
+
+
+def training_loop(run: Run) -> State:
+    """Take the steps that are left; returns how the run ended."""
+    config, batches = run.config, global_batches(run)
+    while run.state.step < config.max_steps:
+        batch = next(batches)
+        rate = learning_rate(run.state.step, config.max_steps, config.optimizer.learning_rate, config.schedule)
+        result = take_step(
+            run.engine, batch, run.state.step, rate, config.training.seed, run.ranks, run.stop_signal.asked
+        )
+        run.state = advanced(run.state, batch, result, run.engine.was_step_applied)
+        run.recorder.add(run.state.step, rate, result)
+        step, last = run.state.step, run.state.step == config.max_steps
+        stop = result.counts.stop
+        if last or stop or any(step % every == 0 for every in log_intervals(config)):
+            log(run)
+        if last or step % config.evaluation.every_steps == 0:
+            log_evaluation(run)
+        if last or stop or step % config.checkpoint.every_steps == 0:
+            save(run)
+        if stop and not last:
+            run.say(f"stopped by a signal after step {step:,}, which is saved; the same command goes on from here")
+            return "stopped"
+    return "finished"
+
+
+def set_up(
+    config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, stop_signal: StopSignal, allow_change: bool
+) -> Run:
+    """Build model and engine, and put them where the newest checkpoint stands, or at the beginning."""
+    output_dir, data = Path(config.output_dir), data_identity(shard_sets)
+    if ranks.is_first:
+        copy_tokenizer(config, shard_sets[0])
+    latest = find_latest(output_dir, ranks)
+    changes = check_compatible(latest.saved, config, data, ranks.world_size, allow_change) if latest else []
+    next_sentence = config.data.sentence_pairs == "next_sentence"
+    model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
+    model.initialise(config.training.seed)
+    if config.training.compile:
+        model.compile_blocks()
+    engine = build_engine(model, config, ranks)
+    rehearse(engine, config, shard_sets, ranks)
+    if latest:
+        checkpoint.load(engine, latest)
+    tracker = Tracker.open(config.tracking, output_dir, warn_on_stderr) if ranks.is_first else NullTracker()
+    state = latest.saved.state if latest else TrainState()
+    run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, state)
+    introduce(run, changes)
+    return run
+
+
+def rehearse(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> None:
+    """One step that changes nothing at the run's largest micro-batch: meets out-of-memory before the first real step."""
+    largest = max(config.phases, key=lambda phase: (phase.micro_batch_tokens, phase.sequence_length))
+    batches = evaluation_batches(
+        shard_sets, config.data, largest, config.training.seed, ranks.rank, ranks.world_size, largest.micro_batch_tokens
+    )
+    batch = next(batches).to(ranks.device)
+
+    def loss() -> torch.Tensor:
+        output = engine.forward(batch)
+        return output.mlm_loss_sum + output.nsp_loss_sum
+
+    engine.prepare(loss)
+
+
+def global_batches(run: Run) -> Iterator[GlobalBatch]:
+    """The global batches from the run's state to its end, through all phases; sets `run.loader`."""
+    config, phase_end = run.config, 0
+    for number, phase in enumerate(config.phases):
+        phase_end += phase.steps
+        if run.state.step >= phase_end:
+            continue
+        position = Position(run.state.phase, run.state.epoch, run.state.next_sample)
+        if position.phase != number:
+            position = Position(number, position.epoch + 1, 0)
+            run.say(f"phase {number}: {batch_arithmetic(phase, run.ranks.world_size)}; a new epoch begins")
+        run.loader = Loader(
+            run.shard_sets,
+            config.data,
+            phase,
+            position,
+            config.training.seed,
+            run.ranks.rank,
+            run.ranks.world_size,
+            pin_memory=run.ranks.device.type == "cuda",
+        )
+        for batch in itertools.islice(run.loader, phase_end - run.state.step):
+            if batch.skipped_samples:
+                run.say(f"epoch {batch.position.epoch}: {batch.skipped_samples} rows before it were less than a batch")
+            yield batch
+
+
+def advanced(state: TrainState, batch: GlobalBatch, result: StepResult, applied: bool) -> TrainState:
+    """The state after a step on `batch`."""
+    position = batch.next_position
+    return state.model_copy(
+        update={
+            "step": state.step + 1,
+            "tokens_seen": state.tokens_seen + result.counts.tokens,
+            "samples_seen": state.samples_seen + batch.last_sample - batch.first_sample + 1,
+            "masked_seen": state.masked_seen + result.counts.masked,
+            "pairs_seen": state.pairs_seen + result.counts.pairs,
+            "skipped_steps": state.skipped_steps + (not applied),
+            "phase": position.phase,
+            "epoch": position.epoch,
+            "next_sample": position.next_sample,
+        }
+    )
+
+
+def log_intervals(config: RunConfig) -> tuple[int, int, int]:
+    """Steps after which the curve is read: whatever is saved or evaluated has been logged."""
+    return config.logging.every_steps, config.evaluation.every_steps, config.checkpoint.every_steps
+
+
+def log(run: Run) -> None:
+    """Hand the metrics of all steps since the last time to MLflow, and tell the newest on the console."""
+    lines, tokens_per_second = run.recorder.flush()
+    for line in lines:
+        run.tracker.log(line.step, line.metrics)
+    newest = lines[-1]
+    run.metrics |= newest.metrics
+    seconds_a_step = run.recorder.seconds_a_step
+    run.state = run.state.model_copy(
+        update={
+            "last_logged_step": newest.step,
+            "mlflow_run_id": run.tracker.run_id,
+            "train_seconds": run.state.train_seconds + seconds_a_step * len(lines),
+        }
+    )
+    left = (run.config.max_steps - newest.step) * seconds_a_step
+    run.say(step_line(newest.step, run.config.max_steps, epoch_of(run), newest.metrics, tokens_per_second, left))
+    report_status(run.config, run.ranks, "running", run.state, run.metrics, run.tracker.run_id)
+
+
+def epoch_of(run: Run) -> float:
+    """The epoch with its fraction; of a mixture, whose components have epochs of their own, its number alone."""
+    assert run.loader is not None
+    num_samples = run.loader.num_samples(run.state.epoch)
+    return run.state.epoch + (run.state.next_sample / num_samples if num_samples else 0.0)
+
+
+def log_evaluation(run: Run) -> None:
+    """Evaluate on the valid split and tell MLflow and the console."""
+    phase = run.config.phases[run.state.phase]
+    batches = evaluation_batches(
+        run.shard_sets,
+        run.config.data,
+        phase,
+        run.config.training.seed,
+        run.ranks.rank,
+        run.ranks.world_size,
+        run.config.evaluation.max_tokens,
+    )
+    metrics = evaluate(run.engine, batches, run.ranks)
+    run.metrics |= metrics
+    run.tracker.log(run.state.step, metrics)
+    entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]
+    run.say(evaluation_line(run.state.step, metrics, entropies[0] if len(entropies) == 1 else None))
+    run.recorder.restart_clock()
+
+
+def save(run: Run) -> None:
+    """Save a checkpoint; where that fails, the last good one stays and training goes on."""
+    started_at = time.perf_counter()
+    saved = checkpoint.save(run.config.output_dir, run.engine, run.state, run.config, run.data)
+    if saved is not None:
+        run.say(f"saved {saved.folder} in {time.perf_counter() - started_at:.1f} s")
+    run.recorder.restart_clock()
+
+
+def introduce(run: Run, changes: list[str]) -> None:
+    """Say how the run begins, and give MLflow what describes it."""
+    config, state = run.config, run.state
+    phase = config.phases[min(state.phase, len(config.phases) - 1)]
+    run.say(f"{parameters_of(config):,} parameters; {batch_arithmetic(phase, run.ranks.world_size)}")
+    run.say(
+        f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
+        if state.step
+        else f"beginning {config.max_steps:,} steps in {config.output_dir}"
+    )
+    for change in changes:
+        run.say(f"changed since the checkpoint: {change}")
+    run.tracker.log_params(config.model_dump(mode="json"))
+    run.tracker.log_artifact_text("config.yaml", to_yaml(config))
+    tags = {"clozeworks.manifest_digest": ",".join(run.data.manifest_digests)} | {
+        f"clozeworks.environment.{name}": version for name, version in describe_environment().items()
+    }
+    revision = git_revision()
+    run.tracker.log_tags(tags | ({"clozeworks.git_revision": revision} if revision else {}))
+
+
+def parameters_of(config: RunConfig) -> int:
+    return num_parameters(config.model, config.data.sentence_pairs == "next_sentence")
+
+
+def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
+    """Exactly which data the run reads."""
+    return DataIdentity(
+        manifest_digests=tuple(shard_set.manifest.digest for shard_set in shard_sets),
+        tokenizer_fingerprint=shard_sets[0].manifest.tokenizer.fingerprint,
+    )
+
+
+def copy_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
+    """Keep the tokenizer with the run, so that a checkpoint can be exported wherever the run's folder is."""
+    source = config.data.tokenizer or shard_set.tokenizer_folder
+    for name in storage.list_names(source):
+        storage.write_bytes(
+            Path(config.output_dir) / TOKENIZER_FOLDER / name, storage.read_bytes(storage.join(source, name))
+        )
+
+
+def report_status(
+    config: RunConfig, ranks: Ranks, state: State, train_state: TrainState, metrics: dict[str, float], run_id: str | None
+) -> None:
+    """Write `status.json` on rank 0."""
+    if not ranks.is_first:
+        return
+    values = {
+        "step": train_state.step,
+        "max_steps": config.max_steps,
+        "tokens_seen": train_state.tokens_seen,
+        "skipped_steps": train_state.skipped_steps,
+        "parameters": parameters_of(config),
+        "metrics": metrics,
+        "mlflow_run_id": run_id,
+        "tracking_uri": config.tracking.uri,
+        "world_size": ranks.world_size,
+    }
+    try:
+        write_status(Path(config.output_dir), state, values)
+    except OSError as error:
+        warn_on_stderr(f"{config.output_dir}/status.json cannot be written ({error.strerror}); training goes on")
