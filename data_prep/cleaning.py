@@ -123,6 +123,8 @@ def _clean(text: str, normalisation: Normalisation) -> str:
 def _in_form(text: str, form: Literal["NFC", "NFD", "NFKC", "none"]) -> str:
     if form == "none":
         return text
+    if _INERT_CHARACTERS.isdisjoint(text):  # ten times as fast as the pattern
+        return unicodedata.normalize(form, text)
     parts = _INERT_CHARACTER.split(text)
     parts[::2] = [unicodedata.normalize(form, part) for part in parts[::2]]
     return "".join(parts)
@@ -133,4 +135,5 @@ _REMOVED_ASCII = bytes(byte for byte in range(128) if _REMOVED.match(chr(byte)))
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _ACCENTS = re.compile(character_class(ACCENTS))
 _INERT_CHARACTER = re.compile(f"({character_class(_INERT)})")
+_INERT_CHARACTERS = frozenset(chr(number) for first, last in _INERT for number in range(first, last + 1))
 _PARAGRAPH_BREAK = re.compile("[\n\r\x0b\x0c\x85\u2028]\\s*[\n\r\x0b\x0c\x85\u2028]\\s*|\u2029")

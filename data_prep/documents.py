@@ -158,7 +158,7 @@ class DocumentReader:
                 while (piece := file.readline(_BUFFER_BYTES)) and not piece.endswith(b"\n"):
                     position += self._count(piece)
                 position += self._count(piece)
-                self._bad_line(f"is longer than documents.max_document_bytes={limit}", "too long", start, line_number)
+                self._bad_line(f"is longer than documents.max_document_bytes={limit}; raise the limit", "too long", start, line_number)
                 continue
             if start == 0:
                 line = line.removeprefix(_BYTE_ORDER_MARK)

@@ -22,6 +22,7 @@ from data_prep.cleaning import (
     REMOVED,
     WHITE_SPACE,
     Normalisation,
+    Ranges,
     character_class,
     normalise,
     replace_surrogates,
@@ -63,6 +64,10 @@ ADVERSARIAL_LINES: tuple[str, ...] = (
     "a ",
     "\n\na\n\n",
     "\u0301 starts with a mark \u0301\u0301",
+    "\u0301first",
+    "\ufefffirst",
+    "\u00ad\u200b\u0301\u00e9first",
+    "\ufeff",
 )
 """Lines on which tokenizers are known to disagree."""
 
@@ -156,13 +161,22 @@ def _normalizer(normalisation: Normalisation) -> normalizers.Normalizer:
     The space in front is not put here but by the pre-tokenizer, which knows where a text begins.
     """
     form = {"NFC": [normalizers.NFC()], "NFKC": [normalizers.NFKC()], "none": []}[normalisation.form]
-    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(character_class(REMOVED)), ""), *form]
+    steps: list[normalizers.Normalizer] = [*_remove(REMOVED), *form]
     if normalisation.lowercase:
         steps += [normalizers.Lowercase(), *form]
     if normalisation.strip_accents:
-        steps += [normalizers.NFD(), normalizers.Replace(Regex(character_class(ACCENTS)), ""), *form]
+        steps += [normalizers.NFD(), *_remove(ACCENTS), *form]
     steps += [normalizers.Replace(Regex(character_class(WHITE_SPACE) + "+"), " "), normalizers.Replace(Regex(r" \z"), "")]
     return normalizers.Sequence(steps)
+
+
+def _remove(ranges: Ranges) -> list[normalizers.Normalizer]:
+    """Take characters away; at a text's start a space replaces them.
+
+    Without it the text would seem to the pre-tokenizer to begin later, and its first word would get no space.
+    """
+    characters = character_class(ranges)
+    return [normalizers.Replace(Regex(rf"\A{characters}+"), " "), normalizers.Replace(Regex(characters), "")]
 
 
 def _config(model_max_length: int | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ refused, so that a file from elsewhere reads no environment. Every mistake becom
 from __future__ import annotations
 
 import difflib
-import importlib.resources
+import importlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,11 +57,9 @@ def find_config(path: str | Path) -> Path:
     path = Path(path)
     if path.is_file():
         return path
-    presets = {
-        Path(file.name).stem: Path(str(file))
-        for file in importlib.resources.files("configs").iterdir()
-        if file.name.endswith(".yaml")
-    }
+    # Not importlib.resources: it fails on a namespace package of an editable install, whose path has a place holder.
+    folders = importlib.import_module("configs").__path__
+    presets = {file.stem: file for folder in folders for file in Path(folder).glob("*.yaml")}
     if path.stem in presets and str(path) in (path.stem, f"{path.stem}.yaml", f"configs/{path.stem}.yaml"):
         return presets[path.stem]
     known = sorted(presets)

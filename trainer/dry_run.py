@@ -12,7 +12,7 @@ from data_prep.settings import to_yaml
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import Phase, RunConfig
 from trainer.model.pretraining import PretrainingModel
-from trainer.model.sizes import flops_per_token, memory_per_rank, parameter_table
+from trainer.model.sizes import counted_parameters, flops_per_token, memory_per_rank, parameter_table
 
 GIB = 1 << 30
 
@@ -35,16 +35,17 @@ def explain(config: RunConfig, world_size: int) -> str:
 
 
 def parameter_lines(config: RunConfig) -> list[str]:
-    """The parameter table: module, formula, closed-form count, and the count of the model as built."""
+    """The parameter table: module, closed-form count, the count of the model as built, and the formula."""
     next_sentence = config.data.sentence_pairs == "next_sentence"
     rows = parameter_table(config.model, next_sentence)
     with torch.device("meta"):
         model = PretrainingModel(config.model, next_sentence)
-    counted = sum(parameter.numel() for parameter in model.parameters())
-    module_width = max(len(row.module) for row in rows)
-    count_width = max(len(f"{row.count:,}") for row in rows)
-    lines = [f"{row.module:<{module_width}}  {row.count:>{count_width},}  {row.formula}" for row in rows]
-    return [*lines, f"{'counted':<{module_width}}  {counted:>{count_width},}  parameters of the model as built"]
+    counted = counted_parameters(model)
+    width = max(len(row.module) for row in rows)
+    lines = [f"{'module':<{width}}  {'closed form':>13}  {'counted':>13}  formula"]
+    for row in rows:
+        lines.append(f"{row.module:<{width}}  {row.count:>13,}  {counted[row.module]:>13,}  {row.formula}")
+    return lines
 
 
 def batch_lines(config: RunConfig, world_size: int) -> list[str]:

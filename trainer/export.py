@@ -1,6 +1,7 @@
 """Export: a checkpoint becomes a folder that transformers and sentence-transformers load with no code of ours.
 
-    config.json model.safetensors                             weights in float32, as BertForPreTraining
+    config.json model.safetensors                             weights in float32, as BertForPreTraining, or as
+                                                               BertForMaskedLM where no pair task trained the pooler
     tokenizer.json tokenizer_config.json tokenizer.model ...   the tokenizer, in both formats
     modules.json sentence_bert_config.json 1_Pooling/          for SentenceTransformer: mean pooling
     README.md training_config.yaml provenance.json             model card, resolved configuration, origin and checks
@@ -12,17 +13,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from data_prep.errors import UsageError, UserError
 from data_prep.tokenizer import Tokenizer
 from trainer.config import RunConfig
 from trainer.export_checks import ParityReport, check_export
 from trainer.export_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
+from trainer.export_source import read_source
 from trainer.model.pretraining import PretrainingModel
 from trainer.model_card import TrainingFacts
 
@@ -31,9 +35,23 @@ from trainer.model_card import TrainingFacts
 class ExportReport:
     """What was written and what was checked."""
 
+    checkpoint: str | None
+    """Name of the checkpoint folder."""
     output: Path
     num_parameters: int
     parity: ParityReport
+
+
+def export_checkpoint(checkpoint: Path, output: Path) -> ExportReport:
+    """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest complete one, to the new folder `output`.
+
+    Raises:
+        UserError: the folder is no checkpoint or damaged, or `export_model` refuses.
+        UsageError: `output` is there and not empty.
+    """
+    check_output(Path(output))  # before anything large is read
+    source = read_source(Path(checkpoint))
+    return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), source.facts)
 
 
 def export_model(
@@ -50,7 +68,7 @@ def export_model(
             or has more pieces than the model, or the written folder does not behave like the model.
         UsageError: `output` is there and not empty.
     """
-    facts = facts or TrainingFacts()
+    facts, output = facts or TrainingFacts(), Path(output).absolute()
     check_output(output)
     model = build_model(config, weights)
     tokenizer = Tokenizer.load(tokenizer_folder)
@@ -59,22 +77,16 @@ def export_model(
             f"the tokenizer in {tokenizer_folder} has {tokenizer.vocab_size:,} pieces and the model knows "
             f"{config.model.vocab_size:,}; it is not the tokenizer that this model was trained with"
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
-        write_model(temporary, config, model)
-        write_tokenizer(temporary, tokenizer, config.model.max_position_embeddings)
-        write_sentence_transformer(temporary, config)
-        parity = check_export(temporary, model, tokenizer)
-        write_origin(temporary, output.name, config, facts, tokenizer, parity)
-        os.replace(temporary, output)
-    except OSError as error:
-        raise UserError(f"{output} cannot be written: {error.strerror or error}; nothing was exported") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return ExportReport(output, sum(parameter.numel() for parameter in model.parameters()), parity)
+    with _new_folder(output) as folder:
+        with _explained(output):
+            write_model(folder, config, model)
+            write_tokenizer(folder, tokenizer, config.model.max_position_embeddings)
+            write_sentence_transformer(folder, config)
+        parity = check_export(folder, model, tokenizer)
+        with _explained(output):
+            write_origin(folder, output.name, config, facts, tokenizer, parity)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ExportReport(facts.checkpoint, output, num_parameters, parity)
 
 
 def check_output(output: Path) -> None:
@@ -106,3 +118,26 @@ def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> Pretr
             )
     model.load_state_dict(prepared, assign=True)
     return model.eval()
+
+
+@contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A temporary folder beside `output` that takes its name at the end, and is gone if that is not reached."""
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        with _explained(output):
+            temporary.mkdir(parents=True)
+        yield temporary
+        with _explained(output):
+            os.replace(temporary, output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _explained(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{output} cannot be written ({reason}); nothing was exported") from None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -67,6 +68,7 @@ class Tracker:
         self._delivery = Delivery(spool, connect(tracking_uri), tracking_uri, self._warn)
         self._told: str | None = None  # the failure that was last told, so that it is told once
         self._disk_told = False
+        self._deadline = math.inf
         self._closing = threading.Event()
         self._tried = threading.Event()
         self._thread = threading.Thread(target=self._deliver_until_closed, name="mlflow-delivery", daemon=True)
@@ -89,7 +91,7 @@ class Tracker:
             UsageError: the tracking URI is none.
             UserError: `output_dir`/tracking is damaged or cannot be written.
         """
-        warn = warn or _print_warning
+        warn = _print_warning if warn is None else warn
         folder = Path(output_dir) / "tracking"
         try:
             spool = Spool(folder, settings.experiment, settings.run_name or Path(output_dir).resolve().name)

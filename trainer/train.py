@@ -25,6 +25,7 @@ from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.distributed import Ranks, initialize_distributed, shut_down
 from trainer.engine import Engine, build_engine
 from trainer.evaluation import evaluate
+from trainer.memory import peak_memory_of_ranks
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import num_parameters
 from trainer.recorder import Recorder
@@ -83,6 +84,8 @@ def train(config: RunConfig, allow_change: bool = False) -> int:
         report_status(config, ranks, "failed", run.state, run.metrics, run.tracker.run_id)
         run.tracker.close("FAILED")
         raise
+    peaks = ", ".join(f"{peak / (1 << 30):.2f}" for peak in peak_memory_of_ranks(ranks))
+    run.say(f"peak memory of the ranks: {peaks} GiB ({'reserved on the GPU' if ranks.device.type == 'cuda' else 'resident'})")
     run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
     report_status(config, ranks, ended, run.state, run.metrics, run.tracker.run_id)
     run.engine.destroy()

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,6 @@ from trainer.export import export_model
 from trainer.model.pretraining import PretrainingModel
 from trainer.model_card import TrainingFacts
 
-ROOT = Path(__file__).parents[2]
 FACTS = TrainingFacts(
     checkpoint="step-00000010",
     step=10,

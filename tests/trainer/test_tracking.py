@@ -52,7 +52,7 @@ class Warnings(list[str]):
 
 def open_tracker(uri: str | None, output_dir: Path, warn: Callable[[str], None] | None = None, **more: Any) -> Tracker:
     settings = TrackingSettings(uri=uri, **more)
-    return Tracker.open(settings, output_dir, warn or pytest.fail, patience_seconds=5.0)
+    return Tracker.open(settings, output_dir, pytest.fail if warn is None else warn, patience_seconds=5.0)
 
 
 def log_steps(tracker: Tracker, steps: range) -> None:
@@ -295,6 +295,13 @@ def test_the_null_tracker_takes_everything_and_leaves_nothing(tmp_path: Path, mo
     assert tracker.run_id is None and not list(tmp_path.iterdir())
 
 
+def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing came in time"
+        time.sleep(0.05)
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -348,14 +355,12 @@ def test_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
     tracker.log_params({"seed": 0})
     tracker.log_artifact_text("config/resolved.yaml", "seed: 0\n")
     log_steps(tracker, range(1, 501))
-    while tracker._spool.unsent_bytes:
-        time.sleep(0.05)
+    wait_until(lambda: not tracker._spool.unsent_bytes)
     server.kill()
     started_at = time.monotonic()
     log_steps(tracker, range(501, 1001))
     assert time.monotonic() - started_at < 2.0
-    while not told:
-        time.sleep(0.05)
+    wait_until(lambda: bool(told))
     tracker.close("KILLED", timeout_seconds=1.0)
 
     resumed = open_tracker(server.uri, tmp_path / "run", told)  # a restart of the training while the server is away

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +63,29 @@ def run_jobs(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[
     for status, stdout, stderr in finish(start_ranks([str(SCRIPT), str(plan)], world_size)):
         assert status == 0, f"exit status {status}\n{stdout}\n{stderr}"
     return json.loads(plan.with_suffix(".out").read_text())
+
+
+@functools.cache
+def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """Two ranks at one ZeRO stage: a folder of runs, and the report of each; made once a session.
+
+    By precision `PRECISION-whole` of 4 steps, `PRECISION-halves` of 2 steps and then 2 more in a new engine, both with
+    dropout; and `plain` of 2 steps without dropout, then a step whose loss is NaN.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="toy-training-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    jobs: dict[str, dict[str, Any]] = {}
+    for precision in ("fp32", "bf16") if stage else ("fp32",):
+        common = {"stage": stage, "precision": precision, "accumulation": 2}
+        jobs[f"{precision}-whole"] = common | {"output_dir": str(folder / f"{precision}-whole"), "steps": 4}
+        halves = common | {"output_dir": str(folder / f"{precision}-halves"), "steps": 2}
+        jobs[f"{precision}-first-half"] = jobs[f"{precision}-second-half"] = halves
+    jobs["plain"] = {
+        "stage": stage,
+        "accumulation": 2,
+        "output_dir": str(folder / "plain"),
+        "steps": 2,
+        "dropout": False,
+        "poison": True,
+    }
+    return folder, dict(zip(jobs, run_jobs(folder, 2, list(jobs.values())), strict=True))

@@ -6,7 +6,10 @@ Formulas use the names of `ModelSettings`, so that each can be checked by hand.
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal, NamedTuple
+
+from torch import nn
 
 from trainer.config import ModelSettings
 
@@ -21,6 +24,20 @@ share of places that is predicted. For BERT-large 1.879e9 at length 128 and 1.99
 
 PAIR_FLOPS_FORMULA = "6 * (hidden_size**2 + 2 * hidden_size) / sequence_length"
 """What pooler and next-sentence head add, reckoned at one pair per row."""
+
+
+_MODULES = {
+    r"encoder\.embeddings\.word_embeddings\.": "embeddings.word",
+    r"encoder\.embeddings\.position_embeddings\.": "embeddings.position",
+    r"encoder\.embeddings\.token_type_embeddings\.": "embeddings.token_type",
+    r"encoder\.embeddings\.norm\.": "embeddings.norm",
+    r"encoder\.layers\.\d+\.attention\.": "layers.attention",
+    r"encoder\.layers\.\d+\.feed_forward\.": "layers.feed_forward",
+    r"encoder\.layers\.\d+\.\w+_norm\.": "layers.norms",
+    r"mlm_head\.": "mlm_head",
+    r"pooler\.": "pooler",
+    r"next_sentence_head\.": "next_sentence_head",
+}
 
 
 class ParameterRow(NamedTuple):
@@ -57,6 +74,15 @@ def parameter_table(config: ModelSettings, next_sentence: bool) -> list[Paramete
         rows.append(ParameterRow("pooler", "hidden_size**2 + hidden_size", hidden**2 + hidden))
         rows.append(ParameterRow("next_sentence_head", "2 * hidden_size + 2", 2 * hidden + 2))
     return [*rows, ParameterRow("total", "sum of the above", sum(row.count for row in rows))]
+
+
+def counted_parameters(model: nn.Module) -> dict[str, int]:
+    """The same modules' parameters as the model holds them, `total` last."""
+    counts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        module = next(module for prefix, module in _MODULES.items() if re.match(prefix, name))
+        counts[module] = counts.get(module, 0) + parameter.numel()
+    return {**counts, "total": sum(counts.values())}
 
 
 def num_parameters(config: ModelSettings, next_sentence: bool) -> int:

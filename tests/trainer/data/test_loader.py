@@ -21,7 +21,7 @@ from trainer.data.loader import GlobalBatch, Loader, Position, evaluation_batche
 from trainer.data.shard_set import open_shard_set
 
 LENGTH = 32
-GLOBAL_ROWS = 16
+GLOBAL_ROWS = 15
 START = Position(phase=0, epoch=0, next_sample=0)
 MODES = ["none", "next_sentence"]
 
@@ -53,13 +53,13 @@ def rows_of_batches(batches: list[GlobalBatch], rows_of: Callable) -> list[list]
 def reference(request: pytest.FixtureRequest, corpus, rows_of: Callable) -> tuple[str, list[GlobalBatch], list[list]]:
     """Mode, global batches and their rows on one rank over more than an epoch."""
     loader = loader_of(corpus, request.param)
-    steps = loader.num_samples(0) // GLOBAL_ROWS + 4
+    steps = loader.num_samples(0) // GLOBAL_ROWS + 6
     batches = list(itertools.islice(loader, steps))
     return request.param, batches, rows_of_batches(batches, rows_of)
 
 
 @settings(max_examples=12, deadline=None)
-@given(world_size=st.sampled_from([1, 2, 3, 4, 8]), micro_rows=st.sampled_from([1, 2, 3, 5, 16]), data=st.data())
+@given(world_size=st.sampled_from([1, 2, 3, 4, 8]), micro_rows=st.sampled_from([1, 2, 3, 5, 15]), data=st.data())
 def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_step(
     corpus, rows_of: Callable, reference, world_size: int, micro_rows: int, data: st.DataObject
 ) -> None:
@@ -86,7 +86,7 @@ def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_ste
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize(("num_workers", "start"), [(1, 0), (2, 5), (3, 20)])
+@pytest.mark.parametrize(("num_workers", "start"), [(1, 0), (2, 14)])
 def test_global_batches_are_the_same_with_workers(
     corpus, rows_of: Callable, reference, num_workers: int, start: int
 ) -> None:
@@ -95,8 +95,8 @@ def test_global_batches_are_the_same_with_workers(
     torch.randn(300, 300) @ torch.randn(300, 300)
     position = batches[start - 1].next_position if start else START
     loader = loader_of(corpus, mode, num_workers, position, rank=1, world_size=2, micro_rows=3)
-    own = rows_of_batches(list(itertools.islice(loader, 6)), rows_of)
-    assert own == [rows[GLOBAL_ROWS // 2 :] for rows in expected[start : start + 6]]
+    own = rows_of_batches(list(itertools.islice(loader, 5)), rows_of)
+    assert own == [rows[GLOBAL_ROWS // 2 :] for rows in expected[start : start + 5]]
 
 
 def test_every_token_comes_once_an_epoch(corpus, rows_of: Callable) -> None:
@@ -132,10 +132,11 @@ def test_the_remainder_of_an_epoch_is_skipped_and_reported(corpus, reference) ->
     loader = loader_of(corpus, mode)
     skips = [batch for batch in batches if batch.skipped_samples]
     (skip,) = skips
+    assert skip is not batches[0]
     assert skip.position == Position(0, 1, 0)
     assert skip.skipped_samples == loader.num_samples(0) % GLOBAL_ROWS
-    assert [batch.position.next_sample for batch in batches[:3]] == [0, 16, 32]
-    assert batches[1].first_sample == 16 and batches[1].last_sample == 31
+    assert [batch.position.next_sample for batch in batches[:3]] == [0, 15, 30]
+    assert batches[1].first_sample == 15 and batches[1].last_sample == 29
 
 
 def test_a_sequence_is_a_piece_of_one_document_in_its_order(corpus, rows_of: Callable) -> None:
@@ -187,7 +188,7 @@ def test_shapes_never_change(corpus, reference) -> None:
 
 
 def test_slices_of_many_ranks_are_disjoint_complete_and_equal(corpus) -> None:
-    ranks, global_rows = 1024, 350
+    ranks, global_rows = 1024, 250
     slices = []
     for rank in range(ranks):
         loader = loader_of(corpus, rank=rank, world_size=ranks, micro_rows=1, global_rows=global_rows)
@@ -230,7 +231,9 @@ def test_a_corpus_without_any_pair_is_refused(tmp_path, corpus_at: Callable) -> 
 def test_a_damaged_shard_is_the_users_error(tmp_path, corpus_at: Callable, num_workers: int) -> None:
     corpus = corpus_at(tmp_path, [[[90]], [[90]]])
     path = tmp_path / "train-000001.tar"
-    path.write_bytes(path.read_bytes().replace(bytes([60, 0, 0, 0, 61]), bytes([61, 0, 0, 0, 61])))
+    data = bytearray(path.read_bytes())
+    data[700] ^= 1
+    path.write_bytes(data)
     loader = loader_of(corpus, num_workers=num_workers, global_rows=6, micro_rows=6)
     with pytest.raises(UserError, match=r"^shard .*train-000001.tar is damaged: its sha256 is \w+ and[^\n]*$"):
         next(iter(loader))

@@ -9,6 +9,7 @@ from trainer.model.sizes import (
     FLOPS_FORMULA,
     PAIR_FLOPS_FORMULA,
     activation_bytes,
+    counted_parameters,
     flops_per_token,
     memory_per_rank,
     num_parameters,
@@ -37,6 +38,8 @@ def test_closed_form_equals_the_parameters_counted(name, next_sentence):
     with torch.device("meta"):
         model = PretrainingModel(config, next_sentence)
     assert num_parameters(config, next_sentence) == sum(parameter.numel() for parameter in model.parameters())
+    table = parameter_table(config, next_sentence)
+    assert counted_parameters(model) == {row.module: row.count for row in table}
     for row in parameter_table(config, next_sentence)[:-1]:
         assert eval(row.formula, sizes_of(config)) == row.count, row.module
 

@@ -1,0 +1,43 @@
+"""The preparation's configuration: the example loads, defaults hold, mistakes are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_prep.config import PreparationConfig, load_config
+from data_prep.errors import UsageError
+from data_prep.settings import to_yaml
+
+
+def test_the_example_loads_and_shows_the_defaults() -> None:
+    config = load_config("configs/data.yaml")
+    assert [source.name for source in config.sources] == ["encyclopedia", "books"]
+    assert (config.sources[0].date, config.sources[1].language) == ("2026-05-01", "fr")
+    assert config.model_copy(update={"sources": ()}) == PreparationConfig()
+
+
+def test_inputs_of_the_command_line_replace_the_sources() -> None:
+    config = load_config("configs/data.yaml", ["shards.seed=4"], ["a.txt"])
+    assert [(source.name, source.input) for source in config.sources] == [("corpus", ("a.txt",))]
+    assert config.shards.seed == 4
+
+
+def test_a_configuration_reads_back_from_its_own_yaml(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    config = load_config("configs/data.yaml", ["documents.on_bad_input=skip"])
+    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    assert load_config(str(tmp_path / "again.yaml")) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("shards.valid_fraction=0", "shards.valid_fraction=0"),
+        ("documents.on_bad_input=ignore", "documents.on_bad_input"),
+        ("sources=[{name: a, input: x.txt}, {name: a, input: y.txt}]", "two sources are named 'a'"),
+        ("sources=[{name: a}]", "sources.0.input is required"),
+        ("sources=[]", "no input is named"),
+    ],
+)
+def test_mistakes_are_usage_errors(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config("configs/data.yaml", [override])

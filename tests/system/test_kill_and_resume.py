@@ -1,0 +1,64 @@
+"""SIGKILL at a step, the same command again: the curve in MLflow and the weights are those of the run never stopped."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
+BITWISE = ("train/loss", "train/mlm_loss", "train/nsp_loss", "train/grad_norm", "train/learning_rate", "valid/mlm_loss")
+
+
+def curves(training) -> dict[str, list[tuple[int, float]]]:
+    """Every point in the one MLflow run of the training's store."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(training.tracking_uri)
+    (experiment,) = [found for found in client.search_experiments() if found.name == "clozeworks"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    return {
+        key: sorted((point.step, point.value) for point in client.get_metric_history(run.info.run_id, key))
+        for key in run.data.metrics
+    }
+
+
+def final_tensors(training) -> dict[str, str]:
+    """sha256 of every rank's file of the last checkpoint: weights and optimizer state."""
+    marker = json.loads(newest_checkpoint(training).joinpath("checkpoint.json").read_text())
+    return {file["name"]: file["sha256"] for file in marker["files"] if file["name"].endswith(".safetensors")}
+
+
+def newest_checkpoint(training) -> Path:
+    return max((training.output_dir / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def never_stopped(training):
+    straight = training()
+    straight.run()
+    return straight
+
+
+def test_a_killed_training_goes_on_bitwise_in_the_same_mlflow_run(training, never_stopped):
+    killed = training()
+    killed.kill_after_step(3)  # before the first checkpoint: begins again
+    killed.kill_after_step(17)  # between the checkpoints of steps 14 and 21
+    output = killed.run()
+    assert "resuming after step 14" in output or "resuming after step 21" in output
+
+    expected, found = curves(never_stopped), curves(killed)
+    for key in BITWISE:
+        assert found[key] == expected[key], key
+    assert Counter(step for step, _ in found["train/loss"]) == Counter(range(1, 25))
+    assert final_tensors(killed) == final_tensors(never_stopped)
+
+
+def test_a_finished_training_started_again_says_so_and_changes_nothing(never_stopped):
+    before = final_tensors(never_stopped), curves(never_stopped)
+    output = never_stopped.run()
+    assert "resuming after step 24 of 24" in output
+    assert (final_tensors(never_stopped), curves(never_stopped)) == before
