@@ -34,19 +34,40 @@ def main() -> None:
     parser = _parser()
     arguments, rest = parser.parse_known_args()
     overrides = _overrides(parser, arguments, rest)
-    commands = {"tokenizer": _tokenizer, "shards": _shards, "verify": _verify, "inspect": _inspect, "stats": _stats}
+    commands = {
+        "tokenizer": _tokenizer,
+        "shards": _shards,
+        "verify": _verify,
+        "inspect": _inspect,
+        "stats": _stats,
+    }
     commands[arguments.command](arguments, overrides)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m data_prep", description=_COMMANDS)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    settings = "settings (section.name=value, here or in the file of --config):\n" + "\n".join(describe(PreparationConfig))
-    for name, text in (("tokenizer", "train a SentencePiece tokenizer"), ("shards", "make a shard set of a corpus")):
+    settings = "settings (section.name=value, here or in the file of --config):\n" + "\n".join(
+        describe(PreparationConfig)
+    )
+    for name, text in (
+        ("tokenizer", "train a SentencePiece tokenizer"),
+        ("shards", "make a shard set of a corpus"),
+    ):
         command = commands.add_parser(
-            name, help=text, description=text, epilog=settings, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=text,
+            description=text,
+            epilog=settings,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.add_argument("--input", nargs="+", default=[], metavar="FILE", help=".txt .jsonl .json, also .gz .zst .bz2 .xz; patterns")
+        command.add_argument(
+            "--input",
+            nargs="+",
+            default=[],
+            metavar="FILE",
+            help=".txt .jsonl .json, also .gz .zst .bz2 .xz; patterns",
+        )
         command.add_argument("--output", required=True, metavar="DIR", help="folder to write")
         command.add_argument("--config", metavar="FILE", help="YAML file of settings")
         command.add_argument("--fresh", action="store_true", help="begin anew where the output holds something else")
@@ -96,7 +117,10 @@ def _tokenizer(arguments: argparse.Namespace, overrides: list[str]) -> None:
     inputs = {"files": [{"url": storage.redact(file.url), "bytes": file.bytes} for file in files]}
     if arguments.dry_run:
         size = sum(file.bytes for file in files) / 1e6
-        print(f"would train {config.tokenizer.vocab_size:,} pieces on {len(files)} files ({size:.1f} MB) into {arguments.output}")
+        print(
+            f"would train {config.tokenizer.vocab_size:,} pieces on {len(files)} files ({size:.1f} MB) into "
+            f"{arguments.output}"
+        )
         return
     output = Path(arguments.output)
     if output.exists() and not output.is_dir():
@@ -107,7 +131,8 @@ def _tokenizer(arguments: argparse.Namespace, overrides: list[str]) -> None:
         return
     if present is not None:
         raise UserError(
-            f"{output} holds a tokenizer of other inputs or settings (fingerprint {present.fingerprint[:16]}); "
+            f"{output} holds a tokenizer of other inputs or settings (fingerprint "
+            f"{present.fingerprint[:16]}); "
             "choose another folder, or replace it with --fresh"
         )
     sample = TextSample()
@@ -161,10 +186,20 @@ def _described(plan: Plan, output: str) -> str:
 
 def _summary(manifest: Manifest, output: str) -> str:
     def described(name: str, split: SplitRecord) -> str:
-        return f"{name}: {split.documents:,} documents, {split.sentences:,} sentences, {split.tokens:,} tokens in {len(split.shards)} shards"
+        return (
+            f"{name}: {split.documents:,} documents, {split.sentences:,} sentences, {split.tokens:,} tokens "
+            f"in {len(split.shards)} shards"
+        )
 
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest.dropped.items()) or "nothing"
-    return "\n".join((described("train", manifest.train), described("valid", manifest.valid), f"dropped: {dropped}", output))
+    return "\n".join(
+        (
+            described("train", manifest.train),
+            described("valid", manifest.valid),
+            f"dropped: {dropped}",
+            output,
+        )
+    )
 
 
 def _verify(arguments: argparse.Namespace, overrides: list[str]) -> None:
@@ -175,8 +210,10 @@ def _verify(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise UserError(f"{arguments.folder} is not sound, {len(problems)} problem(s): {problems[0]}")
     splits = (manifest.train, manifest.valid)
     print(
-        f"ok: {sum(len(split.shards) for split in splits)} shards, {sum(split.documents for split in splits):,} documents, "
-        f"{sum(split.sentences for split in splits):,} sentences, {sum(split.tokens for split in splits):,} tokens, "
+        f"ok: {sum(len(split.shards) for split in splits)} shards, "
+        f"{sum(split.documents for split in splits):,} documents, "
+        f"{sum(split.sentences for split in splits):,} sentences, {sum(split.tokens for split in splits):,} "
+        "tokens, "
         f"tokenizer {manifest.tokenizer.fingerprint[:16]}"
     )
 
@@ -201,5 +238,6 @@ if __name__ == "__main__":
     try:
         run_command(main)
     except BrokenPipeError:
-        # The reader of our output (head, less) has seen enough; keep the interpreter from complaining at its end.
+        # The reader of our output (head, less) has seen enough; keep the interpreter from complaining at its
+        # end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -75,7 +75,9 @@ class _ZstandardFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            data = (self._frame.unused_data if self._frame is not None and self._frame.eof else b"") or self._file.read(_ZSTANDARD_BYTES)
+            data = (self._frame.unused_data if self._frame is not None and self._frame.eof else b"") or self._file.read(
+                _ZSTANDARD_BYTES
+            )
             if not data:
                 if self._frame is not None and not self._frame.eof:
                     raise EOFError("the file ends within a frame")

@@ -40,12 +40,17 @@ class Source(Settings):
 class DocumentSettings(Settings):
     """How documents are read from the inputs."""
 
-    text_field: Annotated[str, Field(min_length=1)] = Field("text", description="field of a JSON line that holds the text")
+    text_field: Annotated[str, Field(min_length=1)] = Field(
+        "text", description="field of a JSON line that holds the text"
+    )
     language: str = Field("en", description="language by whose rules sentences end (ISO 639-1)")
     on_bad_input: Literal["error", "skip"] = Field(
-        "error", description="error stops at input that cannot be read; skip leaves it out and counts it in the manifest"
+        "error",
+        description="error stops at input that cannot be read; skip leaves it out and counts it in the manifest",
     )
-    min_document_characters: PositiveInt = Field(1, description="shorter documents are dropped, in characters once cleaned")
+    min_document_characters: PositiveInt = Field(
+        1, description="shorter documents are dropped, in characters once cleaned"
+    )
     max_document_bytes: PositiveInt = Field(
         64 << 20, description="a longer line or .txt file is bad input, in bytes; bounds a worker's memory"
     )
@@ -57,15 +62,21 @@ class ShardSettings(Settings):
     shard_bytes: PositiveInt = Field(128_000_000, description="size of a shard to aim at, in bytes")
     min_shards: PositiveInt = Field(8, description="train shards even where the corpus would fit in fewer")
     valid_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.01, description="share of the documents held out")
-    record_tokens: PositiveInt = Field(65_536, description="tokens of a record; a longer document is a record of its own")
+    record_tokens: PositiveInt = Field(
+        65_536, description="tokens of a record; a longer document is a record of its own"
+    )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the order of documents in a shard")
-    unit_bytes: PositiveInt = Field(16 << 20, description="an uncompressed JSONL file is worked on in parts of this size")
+    unit_bytes: PositiveInt = Field(
+        16 << 20, description="an uncompressed JSONL file is worked on in parts of this size"
+    )
 
 
 class PreparationConfig(Settings):
     """All settings of `python -m data_prep`."""
 
-    sources: tuple[Source, ...] = Field((), description="named sources of text; --input on the command line replaces them")
+    sources: tuple[Source, ...] = Field(
+        (), description="named sources of text; --input on the command line replaces them"
+    )
     tokenizer: TokenizerSettings = Field(TokenizerSettings(), description="training of the tokenizer")
     documents: DocumentSettings = Field(DocumentSettings(), description="reading of documents")
     shards: ShardSettings = Field(ShardSettings(), description="layout of the shards")
@@ -80,9 +91,7 @@ class PreparationConfig(Settings):
         return self
 
 
-def load_config(
-    path: str | None, overrides: Sequence[str] = (), inputs: Sequence[str] = ()
-) -> PreparationConfig:
+def load_config(path: str | None, overrides: Sequence[str] = (), inputs: Sequence[str] = ()) -> PreparationConfig:
     """Read the configuration; `inputs` from the command line stand as one source named "corpus".
 
     Raises:

@@ -1,7 +1,8 @@
 """Reading documents from input files as a stream: plain text and JSON lines, compressed or not.
 
-A `.txt` file is one document. A `.jsonl` or `.json` file holds one JSON object a line, whose text field is a document.
-Both may end in .gz, .zst, .bz2 or .xz as well. What cannot be read is a `BadInput`, which names the file and line.
+A `.txt` file is one document. A `.jsonl` or `.json` file holds one JSON object a line, whose text field is a
+document. Both may end in .gz, .zst, .bz2 or .xz as well. What cannot be read is a `BadInput`, which names the
+file and line.
 """
 
 from __future__ import annotations
@@ -73,12 +74,14 @@ def split_into_units(url: str, file_bytes: int, unit_bytes: int, source: int) ->
 class DocumentReader:
     """Iterates over the texts of a unit.
 
-    When it is exhausted, `dropped` counts what the policy `skip` left out, by reason, and `sha256` is the digest of the
-    bytes read: those of the file if the unit is a whole file, else those of the unit's lines.
+    When it is exhausted, `dropped` counts what the policy `skip` left out, by reason, and `sha256` is the
+    digest of the bytes read: those of the file if the unit is a whole file, else those of the unit's lines.
 
     Raises:
-        BadInput: input cannot be read and the policy is `error`; or, with either policy, a whole file turns out
-            damaged after documents of it have been given out (`spoils_file`): the caller drops what it has of it.
+        BadInput: input cannot be read and the policy is `error`; or, with either policy, a whole file turns
+            out
+            damaged after documents of it have been given out (`spoils_file`): the caller drops what it has of
+            it.
     """
 
     def __init__(self, unit: InputUnit, settings: DocumentSettings) -> None:
@@ -131,7 +134,8 @@ class DocumentReader:
         data = file.read(limit + 1)
         if len(data) > limit:
             self._bad(
-                f"{self._where} is longer than documents.max_document_bytes={limit}, and a .txt file is one document; "
+                f"{self._where} is longer than documents.max_document_bytes={limit}, and a .txt file is one "
+                "document; "
                 "write its documents as JSON lines, or raise the limit",
                 "too long",
             )
@@ -158,7 +162,12 @@ class DocumentReader:
                 while (piece := file.readline(_BUFFER_BYTES)) and not piece.endswith(b"\n"):
                     position += self._count(piece)
                 position += self._count(piece)
-                self._bad_line(f"is longer than documents.max_document_bytes={limit}; raise the limit", "too long", start, line_number)
+                self._bad_line(
+                    f"is longer than documents.max_document_bytes={limit}; raise the limit",
+                    "too long",
+                    start,
+                    line_number,
+                )
                 continue
             if start == 0:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
@@ -181,12 +190,16 @@ class DocumentReader:
         except (ValueError, RecursionError) as error:
             return self._bad_line(f"is not JSON ({error})", "invalid JSON", start, number)
         if not isinstance(values, dict):
-            return self._bad_line(f"holds {_kind(values)}, not an object with a field {field!r}", "no object", start, number)
+            return self._bad_line(
+                f"holds {_kind(values)}, not an object with a field {field!r}", "no object", start, number
+            )
         if field not in values:
             known = ", ".join(list(values)[:10]) or "none"
             return self._bad_line(
                 f"has no field {field!r} (its fields: {known}); name the field with documents.text_field=NAME",
-                "missing field", start, number,
+                "missing field",
+                start,
+                number,
             )
         if not isinstance(values[field], str):
             return self._bad_line(f"has {_kind(values[field])} for {field!r}, not text", "not text", start, number)
@@ -197,7 +210,8 @@ class DocumentReader:
             return data.decode()
         except UnicodeDecodeError as error:
             self._bad(
-                f"{self._where} is not UTF-8 at byte {offset + error.start}; convert it, such as with iconv, or leave it out",
+                f"{self._where} is not UTF-8 at byte {offset + error.start}; convert it, such as with "
+                "iconv, or leave it out",
                 "invalid UTF-8",
             )
             return None
@@ -207,7 +221,8 @@ class DocumentReader:
             number = _line_number(self._unit.url, start)
         remedy = "" if ";" in what else "; mend the line"
         self._bad(
-            f"{self._where} line {number} {what}{remedy}, or leave such lines out with documents.on_bad_input=skip", reason
+            f"{self._where} line {number} {what}{remedy}, or leave such lines out with documents.on_bad_input=skip",
+            reason,
         )
 
     def _bad(self, message: str, reason: str) -> None:
@@ -239,5 +254,12 @@ def _line_number(url: str, position: int) -> int:
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }
     return names.get(type(value), "null")

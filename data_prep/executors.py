@@ -1,7 +1,7 @@
 """Running idempotent work units in several processes, and again where a process was killed.
 
-A unit's task writes its result under a final name as its last act, so a unit may be done twice without harm. Tasks
-keep what is dear to load (the tokenizer) in a cache of their own process.
+A unit's task writes its result under a final name as its last act, so a unit may be done twice without harm.
+Tasks keep what is dear to load (the tokenizer) in a cache of their own process.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ def default_num_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_units(
-    task: Callable[[Unit], Result], units: Sequence[Unit], num_workers: int
-) -> Iterator[tuple[Unit, Result]]:
+def run_units(task: Callable[[Unit], Result], units: Sequence[Unit], num_workers: int) -> Iterator[tuple[Unit, Result]]:
     """Run the task on every unit and yield (unit, result) as they are done, in any order.
 
-    With one worker the units run in this process, in order. Otherwise task, units and results travel to spawned
-    processes and back, so they are picklable and `task` is a module's own function.
+    With one worker the units run in this process, in order. Otherwise task, units and results travel to
+    spawned processes and back, so they are picklable and `task` is a module's own function.
 
     Raises:
         UserError: a task raised it, or processes were killed `MAX_BROKEN_POOLS` times.
@@ -56,10 +54,12 @@ def run_units(
             print(
                 f"a worker process was killed; {len(unfinished)} units that are not done are submitted again "
                 f"(time {broken_pools} of {MAX_BROKEN_POOLS})",
-                file=sys.stderr, flush=True,
+                file=sys.stderr,
+                flush=True,
             )
     raise UserError(
-        f"worker processes were killed {MAX_BROKEN_POOLS} times, which is mostly the system running out of memory; "
+        f"worker processes were killed {MAX_BROKEN_POOLS} times, which is mostly the system running out of "
+        "memory; "
         "run the same command again with fewer --workers, it goes on from the finished units"
     )
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import xxhash
 
 from data_prep import storage
@@ -27,9 +26,9 @@ _BATCH_CHARACTERS = 1 << 20
 class Destinations:
     """Where a document goes: a pure function of its id, the hash of its normalised text.
 
-    The high half of the hash decides train or valid, so that neither other documents nor the number of shards moves
-    a document across; the low half decides the shard. Train shards are destinations 0 to `num_train` - 1, those of
-    valid follow.
+    The high half of the hash decides train or valid, so that neither other documents nor the number of shards
+    moves a document across; the low half decides the shard. Train shards are destinations 0 to `num_train` -
+    1, those of valid follow.
     """
 
     num_train: int
@@ -121,9 +120,7 @@ def _encode_all(
         normalised = ["".join(f" {paragraph}" for paragraph in paragraphs) for paragraphs in kept]
         for paragraphs, text, tokens in zip(kept, normalised, tokenizer.encode_many(normalised), strict=True):
             identity = document_id(text)
-            starts = tokenizer.sentence_token_starts(
-                tokens, sentence_starts(paragraphs, task.language)
-            )
+            starts = tokenizer.sentence_token_starts(tokens, sentence_starts(paragraphs, task.language))
             writer.add(task.destinations.of(identity), identity, tokens, starts)
             smallest_id = identity if smallest_id is None else min(smallest_id, identity)
     dropped.update(reader.dropped)

@@ -1,4 +1,4 @@
-"""The plan of a preparation: what is read, in which units, into how many shards, and whether it is begun or done already."""
+"""The plan of a preparation: what is read, in which units, into how many shards, and whether it is begun or done."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def make_plan(config: PreparationConfig, tokenizer: Tokenizer) -> Plan:
     """Find the inputs and lay out the work.
 
     Raises:
-        UsageError: an input is missing, named twice or of an ending that is not read, or a language is not known.
+        UsageError: an input is missing, named twice or of an ending that is not read, or a language is not
+            known.
     """
     inputs = find_inputs(config)
     units = [
@@ -90,7 +91,8 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
     """The input files of all sources, by source and then by name.
 
     Raises:
-        UsageError: an input is missing, named twice or of an ending that is not read, or a language is not known.
+        UsageError: an input is missing, named twice or of an ending that is not read, or a language is not
+            known.
     """
     files: list[InputFile] = []
     names: dict[str, str] = {}
@@ -101,7 +103,8 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
             place = storage.canonical(url)
             if place in names:
                 raise UsageError(
-                    f"input {storage.redact(url)} is in two sources, {names[place]} and {source.name}; name every file once"
+                    f"input {storage.redact(url)} is in two sources, {names[place]} and {source.name}; name "
+                    "every file once"
                 )
             names[place] = source.name
             files.append(InputFile(url, number, storage.size(url), storage.stamp(url)))
@@ -125,7 +128,8 @@ def save_plan(plan: Plan, output: str) -> None:
             raise UserError(_changed(output, "holds unfinished work of another preparation", differences))
     elif any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
-            f"{output} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be gone on with; "
+            f"{output} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be gone "
+            "on with; "
             "choose another folder, or remove them with --fresh"
         )
     storage.write_bytes(url, json.dumps(mine, indent=1).encode())
@@ -222,7 +226,9 @@ def _differences(theirs: dict[str, Any], mine: dict[str, Any]) -> list[str]:
         if now is None or before is None:
             found.append(f"input {url} is {'gone' if now is None else 'new'}")
         elif before != now:
-            found.append(f"input {url} had {before[1]} bytes (source {before[0]}) and now has {now[1]} (source {now[0]})")
+            found.append(
+                f"input {url} had {before[1]} bytes (source {before[0]}) and now has {now[1]} (source {now[0]})"
+            )
         elif theirs.get("stamps", {}).get(url) != mine.get("stamps", {}).get(url) and "stamps" in theirs:
             found.append(f"input {url} was written again")
     return found

@@ -1,7 +1,7 @@
 """Making a shard set: the plan, its two phases of work units, and the manifest that ends it.
 
-Everything that is unfinished lies in OUTPUT/.work. A stopped run goes on from the finished units; the result is the
-same, byte for byte, however often it was stopped and however many processes worked on it.
+Everything that is unfinished lies in OUTPUT/.work. A stopped run goes on from the finished units; the result
+is the same, byte for byte, however often it was stopped and however many processes worked on it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ Task = TypeVar("Task")
 def prepare_shards(
     plan: Plan, tokenizer: Tokenizer, output: str, num_workers: int, fresh: bool = False
 ) -> tuple[Manifest, bool]:
-    """Make the shard set that `plan` describes in the folder `output`; returns its manifest, and whether it was new.
+    """Make the shard set that `plan` describes in the folder `output`; returns its manifest, and whether it
+    was new.
 
     Raises:
         UserError: input cannot be read, `output` cannot be written, holds other work or is being worked on.
@@ -62,14 +63,17 @@ def prepare_shards(
         save_plan(plan, output)
         map_tasks = _map_tasks(plan, tokenizer, output)
         _run(
-            "reading", map_unit, map_tasks, lambda task: sections_url(task.work_folder, task.number),
-            lambda task: task.unit.stop - task.unit.start, ("MB", 1e6), num_workers,
+            "reading",
+            map_unit,
+            map_tasks,
+            lambda task: sections_url(task.work_folder, task.number),
+            lambda task: task.unit.stop - task.unit.start,
+            ("MB", 1e6),
+            num_workers,
         )
         summary = _summarise(map_tasks)
         reduce_tasks = _reduce_tasks(plan, tokenizer, output, summary)
-        _run(
-            "writing", reduce_shard, reduce_tasks, result_url, lambda task: 1, ("shards", 1.0), num_workers
-        )
+        _run("writing", reduce_shard, reduce_tasks, result_url, lambda task: 1, ("shards", 1.0), num_workers)
         results = [read_result(task) for task in reduce_tasks]
         manifest = _finish(plan, tokenizer, output, summary, results)
         storage.remove(plan.work_folder(output))
@@ -154,8 +158,10 @@ def _reduce_tasks(plan: Plan, tokenizer: Tokenizer, output: str, summary: _MapSu
         _move_to_valid(plan, destinations, counts, moved, plan.work_folder(output), tokenizer.token_dtype)
     if not counts[: destinations.num_train].any():
         raise UserError(
-            f"the inputs hold {int(summary.document_counts.sum())} documents, and after duplicates none is left to train "
-            f"on beside the held-out ones (shards.valid_fraction={destinations.valid_fraction:g}); give more documents"
+            f"the inputs hold {int(summary.document_counts.sum())} documents, and after duplicates none is "
+            "left to train "
+            f"on beside the held-out ones (shards.valid_fraction={destinations.valid_fraction:g}); give "
+            "more documents"
         )
     tasks: list[ReduceTask] = []
     unit_sources = tuple(unit.source for unit in plan.units)
@@ -184,14 +190,20 @@ def _reduce_tasks(plan: Plan, tokenizer: Tokenizer, output: str, summary: _MapSu
 
 
 def _move_to_valid(
-    plan: Plan, destinations: Destinations, counts: np.ndarray, document_id: int, work_folder: str,
+    plan: Plan,
+    destinations: Destinations,
+    counts: np.ndarray,
+    document_id: int,
+    work_folder: str,
     token_dtype: type[np.unsignedinteger],
 ) -> None:
     """Where no hash falls into valid, the document with the smallest id, the next to fall into it, makes it up."""
     print(
         f"note: none of the {int(counts.sum())} documents falls into the validation split by its hash "
-        f"(shards.valid_fraction={destinations.valid_fraction:g}); the one whose hash is nearest to it is held out",
-        file=sys.stderr, flush=True,
+        f"(shards.valid_fraction={destinations.valid_fraction:g}); the one whose hash is nearest to it is "
+        "held out",
+        file=sys.stderr,
+        flush=True,
     )
     destination = destinations.of(document_id)
     for number in range(len(plan.units)):
@@ -221,7 +233,9 @@ def _finish(
         format_version=1,
         clozeworks_version=_version(),
         tokenizer=TokenizerRecord(
-            fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size, token_dtype=_dtype_name(tokenizer)
+            fingerprint=tokenizer.fingerprint,
+            vocab_size=tokenizer.vocab_size,
+            token_dtype=_dtype_name(tokenizer),
         ),
         config=plan.described_config(),
         inputs=_input_records(plan, summary.digests),

@@ -27,7 +27,11 @@ class Progress:
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
             self._bar = tqdm.tqdm(
-                desc=self._title, total=self._total / self._scale, unit=f" {self._unit}", file=sys.stderr, leave=False,
+                desc=self._title,
+                total=self._total / self._scale,
+                unit=f" {self._unit}",
+                file=sys.stderr,
+                leave=False,
                 bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total:.1f}{unit}, {rate_fmt}, {remaining} left",
             )
         return self
@@ -43,7 +47,8 @@ class Progress:
             print(
                 f"{self._title}: {self._done / self._scale:.1f} {self._unit} in {elapsed_seconds:.1f} s "
                 f"({rate:.2f} {self._unit}/s)",
-                file=sys.stderr, flush=True,
+                file=sys.stderr,
+                flush=True,
             )
 
     def skip(self, amount: int) -> None:

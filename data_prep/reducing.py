@@ -111,7 +111,8 @@ def reduce_shard(task: ReduceTask) -> int:
 def seeded_order(
     document_ids: np.ndarray, seed: int, only: int | None = None, without: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """Numbers of the documents to keep, in the seeded order of the shard, and how many others are copies of them.
+    """Numbers of the documents to keep, in the seeded order of the shard, and how many others are copies of
+    them.
 
     Of equal ids (D,) the first survives: that of the earliest input. The order depends on ids and seed alone.
     """
@@ -140,7 +141,9 @@ def _load(task: ReduceTask) -> _Documents:
             sections.append(section)
             sources.append(np.full(len(section.document_ids), source, np.uint16))
     if not sections:
-        raise UserError(f"{task.work_folder} lacks the documents of {task.name}; run the same command again with --fresh")
+        raise UserError(
+            f"{task.work_folder} lacks the documents of {task.name}; run the same command again with --fresh"
+        )
     return _Documents(
         document_ids=np.concatenate([section.document_ids for section in sections]),
         document_lengths=np.concatenate([section.document_lengths for section in sections]),
@@ -157,7 +160,9 @@ def _records(documents: _Documents, order: np.ndarray, record_tokens: int) -> It
     sentence_stops = np.cumsum(documents.sentence_counts, dtype=np.int64)
     for members in _blocks(order, documents.document_lengths, record_tokens):
         lengths = documents.document_lengths[members]
-        tokens = [documents.tokens[stop - length : stop] for stop, length in zip(token_stops[members], lengths, strict=True)]
+        tokens = [
+            documents.tokens[stop - length : stop] for stop, length in zip(token_stops[members], lengths, strict=True)
+        ]
         sentences = [
             documents.sentence_lengths[stop - count : stop]
             for stop, count in zip(sentence_stops[members], documents.sentence_counts[members], strict=True)

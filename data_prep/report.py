@@ -65,14 +65,16 @@ def stats_report(folder: str) -> Iterator[str]:
     """Describe a shard set, a line each."""
     manifest = read_manifest(folder)
     yield f"{storage.redact(folder)}  (digest {manifest.digest[:16]})"
-    yield f"tokenizer {manifest.tokenizer.fingerprint[:16]}, {manifest.tokenizer.vocab_size:,} pieces, {manifest.tokenizer.token_dtype}"
+    tokenizer = manifest.tokenizer
+    yield f"tokenizer {tokenizer.fingerprint[:16]}, {tokenizer.vocab_size:,} pieces, {tokenizer.token_dtype}"
     yield ""
     yield f"{'split':<8}{'shards':>8}{'documents':>14}{'sentences':>14}{'tokens':>17}{'MB':>10}{'entropy':>10}"
     for name in ("train", "valid"):
         split = manifest.split(name)
         size = sum(shard.bytes for shard in split.shards) / 1e6
         entropy = "-" if split.unigram_entropy_nats is None else f"{split.unigram_entropy_nats:.4f}"
-        yield f"{name:<8}{len(split.shards):>8}{split.documents:>14,}{split.sentences:>14,}{split.tokens:>17,}{size:>10.1f}{entropy:>10}"
+        counts = f"{len(split.shards):>8}{split.documents:>14,}{split.sentences:>14,}{split.tokens:>17,}"
+        yield f"{name:<8}{counts}{size:>10.1f}{entropy:>10}"
     yield "(entropy: of single tokens, in nats; the loss of a model that looks at no context)"
     yield ""
     yield from _sources(manifest)
@@ -93,7 +95,9 @@ def inspect_report(
     manifest = read_manifest(folder)
     shards = manifest.split(split).shards
     if not 0 <= shard_number < len(shards):
-        raise UsageError(f"{folder} has {len(shards)} {split} shards; give --shard a number from 0 to {len(shards) - 1}")
+        raise UsageError(
+            f"{folder} has {len(shards)} {split} shards; give --shard a number from 0 to {len(shards) - 1}"
+        )
     tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
     path = storage.local_copy(storage.join(folder, shards[shard_number].name), None, shards[shard_number].sha256)
     left = num_documents
@@ -106,7 +110,8 @@ def inspect_report(
             sentences = record.sentences[(record.sentences >= start) & (record.sentences < stop)].tolist()
             source = manifest.sources[record.sources[number]].name
             yield (
-                f"=== {shards[shard_number].name} record {key} document {number}: id {record.document_ids[number]:016x}, "
+                f"=== {shards[shard_number].name} record {key} document {number}: id "
+                f"{record.document_ids[number]:016x}, "
                 f"source {source}, {stop - start:,} tokens, {len(sentences):,} sentences"
             )
             for first, last in list(zip(sentences, [*sentences[1:], stop], strict=True))[:_SHOWN_SENTENCES]:
@@ -131,7 +136,11 @@ def _lengths(folder: str, manifest: Manifest) -> Iterator[str]:
     indexes = [read_index(folder, shard) for shard in shards]
     documents = np.concatenate([index.document_lengths for index in indexes])
     sentences = np.concatenate([index.sentence_lengths for index in indexes])
-    yield f"{'tokens of a':<14}" + "".join(f"{_percentile_name(percentile):>10}" for percentile in _PERCENTILES) + f"{'mean':>10}"
+    yield (
+        f"{'tokens of a':<14}"
+        + "".join(f"{_percentile_name(percentile):>10}" for percentile in _PERCENTILES)
+        + f"{'mean':>10}"
+    )
     for name, lengths in (("document", documents), ("sentence", sentences)):
         values = np.percentile(lengths, _PERCENTILES, method="nearest").astype(int)
         yield f"{name:<14}" + "".join(f"{value:>10,}" for value in values) + f"{lengths.mean():>10,.1f}"

@@ -1,7 +1,8 @@
 """The work file of one unit: its encoded documents, sectioned by the shard that they will go to.
 
-A file is written front to back in bounded memory: now and then the buffered documents are written as one section for
-each destination, and the table of all sections stands at the end. So a shard reads its own sections by offset.
+A file is written front to back in bounded memory: now and then the buffered documents are written as one
+section for each destination, and the table of all sections stands at the end. So a shard reads its own
+sections by offset.
 """
 
 from __future__ import annotations
@@ -80,9 +81,7 @@ class SectionWriter:
         self._file.write(self._document_counts.tobytes())
         data = json.dumps(summary).encode()
         self._file.write(data)
-        self._file.write(
-            _TRAILER.pack(_MAGIC, len(self._offsets), len(self._buffers), table_offset, len(data))
-        )
+        self._file.write(_TRAILER.pack(_MAGIC, len(self._offsets), len(self._buffers), table_offset, len(data)))
 
     def _flush(self) -> None:
         offsets = np.zeros(len(self._buffers) + 1, np.uint64)
@@ -134,7 +133,11 @@ def _parse_section(data: bytes, token_dtype: type[np.unsignedinteger]) -> Sectio
     offset = _SECTION.size
     arrays = []
     for count, dtype in (
-        (documents, np.uint64), (documents, np.uint32), (documents, np.uint32), (sentences, np.uint32), (tokens, token_dtype),
+        (documents, np.uint64),
+        (documents, np.uint32),
+        (documents, np.uint32),
+        (sentences, np.uint32),
+        (tokens, token_dtype),
     ):
         arrays.append(np.frombuffer(data, dtype, count, offset))
         offset += arrays[-1].nbytes

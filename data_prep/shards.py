@@ -1,8 +1,8 @@
 """The shard: a webdataset tar of records and the index beside it.
 
 A record is a block of whole documents. Its members are plain `.npy` arrays, so that
-`webdataset.WebDataset(url).decode()` reads a shard with none of our code. The index lets a reader plan, and read any
-run of tokens by its byte offset, without reading the tar.
+`webdataset.WebDataset(url).decode()` reads a shard with none of our code. The index lets a reader plan, and
+read any run of tokens by its byte offset, without reading the tar.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Record:
     Attributes:
         tokens: (num_tokens,) uint16 or uint32; no [CLS], [SEP], [PAD] or [MASK] among them.
         documents: (D,) uint32 start offset of every document, the first 0.
-        sentences: (S,) uint32 start offset of every sentence, the first 0; every document start is one of them.
+        sentences: (S,) uint32 start offset of every sentence, the first 0; every document start is one of
+            them.
         sources: (D,) uint16 number of each document's source in the manifest.
         document_ids: (D,) uint64 xxh3_64 of each document's normalised text.
     """
@@ -49,7 +50,8 @@ class Record:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The lengths of everything in a shard of R records, D documents and S sentences, in the order of the tar.
+    """The lengths of everything in a shard of R records, D documents and S sentences, in the order of the
+    tar.
 
     Attributes:
         document_lengths: (D,) uint32 tokens of each document.
@@ -95,7 +97,10 @@ def shard_name(split: Literal["train", "valid"], number: int) -> str:
 
 def write_shard(folder: str, name: str, records: Iterable[Record]) -> ShardRecord:
     """Write `name`.tar and its index into `folder`, each atomically; the bytes depend on the records alone."""
-    tar_url, index_url = storage.join(folder, f"{name}.tar"), storage.join(folder, f"{name}.index.safetensors")
+    tar_url, index_url = (
+        storage.join(folder, f"{name}.tar"),
+        storage.join(folder, f"{name}.index.safetensors"),
+    )
     parts: list[ShardIndex] = []
     with storage.local_write(tar_url) as path:
         with open(path, "wb") as file:
@@ -108,9 +113,7 @@ def write_shard(folder: str, name: str, records: Iterable[Record]) -> ShardRecor
         name=f"{name}.tar",
         bytes=size,
         sha256=sha256,
-        index=FileRecord(
-            name=f"{name}.index.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
-        ),
+        index=FileRecord(name=f"{name}.index.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()),
         records=len(index.token_offsets),
         documents=len(index.document_lengths),
         sentences=len(index.sentence_lengths),
@@ -194,15 +197,18 @@ def index_of(record: Record, token_offset: int) -> ShardIndex:
 
 def join_indexes(parts: list[ShardIndex]) -> ShardIndex:
     """The index of a shard that holds these one after the other."""
-    return ShardIndex(**{
-        name: np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)]).astype(dtype)
-        for name, dtype in _INDEX_DTYPES.items()
-    })
+    return ShardIndex(
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)]).astype(dtype)
+            for name, dtype in _INDEX_DTYPES.items()
+        }
+    )
 
 
 def _write_records(file: BinaryIO, prefix: str, records: Iterable[Record]) -> Iterator[ShardIndex]:
     """Write the records to a tar and yield the index of each."""
-    # Imported here: webdataset brings torch along where that is installed, which readers of shards need not wait for.
+    # Imported here: webdataset brings torch along where that is installed, which readers of shards need not
+    # wait for.
     from webdataset import TarWriter
 
     # tar's defaults carry the clock and the user's name: a fixed time makes equal records equal bytes.
@@ -259,7 +265,10 @@ def _index_problem(index: ShardIndex, shard: ShardRecord) -> str | None:
         return "has arrays of different numbers of documents"
     if len(index.record_document_counts) != records or index.record_document_counts.sum(dtype=np.int64) != documents:
         return "has records that do not add up to its documents"
-    if not all(getattr(index, name).all() for name in list(_INDEX_DTYPES)[:3]) or not index.record_document_counts.all():
+    if (
+        not all(getattr(index, name).all() for name in list(_INDEX_DTYPES)[:3])
+        or not index.record_document_counts.all()
+    ):
         return "has an empty document, sentence or record"
     if index.sentence_counts.sum(dtype=np.int64) != shard.sentences:
         return "has sentences that belong to no document"

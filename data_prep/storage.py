@@ -1,7 +1,8 @@
 """Files at paths and URLs: the one place that knows whether data lies on a disk or in an object store.
 
-A local write goes to a temporary name, is flushed to the disk and renamed; a remote one is a single completed put.
-So a file under its final name is always whole, and its existence says that the work that made it was done.
+A local write goes to a temporary name, is flushed to the disk and renamed; a remote one is a single completed
+put. So a file under its final name is always whole, and its existence says that the work that made it was
+done.
 """
 
 from __future__ import annotations
@@ -200,7 +201,9 @@ def local_copy(url: str | Path, cache_dir: str | Path | None, sha256: str) -> Pa
                 filesystem.get_file(path, str(partial))
             found = sha256_of(partial)
             if found != sha256:
-                raise UserError(f"{redact(url)} is damaged: its sha256 is {found} and should be {sha256}; upload it again")
+                raise UserError(
+                    f"{redact(url)} is damaged: its sha256 is {found} and should be {sha256}; upload it again"
+                )
     return copy
 
 
@@ -214,7 +217,10 @@ def expand(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         matches = sorted(_matches(pattern))
         if not matches:
-            raise UsageError(f"no input file matches {redact(pattern)}; check the path, or quote a pattern such as 'corpus/*.jsonl.gz'")
+            raise UsageError(
+                f"no input file matches {redact(pattern)}; check the path, or quote a pattern such as "
+                "'corpus/*.jsonl.gz'"
+            )
         urls.extend(matches)
     twice = sorted({url for url in urls if urls.count(url) > 1}) if len(set(urls)) != len(urls) else []
     if twice:
@@ -224,7 +230,8 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def hold_lock(folder: str | Path) -> Iterator[None]:
-    """Keep other processes from working on the local `folder` while the block runs; the system frees it at a kill.
+    """Keep other processes from working on the local `folder` while the block runs; the system frees it at a
+    kill.
 
     Raises:
         UserError: another process works on it; the message names its process id.
@@ -258,7 +265,8 @@ def _lock_file(path: Path, folder: str) -> TextIO:
             raise UserError(
                 f"another command (process {owner}) works on {folder} now; wait until it ends, or choose another folder"
             ) from None
-        # The owner before may have removed the file between our opening and locking it: then it locks nothing.
+        # The owner before may have removed the file between our opening and locking it: then it locks
+        # nothing.
         if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
             return file
         file.close()
@@ -273,7 +281,9 @@ def _matches(pattern: str) -> list[str]:
             return [filesystem.unstrip_protocol(match) for match in filesystem.glob(path) if filesystem.isfile(match)]
     path = str(local_path(pattern))
     if os.path.isdir(path):
-        raise UsageError(f"input {pattern} is a folder; name its files with a pattern such as '{os.path.join(path, '*.jsonl.gz')}'")
+        raise UsageError(
+            f"input {pattern} is a folder; name its files with a pattern such as '{os.path.join(path, '*.jsonl.gz')}'"
+        )
     if os.path.exists(path):
         return [path]
     return [match for match in glob.glob(path, recursive=True) if os.path.isfile(match)]
@@ -302,5 +312,7 @@ def _explained(url: str | Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
+        remedy = (
+            "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
+        )
         raise UserError(f"{redact(url)} cannot be {what}: {reason}; {remedy}") from None

@@ -107,7 +107,9 @@ def _count_shard(task: _ShardTask) -> _ShardFindings:
             raise UserError(f"{url} and its index disagree on {field.name}; make the shards again")
     shortest = int(index.document_lengths.min(initial=np.iinfo(np.uint32).max)) if len(parts) else 0
     if shortest != task.shard.min_document_tokens:
-        raise UserError(f"{url} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}; {remedy}")
+        raise UserError(
+            f"{url} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}; {remedy}"
+        )
     source_counts = np.zeros((task.num_sources, 3), np.int64)
     ones = np.ones(len(index.document_ids), np.int64)
     for column, values in enumerate((ones, index.sentence_counts, index.document_lengths)):
@@ -146,34 +148,47 @@ def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
         return
     if tokenizer.fingerprint != expected.fingerprint:
         yield (
-            f"{place} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the shards were made with "
+            f"{place} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the shards were "
+            "made with "
             f"{expected.fingerprint}; copy the right one there, or make the shards again"
         )
-    elif (tokenizer.vocab_size, np.dtype(tokenizer.token_dtype).name) != (expected.vocab_size, expected.token_dtype):
-        yield f"{place} has {tokenizer.vocab_size} pieces and the manifest says {expected.vocab_size}; make the shards again"
+    elif (tokenizer.vocab_size, np.dtype(tokenizer.token_dtype).name) != (
+        expected.vocab_size,
+        expected.token_dtype,
+    ):
+        yield f"{place} has {tokenizer.vocab_size} pieces and the manifest says {expected.vocab_size}; make them again"
 
 
 def _stray_files(folder: str, manifest: Manifest) -> Iterator[str]:
-    named = {name for split in (manifest.train, manifest.valid) for shard in split.shards for name in (shard.name, shard.index.name)}
+    named = {
+        name
+        for split in (manifest.train, manifest.valid)
+        for shard in split.shards
+        for name in (shard.name, shard.index.name)
+    }
     for name in storage.list_names(folder):
         if SHARD_NAME.fullmatch(name) and name not in named:
             yield f"{storage.join(folder, name)} is not in the manifest; remove it"
 
 
 def _total_problems(
-    folder: str, manifest: Manifest, token_counts: dict[str, np.ndarray], source_counts: np.ndarray, ids: np.ndarray
+    folder: str,
+    manifest: Manifest,
+    token_counts: dict[str, np.ndarray],
+    source_counts: np.ndarray,
+    ids: np.ndarray,
 ) -> Iterator[str]:
     """Compare the sums of sound shards with the totals that the manifest gives."""
     place = storage.join(folder, manifest.token_counts.name)
     if not storage.exists(place) or storage.sha256_of(place) != manifest.token_counts.sha256:
-        yield f"{place} is missing or has other content than the manifest says; restore it, or make the shards again"
+        yield f"{place} is missing or has other content than the manifest says; restore it, or make it again"
     else:
         yield from _count_problems(place, token_counts)
     for name in ("train", "valid"):
         yield from _split_problems(name, manifest.split(name), token_counts[name])
     for source, found in zip(manifest.sources, source_counts.tolist(), strict=True):
         if [source.documents, source.sentences, source.tokens] != found:
-            yield f"source {source.name} has {found} documents, sentences and tokens, other than the manifest says"
+            yield f"source {source.name} has {found} documents, sentences and tokens, not what the manifest says"
     if len(np.unique(ids)) != len(ids):
         yield f"{folder} holds {len(ids) - len(np.unique(ids))} documents twice; make the shards again"
 

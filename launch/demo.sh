@@ -131,7 +131,8 @@ choose_devices() {
 }
 
 make_shards() {
-    show python -m data_prep shards --input "$corpus" --tokenizer "$output/tokenizer" --output "$output/shards"
+    show python -m data_prep shards --input "$corpus" --tokenizer "$output/tokenizer" --output "$output/shards" \
+        shards.valid_fraction=0.03
     show python -m data_prep verify "$output/shards"
 }
 

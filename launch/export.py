@@ -1,8 +1,8 @@
 """Export a checkpoint as a Hugging Face folder: `launch/export.py --checkpoint DIR --output DIR`.
 
-The folder loads with AutoModel, AutoModelForMaskedLM, pipeline("fill-mask") and SentenceTransformer. It is written
-only if transformers gives the logits of the trained model and AutoTokenizer the ids of preparation. Exit status: 0
-exported, 2 wrong usage, 1 refused or failed.
+The folder loads with AutoModel, AutoModelForMaskedLM, pipeline("fill-mask") and SentenceTransformer. It is
+written only if transformers gives the logits of the trained model and AutoTokenizer the ids of preparation.
+Exit status: 0 exported, 2 wrong usage, 1 refused or failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         required=True,
         type=Path,
         metavar="DIR",
-        help="a checkpoint (OUTPUT_DIR/checkpoints/step-...), or a run's OUTPUT_DIR for its newest complete one",
+        help="a checkpoint (OUTPUT_DIR/checkpoints/step-...), or a run's OUTPUT_DIR for its newest one",
     )
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="new folder for the export")
     return parser.parse_args(arguments)

@@ -17,21 +17,35 @@ from data_prep.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 NUM_DOCUMENTS = 200
 
 _NOUNS = (
-    "river village teacher engine letter garden winter morning harbour library machine question answer mountain student "
-    "doctor kitchen window painting journey market theory number method experiment language history forest island bridge "
-    "captain soldier queen farmer merchant telescope planet ocean storm candle mirror shadow council treaty harvest"
+    "river village teacher engine letter garden winter morning harbour library machine question answer "
+    "mountain student "
+    "doctor kitchen window painting journey market theory number method experiment language history forest "
+    "island bridge "
+    "captain soldier queen farmer merchant telescope planet ocean storm candle mirror shadow council "
+    "treaty harvest"
 ).split()
 _VERBS = (
-    "crossed described remembered followed opened carried measured repaired discovered explained watched painted "
-    "collected abandoned defended visited improved translated questioned imagined compared protected finished studied"
+    "crossed described remembered followed opened carried measured repaired discovered explained watched "
+    "painted "
+    "collected abandoned defended visited improved translated questioned imagined compared protected "
+    "finished studied"
 ).split()
 _ADJECTIVES = (
-    "old quiet bright narrow distant careful famous broken early golden simple curious heavy gentle modern ancient "
+    "old quiet bright narrow distant careful famous broken early golden simple curious heavy gentle modern "
+    "ancient "
     "unexpected northern silent patient remarkable wooden crowded empty honest foreign delicate enormous"
 ).split()
 _OPENINGS = (
-    "In the summer of {year}, ", "After the {noun}, ", "According to Dr. {name}, ", "However, ", "Nobody knew why ", "Today ",
-    "Although it rained, ", "", "", "",
+    "In the summer of {year}, ",
+    "After the {noun}, ",
+    "According to Dr. {name}, ",
+    "However, ",
+    "Nobody knew why ",
+    "Today ",
+    "Although it rained, ",
+    "",
+    "",
+    "",
 )
 _NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois Rossi Novák Haddad".split()
 
@@ -41,7 +55,9 @@ def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A JSONL file of 200 different documents, most of several paragraphs, a few of one sentence."""
     generator = random.Random(20)
     path = tmp_path_factory.mktemp("corpus") / "small.jsonl"
-    lines = [json.dumps({"text": _document(generator)}, ensure_ascii=number % 2 == 0) for number in range(NUM_DOCUMENTS)]
+    lines = [
+        json.dumps({"text": _document(generator)}, ensure_ascii=number % 2 == 0) for number in range(NUM_DOCUMENTS)
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -78,7 +94,8 @@ def corpora() -> Path:
 
 def _document(generator: random.Random) -> str:
     paragraphs = [
-        " ".join(_sentence(generator) for _ in range(generator.randint(1, 7))) for _ in range(generator.choice((1, 2, 3, 5, 8)))
+        " ".join(_sentence(generator) for _ in range(generator.randint(1, 7)))
+        for _ in range(generator.choice((1, 2, 3, 5, 8)))
     ]
     return "\n\n".join(paragraphs)
 

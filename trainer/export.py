@@ -1,10 +1,10 @@
-"""Export: a checkpoint becomes a folder that transformers and sentence-transformers load with no code of ours.
+"""Export: a checkpoint becomes a folder that transformers and sentence-transformers load without our code.
 
-    config.json model.safetensors                             weights in float32, as BertForPreTraining, or as
-                                                               BertForMaskedLM where no pair task trained the pooler
+    config.json model.safetensors                              weights in float32, as BertForPreTraining (or
+                                                               BertForMaskedLM, where no pairs were trained on)
     tokenizer.json tokenizer_config.json tokenizer.model ...   the tokenizer, in both formats
     modules.json sentence_bert_config.json 1_Pooling/          for SentenceTransformer: mean pooling
-    README.md training_config.yaml provenance.json             model card, resolved configuration, origin and checks
+    README.md training_config.yaml provenance.json             model card, configuration, origin and checks
 
 The folder is written under a temporary name beside its own and gets its name once the parity gate has passed.
 """
@@ -43,7 +43,7 @@ class ExportReport:
 
 
 def export_checkpoint(checkpoint: Path, output: Path) -> ExportReport:
-    """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest complete one, to the new folder `output`.
+    """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest one, to the new `output`.
 
     Raises:
         UserError: the folder is no checkpoint or damaged, or `export_model` refuses.
@@ -61,11 +61,11 @@ def export_model(
     output: Path,
     facts: TrainingFacts | None = None,
 ) -> ExportReport:
-    """Write `weights` (names of `PretrainingModel`) and the tokenizer to the new folder `output`, behind the gate.
+    """Write `weights` (names of `PretrainingModel`) and the tokenizer to `output`, behind the parity gate.
 
     Raises:
-        UserError: weights are NaN or infinite or do not fit the configuration, the tokenizer is no tokenizer folder
-            or has more pieces than the model, or the written folder does not behave like the model.
+        UserError: weights are NaN or infinite or do not fit the configuration, the tokenizer is no tokenizer
+            folder or has more pieces than the model, or the written folder does not behave like the model.
         UsageError: `output` is there and not empty.
     """
     facts, output = facts or TrainingFacts(), Path(output).absolute()
@@ -106,15 +106,15 @@ def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> Pretr
     wrong += [name for name in weights if name not in expected]
     if wrong:
         raise UserError(
-            f"the weights do not fit the configuration: {', '.join(wrong[:5])} ({len(wrong)} in all) are missing, left "
-            "over or of another shape; the checkpoint's files are not of one run"
+            f"the weights do not fit the configuration: {', '.join(wrong[:5])} ({len(wrong)} in all) are missing, "
+            "left over or of another shape; the checkpoint's files are not of one run"
         )
     prepared = {name: weights[name].detach().to("cpu", torch.float32) for name in expected}
     for name, tensor in prepared.items():
         if not torch.isfinite(tensor).all():
             raise UserError(
-                f"the weights of {name} hold NaN or infinite values, so the training broke before this checkpoint; "
-                "export an earlier one"
+                f"the weights of {name} hold NaN or infinite values, so the training broke before this "
+                "checkpoint; export an earlier one"
             )
     model.load_state_dict(prepared, assign=True)
     return model.eval()
@@ -122,7 +122,7 @@ def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> Pretr
 
 @contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
-    """A temporary folder beside `output` that takes its name at the end, and is gone if that is not reached."""
+    """A temporary folder beside `output` that takes its name at the end, or is gone if that is not reached."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         with _explained(output):

@@ -1,7 +1,7 @@
-"""The parity gate of an export: the written folder, as transformers loads it, against our model and preparation.
+"""The parity gate of an export: the folder as transformers loads it, against our model and preparation.
 
-Compared are the logits at every place of sample sequences, packed into rows on our side and padded on the other, and
-the ids that `AutoTokenizer` gives for raw text with the ids that preparation writes for it.
+Compared are the logits at every place of sample sequences, packed into rows on our side and padded on the
+other, and the ids that `AutoTokenizer` gives for raw text with the ids that preparation writes for it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from trainer.export_samples import (
 from trainer.model.pretraining import PretrainingModel
 
 LOGIT_TOLERANCE = 1e-4
-"""Largest difference of any logit, relative to the largest logit: float32 keeps 6e-8 a step, the two sides sum in
-other orders, and 24 layers add up to about 1e-6; a wrong weight shows at 1e-2 and more."""
+"""Largest difference of any logit, relative to the largest logit: float32 keeps 6e-8 a step, the two sides
+sum in other orders, and 24 layers add up to about 1e-6; a wrong weight shows at 1e-2 and more."""
+
 
 @dataclass(frozen=True)
 class ParityReport:
@@ -47,9 +48,9 @@ class ParityReport:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_texts} texts tokenised alike; {self.num_logits:,} logits of {self.num_sequences} sequences: "
-            f"largest difference {self.max_logit_difference:.2e} at logits up to {self.max_logit:.1f} "
-            f"(allowed {LOGIT_TOLERANCE * self.max_logit:.2e})"
+            f"{self.num_texts} texts, pairs and masked texts tokenised alike; {self.num_logits:,} logits of "
+            f"{self.num_sequences} sequences: largest difference {self.max_logit_difference:.2e} at logits "
+            f"up to {self.max_logit:.1f} (allowed {LOGIT_TOLERANCE * self.max_logit:.2e})"
         )
 
 
@@ -67,14 +68,14 @@ def check_export(folder: Path, model: PretrainingModel, tokenizer: Tokenizer) ->
     if not difference <= LOGIT_TOLERANCE * largest:
         raise UserError(
             f"the exported model gives logits that differ from the trained model's by {difference:.3g} "
-            f"(largest logit {largest:.3g}, allowed {LOGIT_TOLERANCE} of it); nothing was exported. This is a mistake "
-            f"of clozeworks or of transformers {transformers.__version__}: please report it"
+            f"(largest logit {largest:.3g}, allowed {LOGIT_TOLERANCE} of it); nothing was exported. This is a "
+            f"mistake of clozeworks or of transformers {transformers.__version__}: please report it"
         )
     return ParityReport(num_texts, len(sequences), num_logits, difference, largest)
 
 
 def check_token_ids(folder: Path, tokenizer: Tokenizer) -> int:
-    """Compare `AutoTokenizer`'s ids for raw text, pairs and masks with preparation's; returns the comparisons made.
+    """Compare `AutoTokenizer`'s ids for raw text, pairs and masks with preparation's; returns how many.
 
     Raises:
         UserError: a text is encoded differently.
@@ -84,9 +85,9 @@ def check_token_ids(folder: Path, tokenizer: Tokenizer) -> int:
     for text, expected, actual in _token_id_cases(loaded, tokenizer):
         if actual != expected:
             raise UserError(
-                f"transformers {transformers.__version__} with tokenizers {tokenizers.__version__} gives other ids than "
-                f"preparation for {text!r}: {actual[:20]} instead of {expected[:20]}; nothing was exported. Install the "
-                "versions in the constraints file"
+                f"transformers {transformers.__version__} with tokenizers {tokenizers.__version__} gives "
+                f"other ids than preparation for {text!r}: {actual[:20]} instead of {expected[:20]}; nothing was "
+                "exported. Install the versions in the constraints file"
             )
         count += 1
     return count
@@ -102,15 +103,14 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
     for first, second in zip(SAMPLE_TEXTS, SAMPLE_TEXTS[1:], strict=False):
         pair = loaded(first, second)
         expected = encode_pair(prepared(first), prepared(second))
-        yield f"{first} | {second}", expected.input_ids, pair["input_ids"]
-        yield f"segments of {first} | {second}", expected.token_type_ids, pair["token_type_ids"]
+        ours, theirs = (expected.input_ids, expected.token_type_ids), (pair["input_ids"], pair["token_type_ids"])
+        yield f"{first} | {second}", ours, theirs
     for before, after in MASK_TEXTS:
         text = f"{before} [MASK]{after}"
         ids = loaded(text, add_special_tokens=False)["input_ids"]
         place = ids.index(MASK_TOKEN_ID)
-        yield text, prepared(before), ids[:place]
         # No space is put in front of what follows a mask; one that is there stays.
-        yield f"what follows the mask in {text}", after, tokenizer.decode(ids[place + 1 :])
+        yield text, (prepared(before), after), (ids[:place], tokenizer.decode(ids[place + 1 :]))
 
 
 def _holds_special_token(text: str) -> bool:
@@ -131,8 +131,8 @@ def load_reference(folder: Path) -> Any:
     problems = {kind: names for kind, names in info.items() if names}
     if problems:
         raise UserError(
-            f"transformers {transformers.__version__} does not find the exported weights as it expects them: {problems}; "
-            "nothing was exported. This is a mistake of clozeworks: please report it"
+            f"transformers {transformers.__version__} does not find the exported weights as it expects "
+            f"them: {problems}; nothing was exported. This is a mistake of clozeworks: please report it"
         )
     return reference.eval()
 

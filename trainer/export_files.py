@@ -1,4 +1,4 @@
-"""The files of an exported folder, each written from the model, the tokenizer and what is known of the training."""
+"""The files of an exported folder, each written from the model, the tokenizer and the training's facts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,12 @@ def write_sentence_transformer(folder: Path, config: RunConfig) -> None:
 
 
 def write_origin(
-    folder: Path, name: str, config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer, parity: ParityReport
+    folder: Path,
+    name: str,
+    config: RunConfig,
+    facts: TrainingFacts,
+    tokenizer: Tokenizer,
+    parity: ParityReport,
 ) -> None:
     """The model card, the resolved configuration, and where all of it comes from."""
     config = RunConfig.model_validate(_redacted(config.model_dump(mode="json")))

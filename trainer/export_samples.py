@@ -1,4 +1,4 @@
-"""Sample sequences for the parity gate of an export, as both sides take them: packed rows, and padded ones."""
+"""Sample sequences for the parity gate of an export, as both sides take them: packed rows and padded ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Encoded:
 
 
 def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list[Encoded]:
-    """The sample texts as the model sees them, a token of each masked; with `pairs`, as sentence pairs too."""
+    """The sample texts as the model sees them, a token of each masked; with `pairs`, sentence pairs too."""
     ids = [tokenizer.encode(normalise(text, tokenizer.normalisation)).tolist() for text in SAMPLE_TEXTS]
     sequences = []
     for number, text_ids in enumerate(ids):

@@ -1,4 +1,4 @@
-"""What an export is made from: the weights of a checkpoint, its configuration, and what is known of its training."""
+"""What an export is made from: a checkpoint's weights and configuration, and what is known of its training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from data_prep.errors import UserError
 from data_prep.manifest import TOKENIZER_FOLDER, SourceRecord, read_manifest
 from data_prep.settings import validate_settings
 from data_prep.tokenizer import Tokenizer
-from trainer.checkpoint_format import STATE_NAME, SavedState, list_steps, read_state, read_weights, step_folder
+from trainer.checkpoint_format import (
+    STATE_NAME,
+    SavedState,
+    list_steps,
+    read_state,
+    read_weights,
+    step_folder,
+)
 from trainer.config import RunConfig
 from trainer.model_card import TrainingFacts
 from trainer.status import read_status
@@ -33,8 +40,8 @@ def read_source(checkpoint: Path) -> ExportSource:
     """Read a checkpoint folder, or the newest complete checkpoint of a run's folder.
 
     Raises:
-        UserError: there is no complete checkpoint, a file of it is damaged, or the run's folder does not hold the
-            tokenizer that the model was trained with.
+        UserError: there is no complete checkpoint, a file of it is damaged, or the run's folder does not hold
+            the tokenizer that the model was trained with.
     """
     folder = find_checkpoint(checkpoint)
     saved = read_state(folder)
@@ -58,13 +65,14 @@ def find_checkpoint(folder: Path) -> Path:
 def _check_tokenizer(folder: Path, saved: SavedState) -> None:
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is missing, where the training keeps the tokenizer; copy the folder tokenizer/ of the shards there"
+            f"{folder} is missing, where the training keeps the tokenizer; copy the folder "
+            "tokenizer/ of the shards there"
         )
     found, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
     if found != expected:
         raise UserError(
-            f"{folder} is not the tokenizer that the model was trained with: its fingerprint is {found}, that of the "
-            f"shards was {expected}; copy the folder tokenizer/ of the shards there"
+            f"{folder} is not the tokenizer that the model was trained with: its fingerprint is {found}, that of "
+            f"the shards was {expected}; copy the folder tokenizer/ of the shards there"
         )
 
 
@@ -84,7 +92,7 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
 
 
 def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord, ...]:
-    """The sources of the very shards that were trained on, where these can still be read; nothing otherwise."""
+    """The sources of the very shards that were trained on, where these can still be read; else nothing."""
     sources: list[SourceRecord] = []
     for component, digest in zip(config.data.components, digests, strict=False):
         try:

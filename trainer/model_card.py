@@ -13,7 +13,7 @@ from trainer.model.sizes import num_parameters
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What is known of the training behind the weights; what is not known stays empty and the card says so."""
+    """What is known of the training behind the weights; what is not stays empty and the card says so."""
 
     checkpoint: str | None = None
     """Name of the checkpoint folder."""
@@ -61,9 +61,10 @@ def _description(config: RunConfig, next_sentence: bool) -> str:
     model = config.model
     tasks = "masked language modelling" + (" and next-sentence prediction" if next_sentence else "")
     return (
-        f"A BERT encoder pretrained with clozeworks by {tasks}: {model.num_hidden_layers} layers, hidden size "
-        f"{model.hidden_size}, {model.num_attention_heads} heads, feed-forward size {model.intermediate_size}, up to "
-        f"{model.max_position_embeddings} places, {num_parameters(model, next_sentence):,} parameters."
+        f"A BERT encoder pretrained with clozeworks by {tasks}: {model.num_hidden_layers} layers, hidden "
+        f"size {model.hidden_size}, {model.num_attention_heads} heads, feed-forward size "
+        f"{model.intermediate_size}, up to {model.max_position_embeddings} places, "
+        f"{num_parameters(model, next_sentence):,} parameters."
     )
 
 
@@ -71,18 +72,19 @@ def _use(name: str, config: RunConfig, next_sentence: bool) -> str:
     pooler = (
         "The pooler and the next-sentence head are trained; load them with `BertForPreTraining`."
         if next_sentence
-        else "There was no next-sentence task, so there is no trained pooler: transformers makes a random one and "
-        "warns; use the hidden states."
+        else "There was no next-sentence task, so there is no trained pooler: transformers makes a random one "
+        "and warns; use the hidden states."
     )
     rows = config.model.padded_vocab_size
     padding = (
-        f" `vocab_size` is {rows:,}: rows beyond the tokenizer's pieces only fill up the matrix and are never predicted "
-        "by a trained model."
+        f" `vocab_size` is {rows:,}: rows beyond the tokenizer's pieces only fill up the matrix and are "
+        "never predicted by a trained model."
     )
     return (
         "```python\nfrom transformers import pipeline\n\n"
         f'pipeline("fill-mask", model={json.dumps(name)})("The capital of France is [MASK].")\n```\n\n'
-        f"`AutoModel`, `AutoModelForMaskedLM` and `SentenceTransformer` (mean pooling) load the folder too. {pooler}{padding}"
+        f"`AutoModel`, `AutoModelForMaskedLM` and `SentenceTransformer` (mean pooling) load the folder too. "
+        f"{pooler}{padding}"
     )
 
 
@@ -90,7 +92,10 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer_fingerprint: st
     rows = [
         ("optimizer steps", f"{facts.step:,} of {config.max_steps:,}" if facts.step is not None else None),
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
-        ("sequence lengths", ", ".join(str(length) for length in dict.fromkeys(p.sequence_length for p in config.phases))),
+        (
+            "sequence lengths",
+            ", ".join(str(length) for length in dict.fromkeys(p.sequence_length for p in config.phases)),
+        ),
         ("share of tokens predicted", f"{config.data.mlm_probability:g}"),
         ("peak learning rate", f"{config.optimizer.learning_rate:g} ({config.schedule.name})"),
         ("precision", config.training.precision),
@@ -122,9 +127,9 @@ def _evaluation(facts: TrainingFacts) -> str:
 
 def _limits(config: RunConfig) -> str:
     return (
-        "For fill-mask, sentence embeddings after fine-tuning, and as the start of fine-tuning on tasks over text. It "
-        "generates no text, and was not evaluated for any use that affects people. It reflects its training text, with "
-        f"its errors and biases; languages and subjects not in it are out of reach. Text beyond "
+        "For fill-mask, sentence embeddings after fine-tuning, and as the start of fine-tuning on tasks over text. "
+        "It generates no text, and was not evaluated for any use that affects people. It reflects its training "
+        f"text, with its errors and biases; languages and subjects not in it are out of reach. Text beyond "
         f"{config.model.max_position_embeddings} tokens has to be cut."
     )
 

@@ -18,7 +18,7 @@ from data_prep.config import DocumentSettings
 from data_prep.documents import BadInput, DocumentReader, InputUnit, split_into_units
 from data_prep.errors import UsageError
 
-SKIP = DocumentSettings(on_bad_input="skip")
+DEFAULTS = DocumentSettings()
 TEXTS = ["One sentence. Another.\n\nA paragraph.", "Ünïcode 漢字 🙂", "third"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -29,7 +29,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def read(path: Path, settings: DocumentSettings = DocumentSettings(), unit_bytes: int = 1 << 30) -> list[str]:
+def read(path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30) -> list[str]:
     units = split_into_units(str(path), path.stat().st_size, unit_bytes, 0)
     return [text for unit in units for text in DocumentReader(unit, settings)]
 
@@ -55,7 +55,9 @@ def test_byte_order_mark_and_windows_line_ends_simply_work(tmp_path: Path) -> No
 
 
 @given(
-    lengths=st.lists(st.integers(0, 60), max_size=30), unit_bytes=st.integers(1, 400), last_newline=st.booleans()
+    lengths=st.lists(st.integers(0, 60), max_size=30),
+    unit_bytes=st.integers(1, 400),
+    last_newline=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_parts_of_a_file_give_its_documents_once_and_in_order(
@@ -88,7 +90,10 @@ BAD_LINES = {
     b'{"text": "\xff\xfe"}': ("is not UTF-8", "invalid UTF-8"),
     b'{"text": "a\0b"}': ("is not JSON", "invalid JSON"),
     b"[" * 100_000: ("is not JSON", "invalid JSON"),
-    b'{"text": "' + b"x" * 3000 + b'"}': ("is longer than documents.max_document_bytes=2000; raise the limit", "too long"),
+    b'{"text": "' + b"x" * 3000 + b'"}': (
+        "is longer than documents.max_document_bytes=2000; raise the limit",
+        "too long",
+    ),
 }
 
 
@@ -122,7 +127,8 @@ def test_a_bad_text_file_is_named_or_counted(tmp_path: Path, data: bytes, messag
     with pytest.raises(BadInput, match=f"bad.txt.*{message}"):
         read(path, DocumentSettings(max_document_bytes=100))
     reader = DocumentReader(
-        InputUnit(str(path), 0, len(data), True, 0), DocumentSettings(on_bad_input="skip", max_document_bytes=100)
+        InputUnit(str(path), 0, len(data), True, 0),
+        DocumentSettings(on_bad_input="skip", max_document_bytes=100),
     )
     assert list(reader) == [] and reader.dropped == {reason: 1}
 

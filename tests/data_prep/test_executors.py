@@ -67,8 +67,11 @@ def script(tmp_path: Path) -> Path:
 def _start(script: Path, case: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     return subprocess.Popen(
-        [sys.executable, str(script), case, str(script.parent)], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, str(script), case, str(script.parent)],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 

@@ -40,7 +40,17 @@ def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_pat
     tokenizer, shards = tmp_path / "tokenizer", tmp_path / "shards"
     assert command("tokenizer", "--input", small_corpus, "--output", tokenizer, "--vocab-size", 700) == 0
     assert "tokens a word" in command.output and "pieces               700" in command.output
-    arguments = ["shards", "--input", small_corpus, "--tokenizer", tokenizer, "--output", shards, "--workers", 1]
+    arguments = [
+        "shards",
+        "--input",
+        small_corpus,
+        "--tokenizer",
+        tokenizer,
+        "--output",
+        shards,
+        "--workers",
+        1,
+    ]
     assert command(*arguments, "shards.min_shards=2") == 0
     assert "in 2 shards" in command.output and "dropped: nothing" in command.output
     assert command(*arguments, "shards.min_shards=2") == 0
@@ -52,7 +62,9 @@ def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_pat
     assert command.output.startswith("ok: 4 shards, 200 documents")
 
 
-def test_the_tokenizer_command_again_does_nothing_or_refuses(command: Command, small_corpus: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_command_again_does_nothing_or_refuses(
+    command: Command, small_corpus: Path, tmp_path: Path
+) -> None:
     arguments = ["tokenizer", "--input", small_corpus, "--output", tmp_path / "out"]
     assert command(*arguments, "--vocab-size", 700) == 0
     assert command(*arguments, "--vocab-size", 700) == 0 and "is complete already" in command.output
@@ -61,13 +73,28 @@ def test_the_tokenizer_command_again_does_nothing_or_refuses(command: Command, s
 
 
 def test_overrides_may_follow_the_input_files(command: Command, small_corpus: Path, tmp_path: Path) -> None:
-    assert command("tokenizer", "--output", tmp_path / "out", "--dry-run", "--input", small_corpus, "tokenizer.vocab_size=777") == 0
+    assert (
+        command(
+            "tokenizer",
+            "--output",
+            tmp_path / "out",
+            "--dry-run",
+            "--input",
+            small_corpus,
+            "tokenizer.vocab_size=777",
+        )
+        == 0
+    )
     assert "would train 777 pieces on 1 files" in command.output and not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_of_shards_writes_nothing(command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_dry_run_of_shards_writes_nothing(
+    command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
-    assert command("shards", "--input", small_corpus, "--tokenizer", small_tokenizer, "--output", output, "--dry-run") == 0
+    assert (
+        command("shards", "--input", small_corpus, "--tokenizer", small_tokenizer, "--output", output, "--dry-run") == 0
+    )
     assert "would read 1 files" in command.output and "8 train and 1 valid shards" in command.output
     assert not output.exists()
 
@@ -89,7 +116,13 @@ def test_a_dry_run_of_shards_writes_nothing(command: Command, small_corpus: Path
     ],
 )
 def test_mistakes_are_one_paragraph_and_leave_no_manifest(
-    command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path, arguments: list[str], status: int, message: str
+    command: Command,
+    small_corpus: Path,
+    small_tokenizer: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    status: int,
+    message: str,
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "report.pdf").touch()
@@ -99,7 +132,9 @@ def test_mistakes_are_one_paragraph_and_leave_no_manifest(
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_an_output_that_is_a_file_is_refused(command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+def test_an_output_that_is_a_file_is_refused(
+    command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     (tmp_path / "out").write_text("mine")
     assert command("shards", "--input", small_corpus, "--tokenizer", small_tokenizer, "--output", tmp_path / "out") == 2
     assert "is a file" in command.errors and (tmp_path / "out").read_text() == "mine"
@@ -130,5 +165,12 @@ def test_inspect_shows_sentences_of_real_documents(command: Command, small_shard
 def test_stats_show_counts_lengths_and_pieces(command: Command, small_shards: Path) -> None:
     assert command("stats", small_shards) == 0
     manifest = json.loads((small_shards / "manifest.json").read_text())
-    for text in (f"{manifest['train']['tokens']:,}", "dropped: nothing", "median", "most frequent pieces: ", "#####", "corpus"):
+    for text in (
+        f"{manifest['train']['tokens']:,}",
+        "dropped: nothing",
+        "median",
+        "most frequent pieces: ",
+        "#####",
+        "corpus",
+    ):
         assert text in command.output

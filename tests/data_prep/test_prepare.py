@@ -31,7 +31,12 @@ from data_prep.sentences import sentence_starts
 from data_prep.shards import read_records
 from data_prep.tokenizer import Tokenizer
 
-OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.record_tokens=1500", "shards.unit_bytes=30000"]
+OVERRIDES = [
+    "shards.min_shards=3",
+    "shards.valid_fraction=0.1",
+    "shards.record_tokens=1500",
+    "shards.unit_bytes=30000",
+]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -45,7 +50,12 @@ def config_for(inputs: Iterable[Path], *overrides: str) -> PreparationConfig:
 
 
 def make(
-    inputs: Iterable[Path], tokenizer: Tokenizer, output: Path, *overrides: str, num_workers: int = 1, fresh: bool = False
+    inputs: Iterable[Path],
+    tokenizer: Tokenizer,
+    output: Path,
+    *overrides: str,
+    num_workers: int = 1,
+    fresh: bool = False,
 ) -> Manifest:
     plan = make_plan(config_for(inputs, *overrides), tokenizer)
     return prepare_shards(plan, tokenizer, str(output), num_workers, fresh)[0]
@@ -88,7 +98,8 @@ def test_every_text_comes_back_exactly_once(small_corpus: Path, tokenizer: Token
 def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path)
     paragraphs = {
-        document_id(normalise(text, Normalisation())): clean_paragraphs(text, Normalisation()) for text in texts_of(small_corpus)
+        document_id(normalise(text, Normalisation())): clean_paragraphs(text, Normalisation())
+        for text in texts_of(small_corpus)
     }
     for path in tmp_path.glob("*.tar"):
         for _, record, _ in read_records(path):
@@ -103,13 +114,16 @@ def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: 
     assert not paragraphs
 
 
-def test_records_hold_whole_documents_up_to_their_size(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_records_hold_whole_documents_up_to_their_size(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     long_text = " ".join(texts_of(small_corpus)[:40])
     other = write_lines(tmp_path / "long.jsonl", [long_text])
     make([small_corpus, other], tokenizer, tmp_path / "out")
     sizes = [
         (len(record.tokens), len(record.documents))
-        for path in (tmp_path / "out").glob("*.tar") for _, record, _ in read_records(path)
+        for path in (tmp_path / "out").glob("*.tar")
+        for _, record, _ in read_records(path)
     ]
     assert len(sizes) > 10
     assert [documents for tokens, documents in sizes if tokens > 1500] == [1]
@@ -124,16 +138,27 @@ def test_a_text_in_two_files_is_kept_once_and_counted(small_corpus: Path, tokeni
     assert Counter(found) == Counter(normalise(text, Normalisation()) for text in [*texts, "A new text."])
 
 
-def test_of_equal_texts_the_first_sources_copy_survives(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_of_equal_texts_the_first_sources_copy_survives(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     texts = texts_of(small_corpus)
-    first, second = write_lines(tmp_path / "z.jsonl", texts[:20]), write_lines(tmp_path / "a.jsonl", texts[10:40])
-    config = PreparationConfig.model_validate({
-        "sources": [{"name": "one", "input": str(first)}, {"name": "two", "input": str(second), "licence": "CC0-1.0"}],
-        "shards": {"min_shards": 2, "valid_fraction": 0.1},
-    })
+    first, second = (
+        write_lines(tmp_path / "z.jsonl", texts[:20]),
+        write_lines(tmp_path / "a.jsonl", texts[10:40]),
+    )
+    config = PreparationConfig.model_validate(
+        {
+            "sources": [
+                {"name": "one", "input": str(first)},
+                {"name": "two", "input": str(second), "licence": "CC0-1.0"},
+            ],
+            "shards": {"min_shards": 2, "valid_fraction": 0.1},
+        }
+    )
     manifest, _ = prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "out"), 1)
     assert [(source.name, source.documents, source.licence) for source in manifest.sources] == [
-        ("one", 20, None), ("two", 20, "CC0-1.0"),
+        ("one", 20, None),
+        ("two", 20, "CC0-1.0"),
     ]
     assert sum(source.tokens for source in manifest.sources) == manifest.train.tokens + manifest.valid.tokens
 
@@ -142,7 +167,10 @@ def test_adding_a_file_moves_no_document_between_train_and_valid(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     texts = texts_of(small_corpus)
-    old, new = write_lines(tmp_path / "old.jsonl", texts[:100]), write_lines(tmp_path / "new.jsonl", texts[100:])
+    old, new = (
+        write_lines(tmp_path / "old.jsonl", texts[:100]),
+        write_lines(tmp_path / "new.jsonl", texts[100:]),
+    )
     make([old], tokenizer, tmp_path / "before")
     make([old, new], tokenizer, tmp_path / "after", "shards.min_shards=5")
     for split in ("train", "valid"):
@@ -154,9 +182,9 @@ def test_figures_of_the_manifest_are_those_of_the_shards(small_shards: Path) -> 
     manifest = read_manifest(str(small_shards))
     stored = safetensors.numpy.load((small_shards / "token_counts.safetensors").read_bytes())
     for name in ("train", "valid"):
-        tokens = np.concatenate([
-            record.tokens for path in small_shards.glob(f"{name}-*.tar") for _, record, _ in read_records(path)
-        ])
+        tokens = np.concatenate(
+            [record.tokens for path in small_shards.glob(f"{name}-*.tar") for _, record, _ in read_records(path)]
+        )
         counts = Counter(tokens.tolist())
         entropy = -sum(count / len(tokens) * math.log(count / len(tokens)) for count in counts.values())
         assert manifest.split(name).tokens == len(tokens)
@@ -240,7 +268,13 @@ def test_bad_input_stops_or_is_counted_by_reason(small_corpus: Path, tokenizer: 
         make(inputs, tokenizer, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
     manifest = make(inputs, tokenizer, tmp_path / "skipped", "documents.on_bad_input=skip")
-    assert manifest.dropped == {"damaged file": 1, "empty": 1, "empty file": 1, "missing field": 1, "not text": 1}
+    assert manifest.dropped == {
+        "damaged file": 1,
+        "empty": 1,
+        "empty file": 1,
+        "missing field": 1,
+        "not text": 1,
+    }
     assert manifest.train.documents + manifest.valid.documents == len(texts_of(small_corpus)) + 1
 
 
@@ -358,14 +392,23 @@ def test_a_full_disk_stops_clearly_and_the_same_command_ends_right(
 ) -> None:
     make([small_corpus], tokenizer, tmp_path / "whole")
     flush = storage._flush
-    for fatal_name in ("map-000002", "train-000001.tar", "train-000001.index", "token_counts", "manifest.json"):
+    for fatal_name in (
+        "map-000002",
+        "train-000001.tar",
+        "train-000001.index",
+        "token_counts",
+        "manifest.json",
+    ):
 
         def full(path: Path, fatal_name: str = fatal_name) -> None:
             if fatal_name in path.name:
                 raise OSError(28, "No space left on device")
             flush(path)
 
-        with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written: No space left on device"):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(UserError, match="cannot be written: No space left on device"),
+        ):
             patch.setattr(storage, "_flush", full)
             make([small_corpus], tokenizer, tmp_path / "out")
         assert not (tmp_path / "out" / "manifest.json").exists()
@@ -390,7 +433,13 @@ def test_an_unknown_language_is_refused_before_work_starts(small_corpus: Path, t
 
 
 def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    texts = ["[MASK] and [SEP] [CLS]", "lone \ud800 surrogate", "\u2581meta\u2581space", "שלום \u202b עולם 👩‍👩‍👧 e\u0301", "\ue000 private"]
+    texts = [
+        "[MASK] and [SEP] [CLS]",
+        "lone \ud800 surrogate",
+        "\u2581meta\u2581space",
+        "שלום \u202b עולם 👩‍👩‍👧 e\u0301",
+        "\ue000 private",
+    ]
     corpus = write_lines(tmp_path / "odd.jsonl", texts)
     make([corpus], tokenizer, tmp_path / "out", "shards.valid_fraction=0.3")
     found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
@@ -407,8 +456,19 @@ def test_a_tokenizer_exchanged_while_it_works_is_noticed(small_tokenizer: Path) 
 
 def _command(corpus: Path, tokenizer: Tokenizer, output: Path, workers: int) -> list[str]:
     return [
-        sys.executable, "-m", "data_prep", "shards", "--input", str(corpus), "--tokenizer", str(tokenizer.folder),
-        "--output", str(output), "--workers", str(workers), *OVERRIDES,
+        sys.executable,
+        "-m",
+        "data_prep",
+        "shards",
+        "--input",
+        str(corpus),
+        "--tokenizer",
+        str(tokenizer.folder),
+        "--output",
+        str(output),
+        "--workers",
+        str(workers),
+        *OVERRIDES,
     ]
 
 
@@ -424,9 +484,15 @@ def test_a_killed_run_goes_on_to_the_same_bytes(small_corpus: Path, tokenizer: T
     make([small_corpus], tokenizer, tmp_path / "whole")
     output, work = tmp_path / "out", tmp_path / "out" / ".work"
     seen: list[int] = []
-    for is_time in (lambda: len(list(work.glob("map-*"))) >= 2, lambda: len(list(work.glob("*.done.json"))) >= 1):
+    for is_time in (
+        lambda: len(list(work.glob("map-*"))) >= 2,
+        lambda: len(list(work.glob("*.done.json"))) >= 1,
+    ):
         process = subprocess.Popen(
-            _command(small_corpus, tokenizer, output, 1), cwd=REPOSITORY, start_new_session=True, stderr=subprocess.DEVNULL
+            _command(small_corpus, tokenizer, output, 1),
+            cwd=REPOSITORY,
+            start_new_session=True,
+            stderr=subprocess.DEVNULL,
         )
         while not is_time() and process.poll() is None:
             time.sleep(0.002)
@@ -435,6 +501,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(small_corpus: Path, tokenizer: T
         seen.append(process.returncode)
         assert not (output / "manifest.json").exists()
     assert seen == [-signal.SIGKILL, -signal.SIGKILL]
-    result = subprocess.run(_command(small_corpus, tokenizer, output, 1), cwd=REPOSITORY, capture_output=True, text=True)
+    result = subprocess.run(
+        _command(small_corpus, tokenizer, output, 1), cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     assert files_of(output) == files_of(tmp_path / "whole")

@@ -37,7 +37,11 @@ def shard(tmp_path: Path) -> ShardRecord:
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 def test_token_offsets_lead_to_the_tokens_in_the_tar(tmp_path: Path, dtype: type) -> None:
-    records = [record([2, 3], [4], dtype=dtype), record([700], first_id=40, dtype=dtype), record([1], dtype=dtype)]
+    records = [
+        record([2, 3], [4], dtype=dtype),
+        record([700], first_id=40, dtype=dtype),
+        record([1], dtype=dtype),
+    ]
     shard = write_shard(str(tmp_path), "train-000000", records)
     data = (tmp_path / shard.name).read_bytes()
     offsets = read_index(str(tmp_path), shard).token_offsets.tolist()
@@ -52,7 +56,13 @@ def test_the_index_holds_the_lengths_of_all_documents_and_sentences(tmp_path: Pa
     assert index.sentence_counts.tolist() == [2, 1, 1]
     assert index.sentence_lengths.tolist() == [2, 3, 4, 1]
     assert index.record_document_counts.tolist() == [2, 1]
-    assert (shard.documents, shard.sentences, shard.tokens, shard.records, shard.min_document_tokens) == (3, 4, 10, 2, 1)
+    assert (shard.documents, shard.sentences, shard.tokens, shard.records, shard.min_document_tokens) == (
+        3,
+        4,
+        10,
+        2,
+        1,
+    )
 
 
 def test_plain_webdataset_reads_what_our_own_reader_reads(small_shards: Path) -> None:
@@ -135,7 +145,18 @@ _BOMB = _npy(np.zeros(1, np.uint16)).replace(b"(1,)", b"(9999999999,)".ljust(4))
         [("0-0.tokens.npy", _TOKENS), ("0-1.tokens.npy", _TOKENS)],
         [("0-0.tokens.npy", _TOKENS)],
     ],
-    ids=["parent", "absolute", "link", "pickle", "objects", "floats", "bomb", "garbage", "interleaved", "incomplete"],
+    ids=[
+        "parent",
+        "absolute",
+        "link",
+        "pickle",
+        "objects",
+        "floats",
+        "bomb",
+        "garbage",
+        "interleaved",
+        "incomplete",
+    ],
 )
 def test_a_tar_that_is_no_shard_is_refused(tmp_path: Path, members: list[tuple[str, bytes | None]]) -> None:
     path = _tar(tmp_path / "evil.tar", members)

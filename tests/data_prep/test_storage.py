@@ -73,7 +73,8 @@ def test_a_file_whose_name_holds_a_bracket_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "message"), [("*.jsonl", "no input file matches"), ("missing.txt", "no input file matches"), ("", "is a folder")]
+    ("pattern", "message"),
+    [("*.jsonl", "no input file matches"), ("missing.txt", "no input file matches"), ("", "is a folder")],
 )
 def test_what_names_no_file_is_a_usage_error(tmp_path: Path, pattern: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

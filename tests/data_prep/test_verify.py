@@ -80,10 +80,22 @@ def test_a_shard_that_the_manifest_does_not_name_is_reported(folder: Path) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda record: _with(record, tokens=np.where(record.tokens == record.tokens[7], 800, record.tokens)), "token ids"),
-        (lambda record: _with(record, tokens=np.where(record.tokens == record.tokens[7], 4, record.tokens)), "token ids"),
-        (lambda record: _with(record, tokens=record.tokens.astype(np.uint32)), "tokens of type uint32, not uint16"),
-        (lambda record: _with(record, sources=record.sources + np.uint16(1)), "source that the manifest does not name"),
+        (
+            lambda record: _with(record, tokens=np.where(record.tokens == record.tokens[7], 800, record.tokens)),
+            "token ids",
+        ),
+        (
+            lambda record: _with(record, tokens=np.where(record.tokens == record.tokens[7], 4, record.tokens)),
+            "token ids",
+        ),
+        (
+            lambda record: _with(record, tokens=record.tokens.astype(np.uint32)),
+            "tokens of type uint32, not uint16",
+        ),
+        (
+            lambda record: _with(record, sources=record.sources + np.uint16(1)),
+            "source that the manifest does not name",
+        ),
         (lambda record: _with(record, document_ids=record.document_ids * np.uint64(0)), "documents twice"),
     ],
 )
@@ -107,7 +119,10 @@ def _with(record: Record, **changes: np.ndarray) -> Record:
         (lambda values: values["train"].__setitem__("tokens", 5), "the manifest counts 5 train tokens"),
         (lambda values: values["valid"].__setitem__("unigram_entropy_nats", 1.0), "unigram entropy of valid"),
         (lambda values: values["sources"][0].__setitem__("documents", 1), "source corpus has"),
-        (lambda values: values["train"]["shards"][1].__setitem__("min_document_tokens", 1), "shortest document"),
+        (
+            lambda values: values["train"]["shards"][1].__setitem__("min_document_tokens", 1),
+            "shortest document",
+        ),
     ],
 )
 def test_a_manifest_edited_by_hand_is_found(folder: Path, edit: Callable[[dict[str, Any]], None], message: str) -> None:
@@ -124,7 +139,9 @@ def test_a_folder_without_a_manifest_is_no_shard_set(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"), ("[]", "format version None"), ('{"format_version": 2}', "format version 2"),
+        ("{", "is not JSON"),
+        ("[]", "format version None"),
+        ('{"format_version": 2}', "format version 2"),
         ('{"format_version": 1}', "is damaged at"),
     ],
 )

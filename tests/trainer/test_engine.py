@@ -24,7 +24,8 @@ def check_against_plain_pytorch(folder, report, steps: int) -> None:
 
 def test_the_reference_clips_and_learns():
     losses, norms, _ = train_plainly(20)
-    assert norms[0] > 0.3 and losses[-1] < losses[0] - 0.02
+    assert min(norms) > 0.3, "clipping is never active"
+    assert losses[-1] < losses[0] - 0.02
 
 
 @pytest.mark.spawn

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from trainer.export_samples import Encoded, encode_pair, pack_rows, pad_rows
 
-SEQUENCES = [Encoded([2, 9, 3], [0, 0, 0]), Encoded([2, 8, 3, 7, 3], [0, 0, 0, 1, 1]), Encoded([2, 3], [0, 0])]
+SEQUENCES = [
+    Encoded([2, 9, 3], [0, 0, 0]),
+    Encoded([2, 8, 3, 7, 3], [0, 0, 0, 1, 1]),
+    Encoded([2, 3], [0, 0]),
+]
 
 
 def test_packed_rows_hold_whole_sequences_and_dead_places():

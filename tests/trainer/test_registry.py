@@ -227,6 +227,14 @@ def test_a_server_that_is_away_is_told_in_one_paragraph(
         register(exported, "birds", None, "http://me:secret1@127.0.0.1:1")
 
 
+@pytest.mark.spawn
+def test_a_version_goes_through_a_real_server_and_back(exported: Path, mlflow_server: Any, tmp_path: Path) -> None:
+    registration = register(exported, "birds", "champion", mlflow_server.uri)
+    assert registration.tracking_uri == mlflow_server.uri
+    assert files_of(pull("models:/birds@champion", tmp_path / "model", mlflow_server.uri)) == files_of(exported)
+    assert not (tmp_path / "mlruns").exists()  # the server holds the artifacts, not this folder
+
+
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a:b", "a@b", "..", "it's"])
 def test_names_that_mlflow_refuses_are_refused_before_any_work(name: str) -> None:
     with pytest.raises(UsageError, match="--name"):

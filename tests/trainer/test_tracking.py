@@ -6,14 +6,9 @@ import http.server
 import math
 import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +20,6 @@ from trainer.mlflow_server import connect
 from trainer.tracking import NullTracker, Tracker, describe_environment, flatten, git_revision
 
 KEYS = ("train/loss", "train/learning_rate")
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables: making one takes seconds, copying none."""
-    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    connect(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def database(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    return f"sqlite:///{tmp_path}/mlflow.db"
 
 
 class Warnings(list[str]):
@@ -204,7 +183,7 @@ def test_a_plain_path_as_address_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_server_that_is_away_costs_no_time_and_is_told_once(tmp_path: Path) -> None:
     told = Warnings()
     started_at = time.monotonic()
-    tracker = open_tracker(f"http://127.0.0.1:{free_port()}", tmp_path / "run", told)
+    tracker = open_tracker("http://127.0.0.1:1", tmp_path / "run", told)
     log_steps(tracker, range(1, 1001))
     assert time.monotonic() - started_at < 10.0  # mlflow's import and one refused connection
     assert tracker.run_id is None
@@ -302,53 +281,11 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60.0) -> 
         time.sleep(0.05)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-class Server:
-    """A real `mlflow server` on one port, which can be killed and started again."""
-
-    def __init__(self, folder: Path, database: str) -> None:
-        self.folder, self.database, self.port = folder, database, free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self.database, "--workers", "1"]
-        command += ["--port", str(self.port), "--artifacts-destination", str(self.folder / "artifacts")]
-        with open(self.folder / "server.log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True)
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{self.uri}/health", timeout=5).close()
-                return
-            except OSError:
-                assert self.process.poll() is None, (self.folder / "server.log").read_text()
-                time.sleep(0.1)
-        raise AssertionError("the server did not start")
-
-    def kill(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-
-@pytest.fixture
-def server(tmp_path: Path, database: str) -> Iterator[Server]:
-    server = Server(tmp_path, database)
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.mark.spawn
 def test_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
-    server: Server, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mlflow_server: Any, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    server = mlflow_server
     monkeypatch.setattr("trainer.tracking.FLUSH_SECONDS", 0.1)
     told = Warnings()
     tracker = open_tracker(server.uri, tmp_path / "run", told)

@@ -21,7 +21,7 @@ def train_plainly(steps: int) -> tuple[list[float], list[float], dict[str, torch
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.gradient_clipping)))
         for group in optimizer.param_groups:
-            group["lr"] = 1e-2 / (1 + step)
+            group["lr"] = 3e-2 / (1 + step)
         optimizer.step()
         losses.append(loss.item())
     return losses, norms, {name: parameter.detach() for name, parameter in model.named_parameters()}

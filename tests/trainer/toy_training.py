@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from data_prep import storage
+from data_prep.errors import UserError
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import DataIdentity, TrainState
 from trainer.config import CheckpointSettings, DataSettings, OptimizerSettings, RunConfig, TrainingSettings, ZeroSettings
@@ -68,7 +70,7 @@ def make_config(output_dir: str, stage: int, precision: str = "fp32", offload: b
             micro_batch_tokens=LENGTH,
             global_batch_tokens=ROWS * LENGTH,
             precision=precision,
-            gradient_clipping=changes.pop("gradient_clipping", 2.0),
+            gradient_clipping=changes.pop("gradient_clipping", 0.3),
         ),
         optimizer=OptimizerSettings(weight_decay=0.1, beta2=0.98),
         zero=ZeroSettings(stage=stage, offload_optimizer=offload),
@@ -82,7 +84,7 @@ def take_step(engine: Engine, ranks: Ranks, step: int, accumulation: int, dropou
     batch = global_batch(step)
     count = int((labels_of(batch) != -100).sum())
     engine.train() if dropout else engine.eval()
-    engine.set_learning_rate(1e-2 / (1 + step))
+    engine.set_learning_rate(3e-2 / (1 + step))
     loss_sum = torch.zeros((), dtype=torch.float64)
     slices = ranks.world_size * accumulation
     for number in range(accumulation):
@@ -117,6 +119,8 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         norm = float(engine.step())
         assert not engine.was_step_applied and engine.optimizer_steps == before, (norm, before)
         assert norm != norm or norm == float("inf"), norm
+    if job.get("blocked_rank") == ranks.rank:
+        storage.local_write = refuse_to_write
     state = TrainState(step=first + job["steps"])
     identity = DataIdentity(manifest_digests=("d",), tokenizer_fingerprint="f")
     saved = checkpoints.save(config.output_dir, engine, state, config, identity)
@@ -124,6 +128,11 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     engine.destroy()
     barrier(ranks)
     return report
+
+
+def refuse_to_write(url: object) -> None:
+    """A full disk on one rank alone."""
+    raise UserError(f"{url} cannot be written: No space left on device")
 
 
 def main() -> int:

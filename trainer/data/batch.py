@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -63,16 +62,32 @@ class Batch:
         return int((self.next_sentence_labels != IGNORED).sum())
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> Batch:
-        """Called by `torch.utils.data.DataLoader(pin_memory=True)`."""
-        return self._map(torch.Tensor.pin_memory)
-
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        tensors = {
-            field.name: function(getattr(self, field.name))
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), torch.Tensor)
-        }
+        tensors = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in TENSOR_NAMES}
         return replace(self, **tensors)
+
+    def pack(self) -> torch.Tensor:
+        """All of it as one (N,) int64 tensor: one tensor is handed on between processes faster than eight."""
+        tensors = [getattr(self, name) for name in TENSOR_NAMES]
+        header = torch.tensor([self.sequence_length, *(tensor.numel() for tensor in tensors)])
+        return torch.cat([header, *(_as_int64(tensor) for tensor in tensors)])
+
+    @classmethod
+    def unpack(cls, packed: torch.Tensor) -> Batch:
+        """The batch that `pack` made; its tensors share the memory of `packed`."""
+        sequence_length, *numbers = packed[: len(TENSOR_NAMES) + 1].tolist()
+        sizes = dict(zip(TENSOR_NAMES, numbers, strict=True))
+        words = [-(-size // 2) if name == "cu_seqlens" else size for name, size in sizes.items()]
+        parts = packed[len(TENSOR_NAMES) + 1 :].split(words)
+        tensors = dict(zip(TENSOR_NAMES, parts, strict=True))
+        tensors["cu_seqlens"] = tensors["cu_seqlens"].view(torch.int32)[: sizes["cu_seqlens"]]
+        return cls(**tensors, sequence_length=sequence_length)
+
+
+TENSOR_NAMES = tuple(field.name for field in fields(Batch) if field.name != "sequence_length")
+
+
+def _as_int64(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes as int64, an odd number of int32 with a 0 behind it."""
+    if tensor.dtype == torch.int64:
+        return tensor
+    return torch.nn.functional.pad(tensor, (0, tensor.numel() % 2)).view(torch.int64)

@@ -128,14 +128,14 @@ class Loader:
         return self._samples.open_pass(epoch).pair_counts
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        batches = iter(self._data_loader())
+        packed_batches = iter(self._data_loader())
         for stretch in self._stretches():
             micro_batches = []
             for _ in range(self.accumulation_steps):
-                batch = next(batches)
-                if isinstance(batch, UserError):
-                    raise batch
-                micro_batches.append(batch)
+                packed = next(packed_batches)
+                if isinstance(packed, UserError):
+                    raise packed
+                micro_batches.append(Batch.unpack(packed))
             yield GlobalBatch(
                 position=stretch.position,
                 next_position=stretch.next_position,
@@ -152,8 +152,8 @@ class Loader:
             sampler=_Slices(self),
             num_workers=workers,
             prefetch_factor=_PREFETCHED_MICRO_BATCHES if workers else None,
-            # A forked worker starts at once and has the plans already. It runs numpy and `torch.from_numpy` alone,
-            # neither CUDA nor torch's threads, which would not survive the fork.
+            # A forked worker starts at once and has the plans already. It uses neither CUDA nor torch's threads
+            # (DataLoader sets one thread), which would not survive the fork.
             multiprocessing_context="fork" if workers else None,
             worker_init_fn=obey_rank_alone,
             collate_fn=_as_it_is,
@@ -192,8 +192,8 @@ class Loader:
         if num_samples is not None and num_samples < arithmetic.global_rows:
             length = arithmetic.sequence_length
             raise UserError(
-                f"data.shards holds {num_samples} rows of {length} places, fewer than the {arithmetic.global_rows} of one "
-                f"global batch (training.global_batch_tokens={arithmetic.global_rows * length}); lower it to "
+                f"data.shards holds {num_samples} rows of {length} places, fewer than the {arithmetic.global_rows} of "
+                f"one global batch (training.global_batch_tokens={arithmetic.global_rows * length}); lower it to "
                 f"{num_samples * length} or less, or prepare more text"
             )
 
@@ -257,5 +257,5 @@ def _shards_of(shard_set: ShardSet, split: Split) -> list[Shard]:
     return shards
 
 
-def _as_it_is(value: Batch | UserError) -> Batch | UserError:
+def _as_it_is(value: torch.Tensor | UserError) -> torch.Tensor | UserError:
     return value

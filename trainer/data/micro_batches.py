@@ -37,10 +37,10 @@ class MicroBatches(Dataset):
         self._num_rows = num_rows
         self._mask_key = root_key(seed, usage, Purpose.MASKING)
 
-    def __getitem__(self, which: Slice) -> Batch | UserError:
-        """The batch; or the user's error as a value, since `DataLoader` wraps a raised one in a traceback."""
+    def __getitem__(self, which: Slice) -> torch.Tensor | UserError:
+        """The batch, packed; or the user's error as a value, since `DataLoader` wraps a raised one in a traceback."""
         try:
-            return self.build(which)
+            return self.build(which).pack()
         except UserError as error:
             return error
 

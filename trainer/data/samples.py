@@ -37,6 +37,8 @@ class SampleSpace:
         self._key = root_key(seed, usage, Purpose.PASS)
         # A micro-batch may lie across the end of a pass.
         self._passes: RecentlyUsed[tuple[int, int, int], Pass] = RecentlyUsed(self._open_pass, 2 * len(components))
+        # Without sentence pairs all passes of a component are equally long.
+        self._rows_of_pass = [sum(num_shard_rows(shard, settings) for shard in shards) for shards in components]
         self._pass_starts: dict[tuple[int, int], list[int]] = {}
 
     def num_samples(self, epoch: int) -> int | None:
@@ -65,7 +67,7 @@ class SampleSpace:
     def _find_passes(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(number of the pass, place in it) of a component's samples, by how many of its samples came before."""
         if not self._settings.next_sentence:
-            return np.divmod(earlier, sum(num_shard_rows(shard, self._settings) for shard in self._components[component]))
+            return np.divmod(earlier, self._rows_of_pass[component])
         # With sentence pairs each pass has its own number of rows.
         starts = self._pass_starts.setdefault((epoch, component), [0])
         while starts[-1] <= earlier.max():
@@ -79,7 +81,7 @@ class SampleSpace:
         opened = Pass(shards, self._settings, root_key(self._key, epoch, component, number))
         if not opened.num_rows:
             raise UserError(
-                f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair: a pair needs a document of "
-                "two sentences, or two documents in a shard; set data.sentence_pairs=none or prepare more text"
+                f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair: a pair needs a document "
+                "of two sentences, or two documents in a shard; set data.sentence_pairs=none or prepare more text"
             )
         return opened

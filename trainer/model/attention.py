@@ -1,8 +1,8 @@
 """Attention among the places of one sequence, for sequences packed into rows without padding.
 
-On CUDA in fp16 or bf16 it is variable-length flash attention (`torch.nn.attention.varlen`), which has no dropout.
-Everywhere else it is the reference: sequences never cross a row, so attention within rows, under a mask that joins
-places of the same sequence, is the same function.
+On CUDA in fp16 or bf16 it is variable-length flash attention (`torch.nn.attention.varlen`), which has no
+dropout. Everywhere else it is the reference: sequences never cross a row, so attention within rows, under a
+mask that joins places of the same sequence, is the same function.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ MAX_FLASH_HEAD_SIZE = 256
 
 
 class AttentionLayout(NamedTuple):
-    """Where the sequences of a micro-batch lie; made once, shared by every layer. A NamedTuple, not a dataclass,
-    because DeepSpeed's module hooks walk through tuples and warn about other types."""
+    """Where the sequences of a micro-batch lie; made once, shared by every layer.
+
+    A NamedTuple, not a dataclass: DeepSpeed's module hooks walk through tuples and warn about other types.
+    """
 
     cu_seqlens: torch.Tensor
     """(S + 1,) int32: starts of the sequences, then T; unused entries repeat T."""
@@ -60,8 +62,8 @@ def attend(
 ) -> torch.Tensor:
     """Scaled dot-product attention within each sequence.
 
-    `query`, `key`, `value` and the result are (T, num_heads, head_size); `dropout` on the attention probabilities
-    needs the reference (a layout with a bias).
+    `query`, `key`, `value` and the result are (T, num_heads, head_size); `dropout` on the attention
+    probabilities needs the reference (a layout with a bias).
     """
     if layout.bias is None:
         return _attend_varlen(query, key, value, layout)
@@ -73,7 +75,7 @@ def _attend_varlen(
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # The maximum is the constant row length, not the longest sequence met: no device-to-host copy, no recompilation.
+    # The maximum is the constant row length, not the longest sequence met: no copy to the host, no recompilation.
     length = layout.sequence_length
     return varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_seqlens, length, length)
 
@@ -91,7 +93,7 @@ def _attend_reference(
 
 
 def _same_sequence_bias(batch: Batch, dtype: torch.dtype) -> torch.Tensor:
-    """An additive mask, not a boolean one: scaled_dot_product_attention would turn a boolean into this at each layer."""
+    """An additive mask: scaled_dot_product_attention would turn a boolean one into this at each layer."""
     places = torch.arange(batch.input_ids.numel(), device=batch.cu_seqlens.device, dtype=torch.int32)
     sequences = torch.bucketize(places, batch.cu_seqlens[1:], right=True)  # (T,): number of each place's sequence
     sequences = sequences.view(batch.num_rows, 1, batch.sequence_length)

@@ -13,9 +13,9 @@ from trainer.model.layers import WordEmbeddings
 class MaskedLanguageModelHead(nn.Module):
     """Dense, GELU and LayerNorm, then the tied decoder (the word matrix) and a bias per vocabulary row.
 
-    The rows that pad the vocabulary (`padded_vocab_size > vocab_size`) are rows like any other that are never a
-    target: they take part in the softmax and training drives them down. An export keeps them, so both sides' losses
-    agree.
+    The rows that pad the vocabulary (`padded_vocab_size > vocab_size`) are rows like any other that are never
+    a target: they take part in the softmax and training drives them down. An export keeps them, so both
+    sides' losses agree.
     """
 
     def __init__(self, config: ModelSettings) -> None:

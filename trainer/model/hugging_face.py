@@ -38,9 +38,10 @@ _BLOCK = re.compile(r"encoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def hugging_face_config(config: ModelSettings, next_sentence: bool) -> dict[str, Any]:
-    """The contents of config.json: `BertForPreTraining`, or `BertForMaskedLM` for a model trained without pairs.
+    """The contents of config.json: `BertForPreTraining`, or `BertForMaskedLM` where there is no pooler.
 
-    `vocab_size` counts the padded rows, which are real rows of both models (`MaskedLanguageModelHead` says why).
+    `vocab_size` counts the padded rows, which are real rows of both models (`MaskedLanguageModelHead` says
+    why).
     """
     return {
         "architectures": ["BertForPreTraining" if next_sentence else "BertForMaskedLM"],
@@ -87,8 +88,8 @@ def from_hugging_face(weights: Mapping[str, torch.Tensor], names: list[str]) -> 
         missing = [source for source in sources if source not in weights]
         if missing:
             raise UserError(
-                f"the Hugging Face weights lack {', '.join(missing)} for {name}; they are not those of a BERT with "
-                "the heads that this configuration trains"
+                f"the Hugging Face weights lack {', '.join(missing)} for {name}; they are not those of a BERT "
+                "with the heads that this configuration trains"
             )
         tensors = [weights[source] for source in sources]
         converted[name] = torch.cat(tensors) if len(tensors) > 1 else tensors[0]

@@ -1,7 +1,7 @@
 """The layers of BERT: embeddings, self-attention, feed-forward, and the post-norm block of both.
 
-Devlin et al. 2018 (BERT); Vaswani et al. 2017, section 3 (the block). Hidden states are flat, (T, hidden_size):
-the places of all rows end to end.
+Devlin et al. 2018 (BERT); Vaswani et al. 2017, section 3 (the block). Hidden states are flat, (T,
+hidden_size): the places of all rows end to end.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trainer.model.attention import AttentionLayout, attend
 class WordEmbeddings(nn.Embedding):
     """The word matrix (padded_vocab_size, hidden_size): the input table, and the decoder of the MLM head.
 
-    Both uses are calls of this one module, because DeepSpeed ZeRO-3 gathers a module's own weights around its call.
-    [PAD] gets no gradient through the table, as in transformers.
+    Both uses are calls of this one module, because DeepSpeed ZeRO-3 gathers a module's own weights around its
+    call. [PAD] gets no gradient through the table, as in transformers.
     """
 
     def forward(self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Ids (T,) to embeddings (T, hidden_size); with `decoder_bias`, hidden states (P, hidden_size) to logits
-        (P, padded_vocab_size)."""
+        """Ids (T,) to embeddings (T, hidden_size); with `decoder_bias`, hidden states (P, hidden_size) to
+        logits (P, padded_vocab_size)."""
         if decoder_bias is not None:
             return F.linear(input, self.weight, decoder_bias)
         return super().forward(input)
@@ -82,7 +82,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention and feed-forward, each followed by dropout, the residual sum and LayerNorm (post-norm)."""
+    """Self-attention and feed-forward, each followed by dropout, residual sum and LayerNorm (post-norm)."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The pretraining model: encoder, heads and the two losses, as sums.
 
-Sums, never means: what to divide by is known only over the global batch (`trainer/step.py`), and micro-batches hold
-different numbers of predictions.
+Sums, never means: what to divide by is known only over the global batch (`trainer/step.py`), and
+micro-batches hold different numbers of predictions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PretrainingOutput(NamedTuple):
 
 
 class PretrainingModel(nn.Module):
-    """BERT with its pretraining heads (Devlin et al. 2018, section 3.1); without `next_sentence`, no pooler either."""
+    """BERT with its pretraining heads (Devlin et al. 2018, section 3.1); no pooler without `next_sentence`."""
 
     def __init__(self, config: ModelSettings, next_sentence: bool, activation_checkpointing: bool = False) -> None:
         super().__init__()

@@ -18,9 +18,10 @@ FLOPS_FORMULA = (
     " + 12 * num_hidden_layers * hidden_size * sequence_length"
     " + mlm_probability * 6 * (hidden_size**2 + hidden_size * padded_vocab_size)"
 )
-"""Operations per token of forward and backward, where a multiplication and an addition are two. In words: 6 per weight
-of the blocks' matrices (2 forward, 4 backward), attention as if each row were one sequence, and the MLM head on the
-share of places that is predicted. For BERT-large 1.879e9 at length 128 and 1.992e9 at 512."""
+"""Operations per token of forward and backward, where a multiplication and an addition are two. In words: 6
+per weight of the blocks' matrices (2 forward, 4 backward), attention as if each row were one sequence, and
+the MLM head on the share of places that is predicted. For BERT-large 1.879e9 at length 128 and 1.992e9 at
+512."""
 
 PAIR_FLOPS_FORMULA = "6 * (hidden_size**2 + 2 * hidden_size) / sequence_length"
 """What pooler and next-sentence head add, reckoned at one pair per row."""
@@ -49,7 +50,7 @@ class ParameterRow(NamedTuple):
 
 
 def parameter_table(config: ModelSettings, next_sentence: bool) -> list[ParameterRow]:
-    """Parameters by module with the formula of each, and `total` last; the tied decoder counts once, as `word`."""
+    """Parameters by module with the formula of each, `total` last; the tied decoder counts once, as `word`."""
     hidden, intermediate, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     vocab, positions, types = config.padded_vocab_size, config.max_position_embeddings, config.type_vocab_size
     rows = [
@@ -68,7 +69,9 @@ def parameter_table(config: ModelSettings, next_sentence: bool) -> list[Paramete
             layers * (2 * hidden * intermediate + intermediate + hidden),
         ),
         ParameterRow("layers.norms", "num_hidden_layers * 4 * hidden_size", layers * 4 * hidden),
-        ParameterRow("mlm_head", "hidden_size**2 + 3 * hidden_size + padded_vocab_size", hidden**2 + 3 * hidden + vocab),
+        ParameterRow(
+            "mlm_head", "hidden_size**2 + 3 * hidden_size + padded_vocab_size", hidden**2 + 3 * hidden + vocab
+        ),
     ]
     if next_sentence:
         rows.append(ParameterRow("pooler", "hidden_size**2 + hidden_size", hidden**2 + hidden))
@@ -119,15 +122,15 @@ def memory_per_rank(
 ) -> dict[str, int]:
     """Bytes on one rank by part; DeepSpeed's buckets and the allocator's slack come on top.
 
-    With N parameters, W ranks and b bytes per number in `precision` (ZeRO, Rajbhandari et al. 2020, section 3):
+    With N parameters, W ranks and b bytes per number in `precision` (ZeRO, Rajbhandari et al. 2020):
 
     - weights: b N, stage 3: / W
     - gradients (accumulated in fp32): 4 N, stages 2 and 3: / W
     - master_weights (fp32): 4 N / W from stage 1; at stage 0 4 N, and none in fp32
     - optimizer (two fp32 moments): 8 N, from stage 1: / W
     - activations: see `activation_bytes`
-    - logits: (b + 12) bytes for each of mlm_probability * micro_batch_tokens * padded_vocab_size (the logits, their
-      fp32 copy, its log-softmax and the gradient)
+    - logits: (b + 12) bytes for each of mlm_probability * micro_batch_tokens * padded_vocab_size (the logits,
+      their fp32 copy, its log-softmax and the gradient)
     """
     total = num_parameters(config, next_sentence)
     number_bytes = 4 if precision == "fp32" else 2
@@ -150,9 +153,10 @@ def activation_bytes(
 ) -> int:
     """Roughly what the blocks keep for the backward, with attention that keeps no (L, L) matrix.
 
-    A block keeps per place, in b bytes each: its input, q, k, v, the attended values, the two sums before the norms
-    and the first norm's output (8 hidden_size), GELU's input and output (2 intermediate_size); and dropout's masks
-    (2 hidden_size bytes). With checkpointing every block keeps its input only, and one at a time all of it.
+    A block keeps per place, in b bytes each: its input, q, k, v, the attended values, the two sums before the
+    norms and the first norm's output (8 hidden_size), GELU's input and output (2 intermediate_size); and
+    dropout's masks (2 hidden_size bytes). With checkpointing every block keeps its input only, and one at a
+    time all of it.
     """
     per_block = number_bytes * (8 * config.hidden_size + 2 * config.intermediate_size)
     if config.hidden_dropout_prob:

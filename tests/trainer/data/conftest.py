@@ -61,7 +61,9 @@ def make_record(documents: Sequence[Document], first_id: int, first_document: in
 
 def make_index(documents: Sequence[Document], documents_a_record: int = 3, itemsize: int = 4) -> ShardIndex:
     """The index of a shard that is nowhere; token data begin every 2^20 bytes."""
-    record_counts = [len(documents[first : first + documents_a_record]) for first in range(0, len(documents), documents_a_record)]
+    record_counts = [
+        len(documents[first : first + documents_a_record]) for first in range(0, len(documents), documents_a_record)
+    ]
     return ShardIndex(
         document_lengths=np.array([sum(document) for document in documents], np.uint32),
         sentence_counts=np.array([len(document) for document in documents], np.uint32),
@@ -123,7 +125,12 @@ def write_corpus(
     write_manifest(str(folder), manifest)
     assert storage.exists(folder / "manifest.json")
     return Corpus(
-        open_shard_set(str(folder)), first_id, np.array(document_of), np.array(sentence_of), np.array(shard_of), num_train
+        open_shard_set(str(folder)),
+        first_id,
+        np.array(document_of),
+        np.array(sentence_of),
+        np.array(shard_of),
+        num_train,
     )
 
 
@@ -187,7 +194,12 @@ def read_rows(batch: Batch) -> list[Row]:
     length, total = batch.sequence_length, batch.input_ids.numel()
     ids, starts = batch.input_ids.numpy(), batch.cu_seqlens.numpy()
     assert total % length == 0
-    assert starts[0] == 0 and starts[-1] == total and (np.diff(starts) >= 0).all() and batch.cu_seqlens.dtype == torch.int32
+    assert (
+        starts[0] == 0
+        and starts[-1] == total
+        and (np.diff(starts) >= 0).all()
+        and batch.cu_seqlens.dtype == torch.int32
+    )
     starts = starts[starts < total]
     assert set(range(0, total, length)) <= set(starts.tolist()), "no sequence crosses a row"
     assert (batch.position_ids.numpy() == np.arange(total) - np.repeat(starts, np.diff(starts, append=total))).all()
@@ -196,7 +208,7 @@ def read_rows(batch: Batch) -> list[Row]:
     originals = ids.copy()
     originals[positions] = labels
     judged = batch.next_sentence_labels.numpy() != IGNORED
-    cls_positions, cls_labels = batch.cls_positions.numpy()[judged], batch.next_sentence_labels.numpy()[judged]
+    cls_positions, cls_labels = (batch.cls_positions.numpy()[judged], batch.next_sentence_labels.numpy()[judged])
     classes = dict(zip(cls_positions.tolist(), cls_labels.tolist(), strict=True))
     if len(batch.cls_positions):
         assert sorted(classes) == np.flatnonzero(originals == CLS_TOKEN_ID).tolist()

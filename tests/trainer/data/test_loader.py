@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import subprocess
 import time
@@ -28,7 +29,10 @@ MODES = ["none", "next_sentence"]
 
 def phase_of(micro_rows: int = 4, global_rows: int = GLOBAL_ROWS, length: int = LENGTH) -> Phase:
     return Phase(
-        steps=1, sequence_length=length, micro_batch_tokens=micro_rows * length, global_batch_tokens=global_rows * length
+        steps=1,
+        sequence_length=length,
+        micro_batch_tokens=micro_rows * length,
+        global_batch_tokens=global_rows * length,
     )
 
 
@@ -69,11 +73,9 @@ def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_ste
     position = batches[start - 1].next_position if start else START
     found: list[list] = [[] for _ in range(4)]
     for rank in range(world_size):
-        loader = loader_of(
-            corpus, mode, position=position, rank=rank, world_size=world_size, micro_rows=micro_rows
-        )
+        loader = loader_of(corpus, mode, position=position, rank=rank, world_size=world_size, micro_rows=micro_rows)
         own = list(itertools.islice(loader, 4))
-        assert {len(batch.micro_batches) for batch in own} == {-(-(-(-GLOBAL_ROWS // world_size)) // micro_rows)}
+        assert {len(batch.micro_batches) for batch in own} == {math.ceil(math.ceil(GLOBAL_ROWS / world_size) / micro_rows)}
         assert {batch.num_rows for global_batch in own for batch in global_batch.micro_batches} == {micro_rows}
         for global_batch, before in zip(own, batches[start:], strict=False):
             assert global_batch.first_slice == rank * loader.accumulation_steps
@@ -155,7 +157,9 @@ def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, row
     for global_batch in itertools.islice(loader_of(corpus, "next_sentence"), 20):
         for row in (row for batch in global_batch.micro_batches for row in rows_of(batch)):
             pairs = [start for start in row.sequence_starts if row.original_ids[start]]
-            for start, stop, label in zip(pairs, (*row.sequence_starts, LENGTH)[1:], row.next_sentence_labels, strict=False):
+            for start, stop, label in zip(
+                pairs, (*row.sequence_starts, LENGTH)[1:], row.next_sentence_labels, strict=False
+            ):
                 places = range(start, stop)
                 halves = [
                     np.array([row.original_ids[place] for place in places if row.token_type_ids[place] == kind])
@@ -210,7 +214,9 @@ def test_the_runs_own_random_state_is_left_alone(corpus) -> None:
 def test_a_data_set_smaller_than_a_global_batch_is_refused(corpus) -> None:
     rows = loader_of(corpus).num_samples(0)
     loader_of(corpus, global_rows=rows)
-    with pytest.raises(UserError, match=f"holds {rows} rows of 32 places, fewer than the {rows + 1} .*{rows * 32} or less"):
+    with pytest.raises(
+        UserError, match=f"holds {rows} rows of 32 places, fewer than the {rows + 1} .*{rows * 32} or less"
+    ):
         loader_of(corpus, global_rows=rows + 1)
 
 
@@ -322,7 +328,9 @@ def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_pas
     assert len(rows) == 4096 and sum(of_small) == 1024
     if mode == "none":
         for corpus, is_small in zip(mixed, (False, True), strict=True):
-            tokens = [token for row, small in zip(rows, of_small, strict=True) if small == is_small for token in row.tokens]
+            tokens = [
+                token for row, small in zip(rows, of_small, strict=True) if small == is_small for token in row.tokens
+            ]
             one_pass = len(corpus.train_ids)
             for first in range(0, len(tokens) - one_pass, one_pass):
                 assert sorted(tokens[first : first + one_pass]) == corpus.train_ids.tolist()

@@ -28,7 +28,9 @@ def text_rows(num_rows: int, length: int, seed: int = 0) -> np.ndarray:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(8, 70), st.floats(0.01, 0.8), st.integers(0, 1000))
-def test_a_row_masks_its_exact_number_and_no_special_token(rows: int, length: int, probability: float, seed: int) -> None:
+def test_a_row_masks_its_exact_number_and_no_special_token(
+    rows: int, length: int, probability: float, seed: int
+) -> None:
     masking = Masking(probability, 0.8, 0.1, VOCAB_SIZE)
     ids = text_rows(rows, length, seed)
     masked = mask_rows(ids, keys(rows, seed), masking)
@@ -103,9 +105,9 @@ def test_shares_of_zero_and_one() -> None:
 
 def test_rates_agree_with_transformers() -> None:
     """Rates only: the collator draws every token alone, so its number a row varies more than ours."""
-    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
     vocabulary = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
     vocabulary |= {f"w{number}": number for number in range(len(vocabulary), VOCAB_SIZE)}

@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.shards import ShardIndex
-from trainer.data.packing import (
-    DocumentRows,
-    document_starts,
-    expand_ranges,
-    max_document_sequences,
-    num_document_rows,
-)
+from trainer.data.packing import DocumentRows, document_starts, expand_ranges, max_document_sequences, num_document_rows
 
 IndexMaker = Callable[..., ShardIndex]
 
@@ -50,11 +44,10 @@ def test_a_shard_begins_a_row_of_its_own(index_of: IndexMaker) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=30), min_size=1, max_size=4),
-    st.integers(8, 40),
-)
-def test_every_token_is_in_exactly_one_row(index_of: IndexMaker, lengths: list[list[int]], sequence_length: int) -> None:
+@given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=30), min_size=1, max_size=4), st.integers(8, 40))
+def test_every_token_is_in_exactly_one_row(
+    index_of: IndexMaker, lengths: list[list[int]], sequence_length: int
+) -> None:
     indexes = [index_of([[length] for length in shard], documents_a_record=4) for shard in lengths]
     rows = DocumentRows(indexes, [4] * len(indexes), sequence_length)
     assert rows.num_rows == sum(num_document_rows(sum(shard), len(shard), sequence_length) for shard in lengths)

@@ -20,7 +20,9 @@ def test_a_hash_does_not_depend_on_what_it_is_computed_with() -> None:
 
 
 def test_keys_of_other_seeds_purposes_and_epochs_differ() -> None:
-    keys = {int(root_key(seed, purpose, epoch)) for seed in (0, 1, 2**64 - 1) for purpose in Purpose for epoch in range(9)}
+    keys = {
+        int(root_key(seed, purpose, epoch)) for seed in (0, 1, 2**64 - 1) for purpose in Purpose for epoch in range(9)
+    }
     assert len(keys) == 3 * len(Purpose) * 9
 
 

@@ -102,16 +102,14 @@ def test_every_sentence_is_used_once_and_pairs_are_what_they_say(
 
 @settings(max_examples=30, deadline=None)
 @given(documents, st.integers(0, 100))
-def test_nothing_is_lost_where_nothing_is_truncated(index_of: IndexMaker, documents: list[list[int]], seed: int) -> None:
+def test_nothing_is_lost_where_nothing_is_truncated(
+    index_of: IndexMaker, documents: list[list[int]], seed: int
+) -> None:
     index = index_of(documents, documents_a_record=len(documents))
     plan = plan_pairs(index, 4, 2048, 0.0, root_key(seed))
     assert plan.counts.truncated_tokens == 0
     assert all(a.stop == b.start for a, b, label in halves(plan) if label == IS_NEXT), "B follows A at once"
-    used = sorted(
-        token
-        for a, b, label in halves(plan)
-        for token in ([*a, *b] if label == IS_NEXT else a)
-    )
+    used = sorted(token for a, b, label in halves(plan) for token in ([*a, *b] if label == IS_NEXT else a))
     assert used == list(range(int(index.document_lengths.sum())))
 
 

@@ -58,7 +58,9 @@ def test_a_damaged_shard_is_named_when_it_is_read(tmp_path: Path, corpus_at: Cal
         shards[1].read_tokens()
 
 
-def test_a_checked_shard_is_not_read_again(tmp_path: Path, corpus_at: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checked_shard_is_not_read_again(
+    tmp_path: Path, corpus_at: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = corpus_at(tmp_path, DOCUMENTS).shard_set.shards("train")[0]
     first = shard.read_tokens()
     monkeypatch.setattr(shard_set_module.storage, "sha256_of", lambda url: pytest.fail("read again"))

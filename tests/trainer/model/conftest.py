@@ -93,10 +93,13 @@ def make_documents() -> Callable[..., list[Document]]:
 
 @pytest.fixture
 def pack() -> Callable[..., Packed]:
-    """Lay documents into rows of `sequence_length`, first come first placed, with unused entries in every capacity."""
+    """Lay documents into rows of `sequence_length`, first come first placed, with unused entries in every
+    capacity."""
 
     def pack_documents(documents: list[Document], sequence_length: int) -> Packed:
-        flat: dict[str, list[int]] = {name: [] for name in ("ids", "positions", "types", "masked", "labels", "cls", "next")}
+        flat: dict[str, list[int]] = {
+            name: [] for name in ("ids", "positions", "types", "masked", "labels", "cls", "next")
+        }
         boundaries, starts = [0], []
 
         def close_row() -> None:

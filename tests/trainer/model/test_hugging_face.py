@@ -68,7 +68,9 @@ def test_logits_losses_and_every_gradient_agree(both):
     loss.backward()
     predictions = model.predict(batch)
     assert_near(
-        predictions.mlm_logits[: batch.num_masked], theirs.prediction_logits[inputs["labels"] != -100], "MLM logits"
+        predictions.mlm_logits[: batch.num_masked],
+        theirs.prediction_logits[inputs["labels"] != -100],
+        "MLM logits",
     )
     assert_near(predictions.nsp_logits[: batch.num_pairs], theirs.seq_relationship_logits, "next-sentence logits")
     assert_near(loss, theirs.loss, "loss")

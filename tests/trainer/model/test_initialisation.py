@@ -13,7 +13,11 @@ def initialised(config, next_sentence=True, seed=7) -> dict[str, torch.Tensor]:
 
 
 def test_weights_follow_from_the_seed_alone(tiny_config):
-    first, second, other = initialised(tiny_config), initialised(tiny_config), initialised(tiny_config, seed=8)
+    first, second, other = (
+        initialised(tiny_config),
+        initialised(tiny_config),
+        initialised(tiny_config, seed=8),
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     name = "encoder.layers.0.attention.qkv.weight"
     assert not torch.equal(first[name], other[name])

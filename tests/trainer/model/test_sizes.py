@@ -86,7 +86,12 @@ def test_operations_of_bert_large_are_the_published_ones(sequence_length, publis
 
 def memory(stage: int, world_size: int = 8, **options) -> dict[str, int]:
     return memory_per_rank(
-        BERT_LARGE, stage=stage, world_size=world_size, micro_batch_tokens=8192, sequence_length=512, **options
+        BERT_LARGE,
+        stage=stage,
+        world_size=world_size,
+        micro_batch_tokens=8192,
+        sequence_length=512,
+        **options,
     )
 
 
@@ -106,7 +111,8 @@ def test_one_rank_divides_nothing_and_fp32_at_stage_0_has_no_master_weights():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_activation_estimate_is_near_what_autograd_keeps(tiny_config, make_model, make_documents, pack, checkpointing):
-    """Counted by the storages that autograd saves, without weights; the attention mask and the heads are not in it."""
+    """Counted by the storages that autograd saves, without weights; the attention mask and the heads are not
+    in it."""
     config = tiny_config.model_copy(update={"num_hidden_layers": 8, "hidden_size": 64, "intermediate_size": 256})
     model = make_model(config, activation_checkpointing=checkpointing)
     batch = pack(make_documents([16] * 16), 16).batch

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.spawn
 def test_gradients_under_zero_3_with_checkpointing_are_plain_pytorchs(tmp_path):
-    """The tied matrix is used twice in a step and gathered for each; one rank adds in the same order, so exactly."""
+    """The tied matrix is used twice in a step and gathered for each; one rank adds in the same order, so
+    exactly."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),

@@ -1,0 +1,102 @@
+"""The command that fills masks: what it prints, what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UsageError, UserError
+from launch import fill_mask
+from trainer.fill_mask import FillMask
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> None:
+    monkeypatch.setattr(sys, "argv", ["fill_mask.py", *arguments])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+    fill_mask.main()
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The model is loaded once for all tests."""
+    model = request.config.stash.setdefault(_MODEL, None) or FillMask.load(tiny_hugging_face)
+    request.config.stash[_MODEL] = model
+    monkeypatch.setattr(FillMask, "load", lambda folder: model)
+
+
+_MODEL: pytest.StashKey[FillMask | None] = pytest.StashKey()
+
+
+def test_each_mask_is_listed_and_the_text_filled(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "--model", str(tiny_hugging_face), "--top-k", "2", "the [MASK] sat on a [MASK].")
+    first, second, filled = capsys.readouterr().out.splitlines()
+    assert first.startswith("mask 1: ") and second.startswith("mask 2: ") and first.count(",") == 1
+    words = [line.split(": ")[1].split(" ")[0] for line in (first, second)]
+    assert filled == f"MODEL: the {words[0]} sat on a {words[1]}."
+
+
+def test_lines_of_standard_input_become_json_lines(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "--model", str(tiny_hugging_face), "--json", stdin="the [MASK] sat\n\na [MASK] été\n")
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["text"], second["text"]) == ("the [MASK] sat", "a [MASK] été")
+    assert len(first["masks"]) == 1 and len(first["masks"][0]) == 5
+    assert first["filled"] == f"the {first['masks'][0][0]['token']} sat"
+
+
+def test_a_random_word_is_masked_and_shown_thrice_the_same_for_a_seed(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", str(tiny_hugging_face), "--mask-random", "--seed", "5")
+    lines = "The unseen cat sat, quietly.\n*** !!!\nthe dog ran home\n"
+    outputs = []
+    for _ in range(2):
+        run(monkeypatch, *arguments, stdin=lines)
+        outputs.append(capsys.readouterr())
+    out, err = outputs[0]
+    assert out == outputs[1].out
+    blocks = out.split("\n\n")
+    shown = dict(line.split(": ", 1) for line in blocks[0].splitlines())
+    assert shown["ACTUAL"] == "The unseen cat sat, quietly."
+    assert shown["masked word"] in ("cat", "sat")  # one piece each; the others are unknown to this tokenizer
+    assert shown["MASKED"].replace("[MASK]", shown["masked word"]) == shown["ACTUAL"]
+    predicted = shown["predicted word"].split(" (probability ")[0]
+    assert shown["MODEL"] == shown["MASKED"].replace("[MASK]", predicted)
+    assert blocks[2].startswith("first guess right: ") and "of 2" in blocks[2]
+    assert "'*** !!!' has no word" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (("the cat",), "", r"no \[MASK\]"),
+        (("",), "", "empty"),
+        ((), "\n \n", "empty"),
+        (("--mask-random", "..."), "", "no text has a word"),
+        (("a \udcff [MASK]",), "", "UTF-8"),
+    ],
+)
+def test_a_text_that_cannot_be_filled_is_wrong_usage(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], stdin: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(monkeypatch, "--model", str(tiny_hugging_face), *arguments, stdin=stdin)
+
+
+@pytest.mark.parametrize("arguments", [("--top-k", "0", "x"), ("--seed", "1", "x"), ("--nonsense",)])
+def test_wrong_options_end_with_status_two(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, "--model", "m", *arguments)
+    assert stopped.value.code == 2
+
+
+def test_a_model_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no/such/model"):
+        run(monkeypatch, "--model", "no/such/model", "a [MASK]")

@@ -1,0 +1,110 @@
+"""`launch/pretrain.py` as its user starts it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data_prep.settings import load_settings
+from trainer.config import RunConfig
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.spawn
+
+
+def pretrain(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY / "launch" / "pretrain.py"), *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"} | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], status: int, *said: str) -> None:
+    paragraphs = [line for line in result.stderr.splitlines() if line.strip()]
+    assert result.returncode == status, result.stderr
+    assert len(paragraphs) == 1 and paragraphs[0].startswith("error: "), result.stderr
+    for part in said:
+        assert part in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["training.max_stepz=3"], "did you mean training.max_steps?"),
+        (["data.sequence_length=256"], "longer than model.max_position_embeddings=128"),
+        (["training.seed"], "not of the form section.field=value"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path, overrides, said):
+    assert_refused(pretrain("--config", "tiny_cpu", *overrides, cwd=tmp_path), 2, said)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_without_manifest_is_no_shard_set(tmp_path):
+    (tmp_path / "shards").mkdir()
+    result = pretrain("--config", "tiny_cpu", "data.shards=shards", cwd=tmp_path)
+    assert_refused(result, 1, "shards holds no manifest.json", "python -m data_prep shards")
+
+
+def test_a_tokenizer_that_is_not_the_shards_own_is_refused_with_both_fingerprints(tmp_path, small_corpus, small_shards):
+    other = tmp_path / "other"
+    subprocess.run(
+        [sys.executable, "-m", "data_prep", "tokenizer", "--input", str(small_corpus), "--output", str(other)]
+        + ["--vocab-size", "700"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+    )
+    result = pretrain("--config", "tiny_cpu", f"data.shards={small_shards}", f"data.tokenizer={other}", cwd=tmp_path)
+    assert_refused(result, 1, "has fingerprint", "were made with")
+
+
+def test_print_config_gives_yaml_that_is_the_same_configuration(tmp_path):
+    result = pretrain("--config", "tiny_cpu", "training.seed=5", "--print-config", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (tmp_path / "printed.yaml").write_text(result.stdout)
+    assert load_settings(RunConfig, tmp_path / "printed.yaml") == load_settings(RunConfig, "tiny_cpu", ["training.seed=5"])
+    assert yaml.safe_load(result.stdout)["training"]["seed"] == 5
+
+
+def test_dry_run_explains_a_run_without_shards(tmp_path):
+    result = pretrain("--config", "configs/bert_large.yaml", "--dry-run", "--ranks", "8", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for part in (
+        "hidden_size: 1024",
+        "total                    335,180,608    335,180,608  sum of the above",
+        "x 8 ranks x 8 accumulation = 1,048,576 global tokens",
+        "1.992 GFLOP a token",
+        "<- this run",
+        "data/shards holds no manifest.json",
+    ):
+        assert part in result.stdout
+    assert not any(tmp_path.iterdir())
+
+
+def test_dry_run_tells_the_shards_there_are(tmp_path, small_shards):
+    result = pretrain("--config", "tiny_cpu", f"data.shards={small_shards}", "--dry-run", cwd=tmp_path, WORLD_SIZE="2")
+    assert "4 train shards for 2 ranks" in result.stdout, result.stderr
+
+
+def test_a_deepspeed_file_beside_a_deepspeed_block_is_refused(tmp_path):
+    (tmp_path / "ds.json").write_text("{}")
+    result = pretrain(
+        "--config", "tiny_cpu", "--deepspeed_config", "ds.json", "deepspeed={wall_clock_breakdown: true}", cwd=tmp_path
+    )
+    assert_refused(result, 2, "keep one of them")
+
+
+def test_help_names_every_setting(tmp_path):
+    result = pretrain("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "training.global_batch_tokens" in result.stdout and "zero.stage" in result.stdout

@@ -1,0 +1,1 @@
+"""Pretraining with DeepSpeed ZeRO, and what is done with its checkpoints."""

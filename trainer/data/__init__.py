@@ -1,0 +1,1 @@
+"""From shards to micro-batches: order, packing, masking, sentence pairs."""
