@@ -32,9 +32,7 @@ def _ranges(text: str) -> Ranges:
     return tuple((int(first, 16), int(last or first, 16)) for first, _, last in pairs)
 
 
-REMOVED = _ranges(
-    "0000-0008 000E-001B 007F-0084 0086-009F 00AD 200B 200E-200F 202A-202E 2060 2066-2069 FEFF FFF9-FFFB"
-)
+REMOVED = _ranges("0000-0008 000E-001B 007F-0084 0086-009F 00AD 200B 200E-200F 202A-202E 2060 2066-2069 FEFF FFF9-FFFB")
 """Control characters, soft hyphen, zero-width space, word joiner, byte order mark, marks of text direction."""
 
 WHITE_SPACE = _ranges("0009-000D 001C-0020 0085 00A0 1680 2000-200A 2028-2029 202F 205F 2581 3000")

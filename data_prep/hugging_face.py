@@ -46,19 +46,37 @@ ADVERSARIAL_LINES: tuple[str, ...] = (
     "nul \x00 and \x07 control \x1b[0m \x7f \x85next \x1c \x1f characters\x00",
     "\x00\u200b starts with nothing",
     "lone surrogates \ud800 and \udc00 and \udfff\ud83d",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f3f3\ufe0f\u200d\U0001f308 \U0001f44d\U0001f3fd "
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f3f3\ufe0f\u200d\U0001f308 "
+    "\U0001f44d\U0001f3fd "
     "\U0001f1eb\U0001f1f7 \U0001faea 1\ufe0f\u20e3",
-    "\u0645\u0631\u062d\u0628\u0627 \u202b\u05e9\u05dc\u05d5\u05dd\u202c \u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd\u200f! "
+    "\u0645\u0631\u062d\u0628\u0627 \u202b\u05e9\u05dc\u05d5\u05dd\u202c "
+    "\u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd\u200f! "
     "\u0627\u0653 \ufefb",
     "private \ue000\uf8ff\U00100000 unassigned \u0378\U000e0fff noncharacters \ufdd0\uffff\U0010ffff",
     "[MASK] [CLS][SEP] [PAD]s [UNK]. [MASK], [MASK]. a[MASK]b  [MASK]",
     "<0x41><0x0A> <s></s> <unk> <pad> ##ing \u0120the \u2585 \u2047",
-    "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u6211\u5f88\u597d\uff01 \uc548\ub155 \u1112\u1161\u11ab \u304b\u3099 \u0e19\u0e49\u0e33 \u0915\u094d\u0937\u093f",
-    "\ufb01ne \uff26\uff35\uff2c\uff2c \u2460 \u00bd x\u00b2 \u00b4 \u00a8 \u2121 \ufe70 \u3382 \u1e9b\u0323 \u32ff \u0132",
-    "\u0130STANBUL \u0131 \u039f\u0394\u03a5\u03a3\u03a3\u0395\u03a5\u03a3 \u03a3. STRASSE \u1e9e \u01c5 \ua7cb\ua7da\u1c89 \u13a0\uab70 \u2c2f",
-    "\u0897\u0301 \u1acf\u0323 a\u0301\u089d\u0323 \U00011938 \U00011935\U00011930 \U000105d2\u0307 \U0001e030 \U0001d15e",
-    "a" * 300 + " " + "ab" * 150 + " " + "aab" * 99 + " " + "." * 77 + " " + "-" * 78 + " " + "0" * 51 + " " + "\u00e9" * 33,
-    "https://example.org/a?b=c&d=%20#e user@example.org C:\\path\\file.txt {\"k\": [1, 2.5e-10]} $\\frac{a}{b}$ <b>x</b>",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u6211\u5f88\u597d\uff01 \uc548\ub155 \u1112\u1161\u11ab "
+    "\u304b\u3099 \u0e19\u0e49\u0e33 \u0915\u094d\u0937\u093f",
+    "\ufb01ne \uff26\uff35\uff2c\uff2c \u2460 \u00bd x\u00b2 \u00b4 \u00a8 \u2121 \ufe70 \u3382 "
+    "\u1e9b\u0323 \u32ff \u0132",
+    "\u0130STANBUL \u0131 \u039f\u0394\u03a5\u03a3\u03a3\u0395\u03a5\u03a3 \u03a3. STRASSE \u1e9e "
+    "\u01c5 \ua7cb\ua7da\u1c89 \u13a0\uab70 \u2c2f",
+    "\u0897\u0301 \u1acf\u0323 a\u0301\u089d\u0323 \U00011938 \U00011935\U00011930 \U000105d2\u0307 "
+    "\U0001e030 \U0001d15e",
+    "a" * 300
+    + " "
+    + "ab" * 150
+    + " "
+    + "aab" * 99
+    + " "
+    + "." * 77
+    + " "
+    + "-" * 78
+    + " "
+    + "0" * 51
+    + " "
+    + "\u00e9" * 33,
+    'https://example.org/a?b=c&d=%20#e user@example.org C:\\path\\file.txt {"k": [1, 2.5e-10]} $\\frac{a}{b}$ <b>x</b>',
     "don't 'quote' \u201cquote\u201d it\u2019s \u2026 \u2014 100,000.00 3rd 50% A/B x=y; i++",
     " a",
     "a ",
@@ -109,13 +127,15 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
     # A literal "[MASK]" is the mask in tokenizer.json and text in preparation: read as text, all else can be compared.
     other.encode_special_tokens = True
     raw = [replace_surrogates(text) for text in texts]
-    expected = [ids.tolist() for ids in tokenizer.encode_many([normalise(text, tokenizer.normalisation) for text in raw])]
+    normalised = [normalise(text, tokenizer.normalisation) for text in raw]
+    expected = [ids.tolist() for ids in tokenizer.encode_many(normalised)]
     for text, ids in zip(raw, expected, strict=True):
         _compare(path, text, ids, other.encode(text, add_special_tokens=False).ids)
     for (first, ids), (second, second_ids) in pairwise(zip(raw, expected, strict=True)):
         pair = other.encode(first, second)
         _compare(path, f"{first} / {second}", [CLS_TOKEN_ID, *ids, SEP_TOKEN_ID, *second_ids, SEP_TOKEN_ID], pair.ids)
-        _compare(path, f"types of {first} / {second}", [0] * (len(ids) + 2) + [1] * (len(second_ids) + 1), pair.type_ids)
+        types = [0] * (len(ids) + 2) + [1] * (len(second_ids) + 1)
+        _compare(path, f"{first} / {second}", types, pair.type_ids)
 
 
 def build(vocabulary: Sequence[Piece], normalisation: Normalisation) -> tokenizers.Tokenizer:
@@ -123,7 +143,11 @@ def build(vocabulary: Sequence[Piece], normalisation: Normalisation) -> tokenize
     ids = {piece.text: number for number, piece in enumerate(vocabulary)}
     result = tokenizers.Tokenizer(
         models.BPE(
-            vocab=ids, merges=_merges(vocabulary), unk_token=SPECIAL_TOKENS[UNK_TOKEN_ID], byte_fallback=True, fuse_unk=True
+            vocab=ids,
+            merges=_merges(vocabulary),
+            unk_token=SPECIAL_TOKENS[UNK_TOKEN_ID],
+            byte_fallback=True,
+            fuse_unk=True,
         )
     )
     result.normalizer = _normalizer(normalisation)
@@ -166,7 +190,10 @@ def _normalizer(normalisation: Normalisation) -> normalizers.Normalizer:
         steps += [normalizers.Lowercase(), *form]
     if normalisation.strip_accents:
         steps += [normalizers.NFD(), *_remove(ACCENTS), *form]
-    steps += [normalizers.Replace(Regex(character_class(WHITE_SPACE) + "+"), " "), normalizers.Replace(Regex(r" \z"), "")]
+    steps += [
+        normalizers.Replace(Regex(character_class(WHITE_SPACE) + "+"), " "),
+        normalizers.Replace(Regex(r" \z"), ""),
+    ]
     return normalizers.Sequence(steps)
 
 
@@ -188,8 +215,13 @@ def _config(model_max_length: int | None) -> dict[str, Any]:
         "cls_token": cls,
         "sep_token": sep,
         "mask_token": {
-            "__type": "AddedToken", "content": mask, "lstrip": True, "rstrip": False,
-            "normalized": False, "single_word": False, "special": True,
+            "__type": "AddedToken",
+            "content": mask,
+            "lstrip": True,
+            "rstrip": False,
+            "normalized": False,
+            "single_word": False,
+            "special": True,
         },
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
@@ -200,7 +232,8 @@ def _config(model_max_length: int | None) -> dict[str, Any]:
 def _compare(path: Path, text: str, expected: list[int], found: list[int]) -> None:
     if expected == found:
         return
-    place = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found)))
+    shorter = min(len(expected), len(found))
+    place = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
     raise UserError(
         f"{path} does not give the ids of preparation for the text beginning {text[:60]!r}: at place {place} it gives "
         f"{found[place : place + 8]} and preparation {expected[place : place + 8]}; write it again with this release, "

@@ -47,8 +47,7 @@ Task = TypeVar("Task")
 def prepare_shards(
     plan: Plan, tokenizer: Tokenizer, output: str, num_workers: int, fresh: bool = False
 ) -> tuple[Manifest, bool]:
-    """Make the shard set that `plan` describes in the folder `output`; returns its manifest, and whether it
-    was new.
+    """Make the shard set that `plan` describes in the folder `output`; returns its manifest, and whether it was new.
 
     Raises:
         UserError: input cannot be read, `output` cannot be written, holds other work or is being worked on.
@@ -68,7 +67,7 @@ def prepare_shards(
             map_tasks,
             lambda task: sections_url(task.work_folder, task.number),
             lambda task: task.unit.stop - task.unit.start,
-            ("MB", 1e6),
+            ("MB of input", 1e6),
             num_workers,
         )
         summary = _summarise(map_tasks)

@@ -42,19 +42,14 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
         if kind is None:
-            elapsed_seconds = time.monotonic() - self._started_at
-            rate = (self._done - self._first) / self._scale / max(elapsed_seconds, 1e-9)
-            print(
-                f"{self._title}: {self._done / self._scale:.1f} {self._unit} in {elapsed_seconds:.1f} s "
-                f"({rate:.2f} {self._unit}/s)",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"{self._title}: {self._ending()}", file=sys.stderr, flush=True)
 
     def skip(self, amount: int) -> None:
         """Count an amount that an earlier run has done; it says nothing of the rate."""
         self._first += amount
-        self.add(amount)
+        self._done += amount
+        if self._bar is not None:
+            self._bar.update(amount / self._scale)
 
     def add(self, amount: int) -> None:
         """Count an amount as done."""
@@ -66,6 +61,15 @@ class Progress:
         if now - self._shown_at >= _LINE_SECONDS and self._done < self._total:
             self._shown_at = now
             print(self._line(now - self._started_at), file=sys.stderr, flush=True)
+
+    def _ending(self) -> str:
+        own = self._done - self._first
+        if self._first and not own:
+            return "finished by an earlier run"
+        elapsed_seconds = time.monotonic() - self._started_at
+        earlier = f", {self._first / self._scale:.1f} before" if self._first else ""
+        rate = own / self._scale / max(elapsed_seconds, 1e-9)
+        return f"{own / self._scale:.1f} {self._unit} in {elapsed_seconds:.1f} s ({rate:.2f} {self._unit}/s){earlier}"
 
     def _line(self, elapsed_seconds: float) -> str:
         rate = (self._done - self._first) / elapsed_seconds

@@ -111,8 +111,7 @@ def reduce_shard(task: ReduceTask) -> int:
 def seeded_order(
     document_ids: np.ndarray, seed: int, only: int | None = None, without: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """Numbers of the documents to keep, in the seeded order of the shard, and how many others are copies of
-    them.
+    """Numbers of the documents to keep, in the seeded order of the shard, and how many others are copies of them.
 
     Of equal ids (D,) the first survives: that of the earliest input. The order depends on ids and seed alone.
     """

@@ -50,8 +50,7 @@ class Record:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The lengths of everything in a shard of R records, D documents and S sentences, in the order of the
-    tar.
+    """The lengths of everything in a shard of R records, D documents and S sentences, in the order of the tar.
 
     Attributes:
         document_lengths: (D,) uint32 tokens of each document.

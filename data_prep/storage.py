@@ -230,8 +230,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def hold_lock(folder: str | Path) -> Iterator[None]:
-    """Keep other processes from working on the local `folder` while the block runs; the system frees it at a
-    kill.
+    """Keep other processes from working on the local `folder` while the block runs; the system frees it at a kill.
 
     Raises:
         UserError: another process works on it; the message names its process id.

@@ -22,7 +22,10 @@ class WordCache:
     """Encodes normalised texts by looking up their words; not for use by several threads at once."""
 
     def __init__(
-        self, encode: Callable[[list[str]], list[list[int]]], dtype: type[np.unsignedinteger], max_words: int = _MAX_WORDS
+        self,
+        encode: Callable[[list[str]], list[list[int]]],
+        dtype: type[np.unsignedinteger],
+        max_words: int = _MAX_WORDS,
     ) -> None:
         """`encode` turns texts into ids; it is asked for " word" only where the word is not in the cache."""
         self._encode, self._dtype, self._max_words = encode, dtype, max_words

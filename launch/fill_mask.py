@@ -19,16 +19,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="fill_mask.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="text with [MASK]; without any, lines of standard input")
     parser.add_argument(
-        "--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., or a folder"
+        "texts", nargs="*", metavar="TEXT", help="text with [MASK]; without any, lines of standard input"
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., or a folder",
     )
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="candidates for each mask (default 5)")
     parser.add_argument("--json", action="store_true", help="one JSON object a text instead of lines for people")
     parser.add_argument(
         "--mask-random",
         action="store_true",
-        help="mask a word of each text (where there is one that a single piece of the vocabulary stands for, such a one)",
+        help="mask a word of each text: one that a single piece of the vocabulary stands for, where there is one",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="with --mask-random: the same seed masks the same words")
     parser.add_argument(

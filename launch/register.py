@@ -66,9 +66,9 @@ def how_to_load(registration: Registration) -> str:
     uri = registration.model_uri
     return (
         f"\nmodel: {uri}\n"
-        f'  python launch/fill_mask.py --model {uri} --tracking-uri {registration.tracking_uri} "It was a [MASK] day."\n'
+        f"  python launch/fill_mask.py --model {uri} --tracking-uri {registration.tracking_uri} {INPUT_EXAMPLE!r}\n"
         f"  import mlflow; mlflow.set_tracking_uri({registration.tracking_uri!r})\n"
-        f"  mlflow.transformers.load_model({uri!r})                        # a fill-mask pipeline\n"
+        f"  mlflow.transformers.load_model({uri!r})  # a fill-mask pipeline\n"
         f"  mlflow.artifacts.download_artifacts({uri + '/hf'!r})  # the whole folder, for AutoModel"
     )
 

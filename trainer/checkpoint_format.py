@@ -61,7 +61,7 @@ class TrainState(_Record):
 class DataIdentity(_Record):
     """Exactly which data a run reads."""
 
-    manifest_digests: tuple[str, ...] = Field(description="`Manifest.digest` of every component of the mixture, in order")
+    manifest_digests: tuple[str, ...] = Field(description="`Manifest.digest` of every component, in order")
     tokenizer_fingerprint: str
 
 

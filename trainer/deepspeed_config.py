@@ -161,7 +161,7 @@ def _contradictions(given: dict[str, Any], config: RunConfig, world_size: int) -
             yield f"{path}={value!r} contradicts the YAML, which says {agreeing[0]!r} ({setting})"
     for name in _names(given.get("optimizer"), "params"):
         if name not in ("lr", "betas", "eps", "weight_decay"):
-            yield f"optimizer.params.{name} is not supported: the optimizer is torch's AdamW, set optimizer.* of the YAML"
+            yield f"optimizer.params.{name} is not supported: the optimizer is torch's AdamW, set optimizer.*"
 
 
 def _refused(given: dict[str, Any]) -> Iterator[str]:

@@ -53,6 +53,12 @@ class Delivery:
             and len(sent.params) == len(record.params)
         )
 
+    @property
+    def _run_id(self) -> str:
+        run_id = self._spool.record.delivered.run_id
+        assert run_id is not None, "the run is found before anything is sent to it"
+        return run_id
+
     def send(self) -> None:
         """Send what the server lacks.
 
@@ -87,8 +93,8 @@ class Delivery:
         self._spool.deliver(run_id=run.info.run_id, experiment_id=run.info.experiment_id, status=run.info.status)
         if run.info.lifecycle_stage == "deleted":
             raise UserError(
-                f"the MLflow run {run.info.run_id} was deleted; 'mlflow runs restore --run-id {run.info.run_id}' brings "
-                f"it back, or remove {self._spool.folder / 'run.json'} before the next start for a new one"
+                f"the MLflow run {run.info.run_id} was deleted; 'mlflow runs restore --run-id {run.info.run_id}' "
+                f"brings it back, or remove {self._spool.folder / 'run.json'} before the next start for a new one"
             )
         if record.status == "RUNNING" and run.info.status != "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
@@ -124,11 +130,11 @@ class Delivery:
         for start in range(0, len(lacking), MAX_BATCH_PARAMS):
             names = lacking[start : start + MAX_BATCH_PARAMS]
             params = [Param(name, record.params[name]) for name in names]
-            self._client.log_batch(sent.run_id, params=params, synchronous=True)
+            self._client.log_batch(self._run_id, params=params, synchronous=True)
             self._spool.deliver(params=[*sent.params, *names])
         tags = {name: value for name, value in record.tags.items() if sent.tags.get(name) != value}
         if tags:
-            self._client.log_batch(sent.run_id, tags=[RunTag(*item) for item in tags.items()], synchronous=True)
+            self._client.log_batch(self._run_id, tags=[RunTag(*item) for item in tags.items()], synchronous=True)
             self._spool.deliver(tags={**sent.tags, **tags})
 
     def _send_points(self) -> None:
@@ -147,11 +153,10 @@ class Delivery:
         from mlflow.entities import Metric
         from mlflow.exceptions import MlflowException
 
-        run_id = self._spool.record.delivered.run_id
         try:
-            self._client.log_batch(run_id, metrics=[Metric(*point) for point in points], synchronous=True)
+            self._client.log_batch(self._run_id, metrics=[Metric(*point) for point in points], synchronous=True)
         except MlflowException as error:
-            if error.error_code not in REFUSALS or not self._run_is_active(run_id):
+            if error.error_code not in REFUSALS or not self._run_is_active():
                 raise
             if len(points) == 1:
                 self._warn(
@@ -161,8 +166,8 @@ class Delivery:
             self._send_batch(points[: len(points) // 2])
             self._send_batch(points[len(points) // 2 :])
 
-    def _run_is_active(self, run_id: str) -> bool:
-        return self._client.get_run(run_id).info.lifecycle_stage == "active"
+    def _run_is_active(self) -> bool:
+        return self._client.get_run(self._run_id).info.lifecycle_stage == "active"
 
     def _send_artifacts(self) -> None:
         record, sent = self._spool.record, self._spool.record.delivered
@@ -170,16 +175,16 @@ class Delivery:
             if sent.artifacts.get(name) != digest:
                 folder = str(PurePosixPath(name).parent)
                 path = str(self._spool.folder / "artifacts" / name)
-                self._client.log_artifact(sent.run_id, path, None if folder == "." else folder)
+                self._client.log_artifact(self._run_id, path, None if folder == "." else folder)
                 self._spool.deliver(artifacts={**sent.artifacts, name: digest})
 
     def _send_status(self) -> None:
         record, sent = self._spool.record, self._spool.record.delivered
         if record.status != sent.status:
             if record.status == "RUNNING":
-                self._client.update_run(sent.run_id, status="RUNNING")
+                self._client.update_run(self._run_id, status="RUNNING")
             else:
-                self._client.set_terminated(sent.run_id, status=record.status)
+                self._client.set_terminated(self._run_id, status=record.status)
             self._spool.deliver(status=record.status)
 
 

@@ -110,7 +110,8 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
         ids = loaded(text, add_special_tokens=False)["input_ids"]
         place = ids.index(MASK_TOKEN_ID)
         # No space is put in front of what follows a mask; one that is there stays.
-        yield text, (prepared(before), after), (ids[:place], tokenizer.decode(ids[place + 1 :]))
+        rest = normalise(after, tokenizer.normalisation)[0 if after.startswith(" ") else 1 :]
+        yield text, (prepared(before), rest), (ids[:place], tokenizer.decode(ids[place + 1 :]))
 
 
 def _holds_special_token(text: str) -> bool:

@@ -133,14 +133,14 @@ class FillMask:
         return tuple(self._candidate(token_id, probability) for token_id, probability in found if probability >= 0.0)
 
     def _candidate(self, token_id: int, probability: float) -> Candidate:
-        piece = self.tokenizer.convert_ids_to_tokens(token_id)
+        piece = str(self.tokenizer.convert_ids_to_tokens(token_id))
         if self._has_metaspace:
             return Candidate(
                 piece.replace(METASPACE, " ").strip() or piece, token_id, probability, piece.startswith(METASPACE)
             )
         if piece.startswith(WORDPIECE_CONTINUATION):
             return Candidate(piece.removeprefix(WORDPIECE_CONTINUATION), token_id, probability, False)
-        return Candidate(self.tokenizer.decode([token_id]).strip() or piece, token_id, probability, True)
+        return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, True)
 
 
 def windows(positions: list[int], num_tokens: int, length: int) -> list[tuple[int, list[int]]]:

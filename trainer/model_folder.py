@@ -1,4 +1,4 @@
-"""A Hugging Face folder from elsewhere: whether it is safe to load, whether it is the one meant, where it comes from."""
+"""A Hugging Face folder from elsewhere: is it safe to load, is it the one meant, where does it come from."""
 
 from __future__ import annotations
 

@@ -160,12 +160,13 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
     from transformers import pipeline
 
     filler = FillMask.load(folder)
+    tokenizer: Any = filler.tokenizer
     filler.model.name_or_path = name  # MLflow writes it down, and the temporary path tells nobody anything
     example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary, quiet_transformers():
         path = Path(temporary) / "model"
         mlflow.transformers.save_model(
-            pipeline("fill-mask", model=filler.model, tokenizer=filler.tokenizer),
+            pipeline("fill-mask", model=filler.model, tokenizer=tokenizer),
             str(path),
             task="fill-mask",
             mlflow_model=Model(

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from data_prep import storage
+from data_prep.manifest import TOKENIZER_FOLDER
 from data_prep.settings import to_yaml
 from trainer import checkpoint
 from trainer.batch_arithmetic import batch_arithmetic
@@ -20,10 +21,9 @@ from trainer.engine import Engine, build_engine
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import num_parameters
 from trainer.recorder import Recorder
+from trainer.status import read_status
 from trainer.stop_signal import StopSignal
 from trainer.tracking import MetricLog, NullTracker, Tracker, describe_environment, git_revision
-
-TOKENIZER_FOLDER = "tokenizer"
 
 
 @dataclass
@@ -40,6 +40,10 @@ class Run:
     state: TrainState
     loader: Loader | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.config.output_dir)
 
     def say(self, text: str) -> None:
         """Print a line on rank 0."""
@@ -72,12 +76,15 @@ def set_up(
     tracker = Tracker.open(config.tracking, output_dir, warn_on_stderr) if ranks.is_first else NullTracker()
     state = latest.saved.state if latest else TrainState()
     run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, state)
+    status = read_status(output_dir)
+    if status and status.get("step") == state.step:
+        run.metrics = status["metrics"]
     introduce(run, changes)
     return run
 
 
 def rehearse(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> None:
-    """One step that changes nothing at the run's largest micro-batch: meets out-of-memory before the first real step."""
+    """One step at the run's largest micro-batch that changes nothing: meets out-of-memory before the first real one."""
     largest = max(config.phases, key=lambda phase: (phase.micro_batch_tokens, phase.sequence_length))
     batches = evaluation_batches(
         shard_sets, config.data, largest, config.training.seed, ranks.rank, ranks.world_size, largest.micro_batch_tokens
@@ -101,6 +108,8 @@ def introduce(run: Run, changes: list[str]) -> None:
         if state.step
         else f"beginning {config.max_steps:,} steps in {config.output_dir}"
     )
+    if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":
+        run.say("model.attention_probs_dropout_prob is over 0: attention takes the reference path, which is slower")
     for change in changes:
         run.say(f"changed since the checkpoint: {change}")
     run.tracker.log_params(config.model_dump(mode="json"))

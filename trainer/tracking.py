@@ -38,6 +38,8 @@ class MetricLog(Protocol):
 
     @property
     def run_id(self) -> str | None: ...
+    @property
+    def tracking_uri(self) -> str | None: ...
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def log_params(self, params: Mapping[str, Any]) -> None: ...
     def log_tags(self, tags: Mapping[str, str]) -> None: ...
@@ -49,6 +51,8 @@ class NullTracker:
     """Tracks nothing: for the other ranks and for tests."""
 
     run_id: str | None = None
+    tracking_uri: str | None = None
+    tracking_uri = ""
     experiment_url_hint = ""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
@@ -109,6 +113,11 @@ class Tracker:
         return self._spool.record.delivered.run_id
 
     @property
+    def tracking_uri(self) -> str:
+        """The server, without secrets."""
+        return redact(self._tracking_uri)
+
+    @property
     def experiment_url_hint(self) -> str:
         """Where a person looks at the curves."""
         return view_hint(self._tracking_uri, self._spool.record.delivered.experiment_id, self.run_id)
@@ -153,8 +162,8 @@ class Tracker:
         self._thread.join(timeout_seconds)
         if not self._delivery.is_complete:
             self._warn(
-                f"not everything was sent to {self._tracking_uri}: {self._spool.unsent_bytes:,} bytes of points wait in "
-                f"{self._spool.points_path}; they are sent when the same command is started again"
+                f"not everything was sent to {self._tracking_uri}: {self._spool.unsent_bytes:,} bytes of points wait "
+                f"in {self._spool.points_path}; they are sent when the same command is started again"
             )
         if not self._thread.is_alive():
             self._spool.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from trainer import checkpoint
 from trainer.batch_arithmetic import batch_arithmetic
@@ -17,7 +16,7 @@ from trainer.config import RunConfig
 from trainer.console import evaluation_line, step_line
 from trainer.data.loader import GlobalBatch, Loader, Position, evaluation_batches
 from trainer.data.shard_set import check_tokenizer, open_shard_set
-from trainer.distributed import Ranks, initialize_distributed, shut_down
+from trainer.distributed import initialize_distributed, shut_down
 from trainer.evaluation import evaluate
 from trainer.memory import peak_memory_of_ranks
 from trainer.run import Run, parameters_of, set_up
@@ -37,21 +36,17 @@ def train(config: RunConfig, allow_change: bool = False) -> int:
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     stop_signal = StopSignal()
     ranks = initialize_distributed(config.distributed)
-    try:
-        run = set_up(config, shard_sets, ranks, stop_signal, allow_change)
-    except Exception:
-        report_status(config, ranks, "failed", TrainState(), {}, None)
-        raise
+    run = set_up(config, shard_sets, ranks, stop_signal, allow_change)
     try:
         ended = training_loop(run)
     except Exception:
-        report_status(config, ranks, "failed", run.state, run.metrics, run.tracker.run_id)
+        report_status(run, "failed")
         run.tracker.close("FAILED")
         raise
     peaks = ", ".join(f"{peak / (1 << 30):.2f}" for peak in peak_memory_of_ranks(ranks))
-    run.say(f"peak memory of the ranks: {peaks} GiB ({'reserved on the GPU' if ranks.device.type == 'cuda' else 'resident'})")
+    run.say(f"peak memory of the ranks: {peaks} GiB ({'on the GPU' if ranks.device.type == 'cuda' else 'resident'})")
     run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
-    report_status(config, ranks, ended, run.state, run.metrics, run.tracker.run_id)
+    report_status(run, ended)
     run.engine.destroy()
     shut_down(ranks, 0 if ended == "finished" else STOPPED_EXIT_STATUS)
 
@@ -148,7 +143,7 @@ def log(run: Run) -> None:
     )
     left = (run.config.max_steps - newest.step) * seconds_a_step
     run.say(step_line(newest.step, run.config.max_steps, epoch_of(run), newest.metrics, tokens_per_second, left))
-    report_status(run.config, run.ranks, "running", run.state, run.metrics, run.tracker.run_id)
+    report_status(run, "running")
 
 
 def epoch_of(run: Run) -> float:
@@ -187,24 +182,22 @@ def save(run: Run) -> None:
     run.recorder.restart_clock()
 
 
-def report_status(
-    config: RunConfig, ranks: Ranks, state: State, train_state: TrainState, metrics: dict[str, float], run_id: str | None
-) -> None:
+def report_status(run: Run, state: State) -> None:
     """Write `status.json` on rank 0."""
-    if not ranks.is_first:
+    if not run.ranks.is_first:
         return
     values = {
-        "step": train_state.step,
-        "max_steps": config.max_steps,
-        "tokens_seen": train_state.tokens_seen,
-        "skipped_steps": train_state.skipped_steps,
-        "parameters": parameters_of(config),
-        "metrics": metrics,
-        "mlflow_run_id": run_id,
-        "tracking_uri": config.tracking.uri,
-        "world_size": ranks.world_size,
+        "step": run.state.step,
+        "max_steps": run.config.max_steps,
+        "tokens_seen": run.state.tokens_seen,
+        "skipped_steps": run.state.skipped_steps,
+        "parameters": parameters_of(run.config),
+        "metrics": run.metrics,
+        "mlflow_run_id": run.tracker.run_id,
+        "tracking_uri": run.tracker.tracking_uri,
+        "world_size": run.ranks.world_size,
     }
     try:
-        write_status(Path(config.output_dir), state, values)
+        write_status(run.output_dir, state, values)
     except OSError as error:
-        warn_on_stderr(f"{config.output_dir}/status.json cannot be written ({error.strerror}); training goes on")
+        warn_on_stderr(f"{run.output_dir}/status.json cannot be written ({error.strerror}); training goes on")

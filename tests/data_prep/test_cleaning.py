@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.cleaning import REMOVED, WHITE_SPACE, Normalisation, clean_paragraphs, normalise
@@ -14,12 +14,20 @@ from data_prep.settings import validate_settings
 
 PLAIN = Normalisation()
 UNCASED = Normalisation(form="NFKC", lowercase=True, strip_accents=True)
-ALL = [PLAIN, UNCASED, Normalisation(form="NFKC"), Normalisation(form="none", lowercase=True), Normalisation(lowercase=True)]
+ALL = [
+    PLAIN,
+    UNCASED,
+    Normalisation(form="NFKC"),
+    Normalisation(form="none", lowercase=True),
+    Normalisation(lowercase=True),
+]
 
 TRICKY = st.text(
     st.one_of(
         st.characters(codec=None),
-        st.sampled_from("ab \t\n\r\x0b\x0c\x85\u2028\u2029\u2581\x00\u200b\ufeff\u00ad\u0301\u0323\u3099\u00e9\u03a3\u0130\ufb01"),
+        st.sampled_from(
+            "ab \t\n\r\x0b\x0c\x85\u2028\u2029\u2581\x00\u200b\ufeff\u00ad\u0301\u0323\u3099\u00e9\u03a3\u0130\ufb01"
+        ),
         st.sampled_from("\u1100\u1161\u11a8\u0897\U00011935\U00011930\ud800\udc00\U0001f600\u200d\ua7cb"),
     ),
     max_size=40,
@@ -50,7 +58,10 @@ def test_text_is_normalised_as_stated(raw: str, expected: str) -> None:
 
 
 def test_uncased_text_loses_case_and_accents_but_no_vowel_signs() -> None:
-    assert normalise("\u00c9COLE \ufb01n \u0130\u03a3\u03a3 \u0915\u093f \u304c", UNCASED) == " ecole fin i\u03c3\u03c3 \u0915\u093f \u304c"
+    assert (
+        normalise("\u00c9COLE \ufb01n \u0130\u03a3\u03a3 \u0915\u093f \u304c", UNCASED)
+        == " ecole fin i\u03c3\u03c3 \u0915\u093f \u304c"
+    )
 
 
 def test_lowering_can_make_a_new_composition() -> None:
@@ -82,6 +93,7 @@ def test_white_space_ranges_are_what_python_calls_white_space_and_the_metaspace(
 
 
 @pytest.mark.parametrize("normalisation", ALL, ids=str)
+@settings(max_examples=60)
 @given(text=TRICKY)
 @example(text="\u0301\u00ad\u0323a\u0301")
 def test_any_text_has_one_space_before_each_word_and_is_stable(normalisation: Normalisation, text: str) -> None:
@@ -95,6 +107,7 @@ def test_any_text_has_one_space_before_each_word_and_is_stable(normalisation: No
 
 
 @pytest.mark.parametrize("normalisation", ALL, ids=str)
+@settings(max_examples=60)
 @given(text=TRICKY)
 @example(text="a\n\n\u0301b\r\n\x00\r\nc")
 def test_paragraphs_in_a_row_are_the_normalised_text(normalisation: Normalisation, text: str) -> None:
@@ -105,7 +118,9 @@ def test_paragraphs_in_a_row_are_the_normalised_text(normalisation: Normalisatio
 
 @given(text=st.text(st.characters(max_codepoint=0x2FFF, exclude_categories=("Cs", "Cn", "Cc", "Cf")), max_size=30))
 def test_plain_text_is_only_composed_and_spaced(text: str) -> None:
-    if "\u2581" in text or any(0x0890 <= ord(c) <= 0x08FF or 0x1AB0 <= ord(c) <= 0x1DFF or ord(c) > 0x0558 for c in text):
+    if "\u2581" in text or any(
+        0x0890 <= ord(c) <= 0x08FF or 0x1AB0 <= ord(c) <= 0x1DFF or ord(c) > 0x0558 for c in text
+    ):
         return
     composed = " ".join(unicodedata.normalize("NFC", text).split())
     assert normalise(text, PLAIN) == (" " + composed if composed else "")

@@ -28,7 +28,10 @@ def test_abbreviations_end_no_sentence() -> None:
 
 def test_chinese_sentences_begin_without_a_space() -> None:
     assert sentences(["\u4f60\u597d\u3002\u6211\u5f88\u597d\u3002", "\u597d\U0001f600\u3002\u597d"], "zh") == [
-        " \u4f60\u597d\u3002", "\u6211\u5f88\u597d\u3002", " \u597d\U0001f600\u3002", "\u597d",
+        " \u4f60\u597d\u3002",
+        "\u6211\u5f88\u597d\u3002",
+        " \u597d\U0001f600\u3002",
+        "\u597d",
     ]
 
 
@@ -59,7 +62,14 @@ def test_an_unknown_language_is_a_usage_error_that_says_what_to_write(language: 
 
 
 @pytest.mark.parametrize("language", ["en", "zh", "ar", "de"])
-@given(st.lists(st.text(st.one_of(st.characters(), st.sampled_from("aB .!?\"')(\u3002\uff01\u300d\u00e9\U0001f600\n")), max_size=60), max_size=4))
+@given(
+    st.lists(
+        st.text(
+            st.one_of(st.characters(), st.sampled_from("aB .!?\"')(\u3002\uff01\u300d\u00e9\U0001f600\n")), max_size=60
+        ),
+        max_size=4,
+    )
+)
 def test_offsets_rise_from_zero_and_every_paragraph_begins_a_sentence(language: str, texts: list[str]) -> None:
     raw = "\n\n".join(texts)
     paragraphs = clean_paragraphs(raw, Normalisation())

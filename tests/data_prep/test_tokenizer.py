@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from data_prep.cleaning import Normalisation, clean_paragraphs, normalise
 from data_prep.errors import UsageError, UserError
 from data_prep.sentences import sentence_starts
-from data_prep.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS, Tokenizer, TokenizerInfo, TokenizerSettings, train_tokenizer
+from data_prep.tokenizer import (
+    MASK_TOKEN_ID,
+    SPECIAL_TOKENS,
+    Tokenizer,
+    TokenizerInfo,
+    TokenizerSettings,
+    train_tokenizer,
+)
 from data_prep.word_cache import WordCache
 
 SMALL = TokenizerSettings(vocab_size=600, character_coverage=1.0)
@@ -29,7 +36,11 @@ def documents(count: int = 120, seed: int = 0) -> list[str]:
     """Documents of made-up words, with a little of other scripts."""
     draw = random.Random(seed)
     syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "un", "er")]
-    words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(400)] + ["caf\u00e9", "\u4f60\u597d", "100%"]
+    words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(400)] + [
+        "caf\u00e9",
+        "\u4f60\u597d",
+        "100%",
+    ]
     return [
         "\n\n".join(" ".join(draw.choices(words, k=30)).capitalize() + "." for _ in range(draw.randint(1, 4)))
         for _ in range(count)
@@ -81,7 +92,8 @@ def test_characters_outside_the_vocabulary_become_their_bytes(tokenizer: Tokeniz
 
 
 NORMALISED = st.text(
-    st.one_of(st.characters(codec="utf-8"), st.sampled_from("abdeknu  .,\u4f60\u597d\u00e9\u2585\U0001f600")), max_size=60
+    st.one_of(st.characters(codec="utf-8"), st.sampled_from("abdeknu  .,\u4f60\u597d\u00e9\u2585\U0001f600")),
+    max_size=60,
 ).map(lambda text: normalise(text, Normalisation()))
 
 
@@ -95,7 +107,9 @@ def test_any_text_gets_sentencepieces_ids_and_comes_back(
     assert [int(tokenizer.byte_lengths[ids].sum()) for ids in encoded] == [len(text.encode()) for text in texts]
 
 
-def test_a_full_cache_starts_again_and_stays_exact(tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor) -> None:
+def test_a_full_cache_starts_again_and_stays_exact(
+    tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor
+) -> None:
     cache = WordCache(lambda texts: processor.encode(texts, num_threads=1), np.uint16, max_words=10)
     texts = [normalise(document, SMALL.normalisation) for document in documents(20)] + [" " + "ab" * 200 + " a"]
     for text in texts:
@@ -229,7 +243,9 @@ def test_a_foreign_sentencepiece_model_is_refused(tokenizer: Tokenizer, tmp_path
         Tokenizer.load(folder)
 
 
-def test_real_text_gets_sentencepieces_ids(tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor) -> None:
+def test_real_text_gets_sentencepieces_ids(
+    tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor
+) -> None:
     default = Path(__file__).resolve().parents[3] / "shared" / "corpora"
     path = Path(os.environ.get("CLOZEWORKS_CORPORA", default)) / "pack_small.jsonl.gz"
     if not path.is_file():

@@ -13,6 +13,7 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from launch import register
 from trainer.mlflow_server import connect
+from trainer.registry import pull
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -83,14 +84,14 @@ def test_two_registrations_at_once_are_both_whole(tiny_hugging_face: Path, tmp_p
     both = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     assert [(process.communicate(timeout=300)[1], process.returncode) for process in both] == [("", 0)] * 2
 
-    command = [sys.executable, str(REPOSITORY / "launch/fill_mask.py"), "--tracking-uri", uri, "--model"]
-    for model_uri in ("models:/birds/1", "models:/birds/2", "models:/birds@champion"):
-        answer = subprocess.run(
-            [*command, model_uri, "the [MASK] sat"], env=environment, capture_output=True, text=True, timeout=300
-        )
-        assert (answer.returncode, answer.stderr) == (0, ""), answer.stderr
-        assert "MODEL: the" in answer.stdout
-    command += ["models:/birds@champion"]
-    refused = subprocess.run([*command, "no mask"], env=environment, capture_output=True, text=True, timeout=300)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: the text 'no mask' holds no [MASK]") and refused.stderr.count("\n") == 1
+    for version in (1, 2):
+        assert (pull(f"models:/birds/{version}", tmp_path / str(version), uri) / "model.safetensors").is_file()
+    command = [sys.executable, str(REPOSITORY / "launch/fill_mask.py"), "--tracking-uri", uri]
+    command += ["--model", "models:/birds@champion"]
+    for text, returncode, out, err in [
+        ("the [MASK] sat", 0, "MODEL: the", ""),
+        ("no mask", 2, "", "error: the text 'no mask' holds no [MASK]; put [MASK] for a word\n"),
+    ]:
+        answer = subprocess.run([*command, text], env=environment, capture_output=True, text=True, timeout=300)
+        assert (answer.returncode, answer.stderr) == (returncode, err)
+        assert out in answer.stdout

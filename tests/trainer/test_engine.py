@@ -7,6 +7,8 @@ from tests.trainer.toy_processes import run_jobs, trained
 from tests.trainer.toy_reference import train_plainly
 from trainer.checkpoint import read_state, read_weights
 
+SLOW = pytest.mark.slow
+
 # fp32 sums in another order: the toy's norms of about 1 and weights below 2 agree to the last few bits.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
@@ -36,7 +38,7 @@ def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(stage):
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW), 3])
 def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(stage, tmp_path):
     job = {"stage": stage, "accumulation": 4, "output_dir": str(tmp_path / "run"), "steps": 3, "dropout": False}
     (report,) = run_jobs(tmp_path, 1, [job])
@@ -54,7 +56,7 @@ def test_a_step_with_nan_changes_nothing(stage):
 
 
 @pytest.mark.spawn
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (3, "bf16")])
 def test_offload_trains_as_without(stage, precision, tmp_path):
     common = {"stage": stage, "precision": precision, "accumulation": 2, "steps": 3, "dropout": False}

@@ -9,6 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from data_prep.cleaning import Normalisation
 from data_prep.errors import UsageError, UserError
 from data_prep.manifest import SourceRecord
 from data_prep.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
@@ -104,6 +105,16 @@ def test_a_model_without_pairs_is_exported_without_a_pooler(tokenizer_folder, tm
     export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     assert not [name for name in load_file(tmp_path / "out/model.safetensors") if "pooler" in name]
+
+
+def test_an_uncased_tokenizer_passes_the_gate(tmp_path):
+    normalisation = Normalisation(form="NFKC", lowercase=True, strip_accents=True)
+    settings = TokenizerSettings(vocab_size=290, normalisation=normalisation)
+    train_tokenizer(["A River, a City and a Caf\u00e9."] * 3, tmp_path / "tokenizer", settings)
+    config = make_config()
+    export_model(config, make_weights(config), tmp_path / "tokenizer", tmp_path / "out")
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert loaded("A CAF\u00c9")["input_ids"] == loaded("a cafe")["input_ids"]
 
 
 def test_sentence_transformer_files_ask_for_mean_pooling(exported):

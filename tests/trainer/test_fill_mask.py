@@ -79,7 +79,7 @@ def test_masking_touches_one_word_and_nothing_else(text: str, seed: int) -> None
     except UsageError:
         return
     assert any(character.isalpha() for character in masked.word)
-    assert not any(character.isspace() or character in ".,;:!?()\"-" for character in masked.word)
+    assert not any(character.isspace() or character in '.,;:!?()"-' for character in masked.word)
     before, _, after = masked.masked.partition("[MASK]")
     assert before + masked.word + after == text or masked.word in text
 

@@ -41,7 +41,9 @@ def test_a_path_is_refused_with_the_remedy(uri: str) -> None:
         resolve_tracking_uri(uri)
 
 
-@pytest.mark.parametrize("uri", ["https://host", "postgresql+psycopg2://user:pw@host/db", "databricks", "sqlite:////data/m.db"])
+@pytest.mark.parametrize(
+    "uri", ["https://host", "postgresql+psycopg2://user:pw@host/db", "databricks", "sqlite:////data/m.db"]
+)
 def test_addresses_of_servers_and_databases_are_taken_as_they_are(uri: str) -> None:
     assert resolve_tracking_uri(uri) == uri
 

@@ -55,7 +55,9 @@ def test_a_folder_without_a_config_or_with_a_damaged_one_is_named(folder: Path) 
         check_model_folder(folder, name="what the user wrote")
 
 
-def test_the_digest_sees_every_byte_and_name_and_nothing_else(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_digest_sees_every_byte_and_name_and_nothing_else(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     before = folder_digest(folder)
     (folder / "model.safetensors").write_bytes(b"weightz")
     changed = folder_digest(folder)

@@ -38,9 +38,10 @@ def exported(tiny_hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> str:
     """One database for the module; its artifacts go beside it."""
     folder = tmp_path_factory.mktemp("store")
+    shutil.copy(empty_database, folder / "mlflow.db")
     uri = f"sqlite:///{folder}/mlflow.db"
     connect(uri).create_experiment("clozeworks", artifact_location=f"file://{folder}/artifacts")
     return uri
@@ -156,7 +157,9 @@ def test_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
         patch.setattr(MlflowClient, "log_model_artifacts", break_off)
         with pytest.raises(UserError, match="connection reset.*No alias was moved"):
             register(exported, "upload", "champion", store)
-    assert [version.version for version in connect(store).search_model_versions("name='upload'")] == [int(first.version)]
+    assert [version.version for version in connect(store).search_model_versions("name='upload'")] == [
+        int(first.version)
+    ]
     again = register(exported, "upload", "champion", store)
     assert connect(store).get_model_version_by_alias("upload", "champion").version == int(again.version) == 2
 
@@ -219,9 +222,7 @@ def test_a_destination_that_holds_something_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_server_that_is_away_is_told_in_one_paragraph(
-    exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_away_is_told_in_one_paragraph(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "UPLOAD_RETRIES", 0)
     with pytest.raises(UserError, match=r"http://\*\*\*@127.0.0.1:1 failed"):
         register(exported, "birds", None, "http://me:secret1@127.0.0.1:1")

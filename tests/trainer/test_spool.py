@@ -25,7 +25,11 @@ def test_points_come_back_in_order_with_their_exact_values(tmp_path: Path) -> No
     spool.append(1, {"a": 0.1, "b": 1 / 3})
     spool.append(2, {"a": 1e-45})
     points, offset = spool.read(0, 100)
-    assert [(point.key, point.value, point.step) for point in points] == [("a", 0.1, 1), ("b", 1 / 3, 1), ("a", 1e-45, 2)]
+    assert [(point.key, point.value, point.step) for point in points] == [
+        ("a", 0.1, 1),
+        ("b", 1 / 3, 1),
+        ("a", 1e-45, 2),
+    ]
     assert offset == spool.size == spool.points_path.stat().st_size
     assert spool.read(offset, 100) == ([], offset)
 
@@ -79,7 +83,9 @@ def test_a_damaged_line_in_the_middle_is_counted_and_left_out(tmp_path: Path) ->
     assert [point.step for point in resumed.read(0, 100)[0]] == [1, 2]
 
 
-@pytest.mark.parametrize("line", [b"", b"[]", b"1", b'{"t":1,"s":2}', b'{"t":1,"s":2,"m":[1]}', b'{"t":1,"s":"x","m":{}}'])
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b"1", b'{"t":1,"s":2}', b'{"t":1,"s":2,"m":[1]}', b'{"t":1,"s":"x","m":{}}']
+)
 def test_lines_of_another_shape_are_damaged(line: bytes) -> None:
     assert parse_line(line) is None
 

@@ -159,9 +159,7 @@ def test_another_server_gets_the_whole_curve(database: str, empty_database: Path
     assert len(told) == 1 and database in told[0]
 
 
-def test_no_secret_reaches_server_or_disk(
-    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_reaches_server_or_disk(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "open-sesame")
     tracker = open_tracker(database, tmp_path / "run")
     tracker.log_params({"data": {"shards": "https://me:pass1word@host/shards"}, "note": "open-sesame"})
@@ -250,7 +248,12 @@ def test_ten_thousand_points_take_little_time_of_the_loop(database: str, tmp_pat
 def test_parameters_are_flat_text() -> None:
     values = {"a": {"b": [1, 2], "c": {}}, "d": 1e-4, "e": "x" * 7000, "f": True}
     flat = flatten(values)
-    assert {name: flat[name] for name in ("a.b", "a.c", "d", "f")} == {"a.b": "[1, 2]", "a.c": "{}", "d": "0.0001", "f": "true"}
+    assert {name: flat[name] for name in ("a.b", "a.c", "d", "f")} == {
+        "a.b": "[1, 2]",
+        "a.c": "{}",
+        "d": "0.0001",
+        "f": "true",
+    }
     assert len(flat["e"]) == 6000
 
 

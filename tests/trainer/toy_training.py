@@ -20,7 +20,14 @@ from data_prep import storage
 from data_prep.errors import UserError
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import DataIdentity, TrainState
-from trainer.config import CheckpointSettings, DataSettings, OptimizerSettings, RunConfig, TrainingSettings, ZeroSettings
+from trainer.config import (
+    CheckpointSettings,
+    DataSettings,
+    OptimizerSettings,
+    RunConfig,
+    TrainingSettings,
+    ZeroSettings,
+)
 from trainer.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down
 from trainer.engine import Engine, build_engine
 
@@ -30,7 +37,7 @@ ROWS, LENGTH = 8, 16
 
 
 class ToyModel(nn.Module):
-    """Tied embedding, LayerNorm, dropout; the loss is a sum over the labelled tokens, of which rows hold different numbers."""
+    """Tied embedding, LayerNorm, dropout; the loss is a sum over labelled tokens, whose number differs by row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +68,9 @@ def global_batch(step: int) -> torch.Tensor:
     return torch.randint(VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1000 + step))
 
 
-def make_config(output_dir: str, stage: int, precision: str = "fp32", offload: bool = False, **changes: Any) -> RunConfig:
+def make_config(
+    output_dir: str, stage: int, precision: str = "fp32", offload: bool = False, **changes: Any
+) -> RunConfig:
     return RunConfig(
         output_dir=output_dir,
         data=DataSettings(shards="none", sequence_length=LENGTH),
@@ -124,7 +133,12 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     state = TrainState(step=first + job["steps"])
     identity = DataIdentity(manifest_digests=("d",), tokenizer_fingerprint="f")
     saved = checkpoints.save(config.output_dir, engine, state, config, identity)
-    report = {"first": first, "losses": [a for a, _ in results], "norms": [b for _, b in results], "saved": saved is not None}
+    report = {
+        "first": first,
+        "losses": [loss for loss, _ in results],
+        "norms": [norm for _, norm in results],
+        "saved": saved is not None,
+    }
     engine.destroy()
     barrier(ranks)
     return report

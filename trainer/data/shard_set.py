@@ -42,7 +42,7 @@ class ShardSet:
         return [Shard(self, record) for record in self.manifest.split(split).shards if record.documents]
 
     def read_tokens(self, record: ShardRecord) -> np.ndarray:
-        """The shard's whole tar as (bytes / itemsize,) token ids, mapped; `ShardIndex.token_offsets` says where they are.
+        """The whole tar as (bytes / itemsize,) token ids, mapped; `ShardIndex.token_offsets` says where they are.
 
         Raises:
             UserError: its size or sha256 is not the manifest's; looked at when this process first reads it.

@@ -47,6 +47,12 @@ def test_other_keys_give_other_orders_and_equal_keys_the_same() -> None:
     assert orders[0] != sorted(orders[0])
 
 
+def test_windows_of_equal_size_have_orders_of_their_own() -> None:
+    order = EpochOrder([10] * 32, root_key(0))
+    rows = order.locate(np.arange(320))[1].reshape(2, 160)
+    assert (rows[0] == rows[1]).sum() < 10
+
+
 def test_places_can_be_asked_for_in_any_grouping() -> None:
     order = EpochOrder([7, 90, 3] * 10, root_key(4))
     windows, rows = order.locate(np.arange(order.num_rows))

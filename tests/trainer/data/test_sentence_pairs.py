@@ -168,15 +168,21 @@ def test_tokens_are_cut_at_the_front_and_at_the_end(index_of: IndexMaker) -> Non
 
 def test_pieces_of_one_split_document_are_not_another_document(index_of: IndexMaker) -> None:
     index = index_of([[5, 5]] * 60, documents_a_record=60)
-    ids = np.zeros(60, np.uint64)
-    ids[0], ids[7] = 1, 2
+    ids = np.maximum(np.arange(60) - 29, 0).astype(np.uint64)  # 30 pieces of one document, and 30 others
     index = dataclasses.replace(index, document_ids=ids)
-    randoms = 0
-    for a, b, label in halves(plan_pairs(index, 4, 64, 0.0, root_key(0))):
-        if label == IS_RANDOM:
-            randoms += 1
-            assert ids[a.start // 10] != ids[b.start // 10]
-    assert randoms > 10
+    drawn = [
+        (a.start // 10, b.start // 10)
+        for seed in range(10)
+        for a, b, label in halves(plan_pairs(index, 4, 64, 0.0, root_key(seed)))
+        if label == IS_RANDOM
+    ]
+    assert all(ids[own] != ids[other] for own, other in drawn)
+    # All others are drawn alike.
+    for_pieces = np.bincount([other for own, other in drawn if own < 30])
+    assert for_pieces.sum() > 100 and for_pieces.max() < 0.1 * for_pieces.sum()
+    nearly_one = dataclasses.replace(index, document_ids=(np.arange(60) == 7).astype(np.uint64))
+    drawn = [pair for pair in halves(plan_pairs(nearly_one, 4, 64, 0.0, root_key(0))) if pair[2] == IS_RANDOM]
+    assert len(drawn) > 10 and all((a.start // 10 == 7) != (b.start // 10 == 7) for a, b, _ in drawn)
 
 
 def test_a_shard_of_one_document_gives_true_pairs_only(index_of: IndexMaker) -> None:
