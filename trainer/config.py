@@ -35,6 +35,11 @@ class ModelSettings(Settings):
     )
     layer_norm_eps: PositiveFloat = Field(1e-12, description="epsilon of every LayerNorm")
     initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the truncated normal initialisation")
+    output_bias: Literal["zeros", "frequencies"] = Field(
+        "zeros",
+        description="beginning of the MLM decoder's bias: zeros as published, or the log of each piece's frequency in the "
+        "shards, which saves the first few hundred steps",
+    )
 
     @model_validator(mode="after")
     def _heads_divide_hidden_size(self) -> ModelSettings:

@@ -67,6 +67,9 @@ def set_up(
     next_sentence = config.data.sentence_pairs == "next_sentence"
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
     model.initialise(config.training.seed)
+    if config.model.output_bias == "frequencies":
+        counts = sum(shard_set.token_counts("train") for shard_set in shard_sets)
+        model.set_output_bias(torch.from_numpy(counts))
     if config.training.compile:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)

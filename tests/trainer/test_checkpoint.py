@@ -330,14 +330,27 @@ def test_another_stage_and_number_of_ranks_goes_on_within_rounding(from_stage, s
     """From 2 ranks, to 3 that divide neither the rows of the batch nor the parameters; against plain PyTorch."""
     folder, _ = trained(from_stage)
     shutil.copytree(folder / "plain", tmp_path / "run")
-    job = {"stage": stage, "accumulation": 2, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
-    (report,) = run_jobs(tmp_path, world_size, [job])
+    go_on_as_plain_pytorch(tmp_path, stage, world_size)
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize(("from_stage", "stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)])
+def test_one_rank_goes_on_as_two_within_rounding(from_stage, stage, tmp_path):
+    job = {"stage": from_stage, "accumulation": 4, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
+    run_jobs(tmp_path, 1, [job])
+    go_on_as_plain_pytorch(tmp_path, stage, 2)
+
+
+def go_on_as_plain_pytorch(folder: Path, stage: int, world_size: int) -> None:
+    """Resume the run at step 2 for 2 more steps; compare with plain PyTorch, within fp32's rounding."""
+    job = {"stage": stage, "accumulation": 2, "output_dir": str(folder / "run"), "steps": 2, "dropout": False}
+    (report,) = run_jobs(folder, world_size, [job])
     assert report["first"] == 2
     losses, norms, weights = train_plainly(4)
     tolerance = {"rtol": 2e-5, "atol": 2e-6}
     torch.testing.assert_close(torch.tensor(report["losses"]), torch.tensor(losses[2:]), **tolerance)
     torch.testing.assert_close(torch.tensor(report["norms"]), torch.tensor(norms[2:]), **tolerance)
-    saved = read_weights(tmp_path / "run" / "checkpoints" / "step-00000004")
+    saved = read_weights(folder / "run" / "checkpoints" / "step-00000004")
     for name, weight in weights.items():
         torch.testing.assert_close(saved[name], weight, **tolerance)
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import safetensors.numpy
 
 from data_prep import storage
 from data_prep.errors import UserError
-from data_prep.manifest import Manifest, ShardRecord, read_manifest
+from data_prep.manifest import TOKENIZER_FOLDER, Manifest, ShardRecord, read_manifest
 from data_prep.shards import ShardIndex, read_index
 from data_prep.tokenizer import Tokenizer
 
 Split = Literal["train", "valid"]
-TOKENIZER_FOLDER = "tokenizer"
 
 
 @dataclass
@@ -50,6 +51,21 @@ class ShardSet:
         if record.name not in self._mapped:
             self._mapped[record.name] = self._check_and_map(record)
         return self._mapped[record.name]
+
+    def token_counts(self, split: Split) -> np.ndarray:
+        """How often each token id stands in a split, (vocab_size,) int64.
+
+        Raises:
+            UserError: the file is not the one that the manifest names.
+        """
+        record = self.manifest.token_counts
+        url = storage.join(self.url, record.name)
+        data = storage.read_bytes(url)
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            raise UserError(
+                f"{storage.redact(url)} is damaged: its sha256 is not the manifest's; restore it, or make the shards again"
+            )
+        return safetensors.numpy.load(data)[split]
 
     def _check_and_map(self, record: ShardRecord) -> np.ndarray:
         url = storage.join(self.url, record.name)

@@ -76,6 +76,18 @@ class PretrainingModel(nn.Module):
         """Set every weight anew from `seed`, the same on every device."""
         initialise(self, seed, self.config.initializer_range)
 
+    def set_output_bias(self, token_counts: torch.Tensor) -> None:
+        """Begin at the log of each piece's frequency: the best prediction without context.
+
+        Args:
+            token_counts: (vocab_size,) int64, how often each piece stands in the training data; the special tokens and
+                the rows that pad the vocabulary are reckoned as pieces that stand there less than once.
+        """
+        counts = torch.full((self.config.padded_vocab_size,), 0.5, dtype=torch.float64)
+        counts[: len(token_counts)] += token_counts
+        with torch.no_grad():
+            self.mlm_head.bias.copy_((counts / counts.sum()).log())
+
     def compile_blocks(self) -> None:
         """Compile each block in place with torch.compile; the shapes within a phase never change."""
         for layer in self.encoder.layers:

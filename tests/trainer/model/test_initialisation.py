@@ -39,3 +39,13 @@ def test_matrices_are_normal_cut_at_two_deviations_and_the_rest_is_zero_or_one(t
     for name, tensor in weights.items():
         if tensor.dim() == 1:
             assert (tensor == (1.0 if "norm" in name and name.endswith("weight") else 0.0)).all(), name
+
+
+def test_output_bias_from_frequencies_predicts_them_without_context(tiny_config):
+    model = PretrainingModel(tiny_config, next_sentence=False)
+    model.initialise(7)
+    counts = torch.arange(tiny_config.vocab_size) * 1000
+    model.set_output_bias(counts)
+    predicted = model.mlm_head.bias.softmax(dim=0)
+    assert torch.allclose(predicted[: len(counts)], counts / counts.sum(), atol=1e-6)
+    assert 0 < predicted[len(counts) :].sum() < 1e-6
