@@ -139,7 +139,7 @@ make_shards() {
 pretrain() {
     local port
     port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-    show deepspeed "${launcher_options[@]}" --master_port "$port" "$root/launch/pretrain.py" \
+    show deepspeed "${launcher_options[@]}" --log_level warning --master_port "$port" "$root/launch/pretrain.py" \
         --config configs/tiny_cpu.yaml output_dir="$output/run" data.shards="$output/shards"
     # The launcher may end with status 0 although its ranks did not finish.
     python - "$output/run/status.json" <<'PYTHON'

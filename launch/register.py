@@ -40,7 +40,7 @@ def main() -> None:
     from trainer.export import export_checkpoint
 
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
-        folder = Path(temporary) / "export"
+        folder = Path(temporary) / arguments.name  # the model card takes its title from here
         export_checkpoint(arguments.checkpoint, folder)
         register_folder(folder, arguments)
 

@@ -21,6 +21,8 @@ _HARMLESS = frozenset(
         "training.activation_checkpointing",
         "training.deterministic",
         "training.compile",
+        # A run may be lengthened or cut short; its schedule stretches to the new end from here on.
+        "training.max_steps",
     }
 )
 
@@ -77,6 +79,8 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
         values.pop(name)
     for number, phase in enumerate(config.phases):
         values |= {f"phase {number} {name}": value for name, value in phase.model_dump().items()}
+    # How long the last phase is follows from the length of the run.
+    values.pop(f"phase {len(config.phases) - 1} steps")
     values["training.max_steps"] = config.max_steps
     values["deepspeed"] = config.deepspeed
     values["weights of the mixture"] = [component.weight for component in config.data.components]

@@ -11,6 +11,7 @@ import atexit
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -318,7 +319,7 @@ def _server(uri: str, doing: str) -> Iterator[MlflowClient]:
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import _tracking_service
 
-    before = _tracking_service.utils._tracking_uri
+    before, variable = _tracking_service.utils._tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
     logger = logging.getLogger("mlflow")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it misses model cards, licences and hub pages in long warnings
@@ -332,4 +333,6 @@ def _server(uri: str, doing: str) -> Iterator[MlflowClient]:
         ) from error
     finally:
         logger.setLevel(level)
-        mlflow.set_tracking_uri(before)
+        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None: as it was before anybody set one
+        if variable is not None:  # which that takes away
+            os.environ["MLFLOW_TRACKING_URI"] = variable

@@ -52,8 +52,6 @@ class NullTracker:
 
     run_id: str | None = None
     tracking_uri: str | None = None
-    tracking_uri = ""
-    experiment_url_hint = ""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def log_params(self, params: Mapping[str, Any]) -> None: ...

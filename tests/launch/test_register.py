@@ -38,14 +38,17 @@ def test_a_folder_becomes_a_version_under_its_alias(
         exported.append(checkpoint)
         shutil.copytree(tiny_hugging_face, output)
 
-    monkeypatch.setattr("trainer.export.export_checkpoint", export_checkpoint, raising=False)
+    monkeypatch.setattr("trainer.export.export_checkpoint", export_checkpoint)
+    uri = f"sqlite:///{tmp_path}/chosen.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     run(monkeypatch, "--model", str(tiny_hugging_face), "--name", "birds", "--alias", "champion")
     first = capsys.readouterr().out
     assert "registered birds version 1" in first and "models:/birds@champion" in first and "MODEL: It was a" in first
     run(monkeypatch, "--checkpoint", "run/checkpoints/step-00000001", "--name", "birds", "--alias", "champion")
     assert "registered birds version 2" in capsys.readouterr().out
     assert exported == [Path("run/checkpoints/step-00000001")]
-    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    assert os.environ["MLFLOW_TRACKING_URI"] == uri and not (tmp_path / "mlflow.db").exists()
+    client = connect(uri)
     assert client.get_model_version_by_alias("birds", "champion").version == 2
 
 
@@ -88,10 +91,6 @@ def test_two_registrations_at_once_are_both_whole(tiny_hugging_face: Path, tmp_p
         assert (pull(f"models:/birds/{version}", tmp_path / str(version), uri) / "model.safetensors").is_file()
     command = [sys.executable, str(REPOSITORY / "launch/fill_mask.py"), "--tracking-uri", uri]
     command += ["--model", "models:/birds@champion"]
-    for text, returncode, out, err in [
-        ("the [MASK] sat", 0, "MODEL: the", ""),
-        ("no mask", 2, "", "error: the text 'no mask' holds no [MASK]; put [MASK] for a word\n"),
-    ]:
-        answer = subprocess.run([*command, text], env=environment, capture_output=True, text=True, timeout=300)
-        assert (answer.returncode, answer.stderr) == (returncode, err)
-        assert out in answer.stdout
+    answer = subprocess.run([*command, "the [MASK] sat"], env=environment, capture_output=True, text=True, timeout=300)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "MODEL: the" in answer.stdout

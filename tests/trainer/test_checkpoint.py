@@ -334,7 +334,9 @@ def test_another_stage_and_number_of_ranks_goes_on_within_rounding(from_stage, s
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize(("from_stage", "stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)])
+@pytest.mark.parametrize(
+    ("from_stage", "stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)]
+)
 def test_one_rank_goes_on_as_two_within_rounding(from_stage, stage, tmp_path):
     job = {"stage": from_stage, "accumulation": 4, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
     run_jobs(tmp_path, 1, [job])

@@ -93,10 +93,10 @@ def test_a_resumed_run_goes_on_and_repeats_no_step(database: str, tmp_path: Path
 def test_what_was_not_sent_before_a_kill_is_sent_by_the_next_start(database: str, tmp_path: Path) -> None:
     killed = open_tracker(database, tmp_path / "run")
     log_steps(killed, range(1, 11))
-    killed._spool.deliver(sent_bytes=0, run_id=None)  # killed after the server had them, before it was noted
-    killed._closing.set()
     killed._deadline = 0.0
+    killed._closing.set()
     killed._thread.join()
+    killed._spool.deliver(sent_bytes=0, run_id=None)  # the server had them, but the kill came before that was noted
     with open(tmp_path / "run/tracking/points.jsonl", "ab") as file:
         file.write(b'{"t":1,"s":11,"m":{"train/lo')
     resumed = open_tracker(database, tmp_path / "run")
