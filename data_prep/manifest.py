@@ -102,7 +102,9 @@ class Manifest(_Record):
     dropped: dict[str, Count] = Field(description="documents left out, by reason")
     train: SplitRecord
     valid: SplitRecord
-    token_counts: FileRecord = Field(description="safetensors: train, valid (vocab_size,) int64 counts of every token id")
+    token_counts: FileRecord = Field(
+        description="safetensors: train, valid (vocab_size,) int64 counts of every token id"
+    )
     parent: str | None = Field(None, description="digest of the data set that this one grew from")
 
     def split(self, name: Literal["train", "valid"]) -> SplitRecord:

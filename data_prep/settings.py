@@ -30,9 +30,7 @@ class Settings(BaseModel):
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
-def load_settings(
-    schema: type[SettingsType], path: str | Path | None, overrides: Sequence[str] = ()
-) -> SettingsType:
+def load_settings(schema: type[SettingsType], path: str | Path | None, overrides: Sequence[str] = ()) -> SettingsType:
     """Read `path` (a file, or the name of a preset), apply the overrides and validate.
 
     Raises:
@@ -78,7 +76,9 @@ def describe(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
         if nested is not None and not _is_list(field.annotation):
             yield from describe(nested, f"{prefix}{name}.")
             continue
-        default = "required" if field.is_required() else f"default {_shown(field.get_default(call_default_factory=True))}"
+        default = (
+            "required" if field.is_required() else f"default {_shown(field.get_default(call_default_factory=True))}"
+        )
         yield f"  {prefix}{name}  ({default})  {field.description or ''}".rstrip()
 
 
@@ -103,7 +103,9 @@ def _merge(values: omegaconf.DictConfig, overrides: Sequence[str]) -> dict[str, 
         merged = OmegaConf.merge(values, OmegaConf.from_dotlist(list(overrides)))
         return OmegaConf.to_container(merged, resolve=False)  # type: ignore[return-value]
     except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, ValueError) as error:
-        raise UsageError(f"the overrides {' '.join(overrides)} cannot be read: {' '.join(str(error).split())}") from None
+        raise UsageError(
+            f"the overrides {' '.join(overrides)} cannot be read: {' '.join(str(error).split())}"
+        ) from None
 
 
 def _refuse_interpolations(value: Any, source: str, where: str = "") -> None:
@@ -114,7 +116,9 @@ def _refuse_interpolations(value: Any, source: str, where: str = "") -> None:
         for number, item in enumerate(value):
             _refuse_interpolations(item, source, f"{where}.{number}")
     elif isinstance(value, str) and "${" in value:
-        raise UsageError(f"{source}: {where}={value!r} holds an interpolation, which is not allowed; write the value itself")
+        raise UsageError(
+            f"{source}: {where}={value!r} holds an interpolation, which is not allowed; write the value itself"
+        )
 
 
 def _explain(schema: type[BaseModel], error: Any) -> str:

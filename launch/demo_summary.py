@@ -108,17 +108,19 @@ def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any]) ->
         exports = [f"  export MLFLOW_TRACKING_URI={uri}"]
         see_curves = f"mlflow ui --backend-store-uri {uri}"
     cpu = "DS_ACCELERATOR=cpu " if os.environ.get("DS_ACCELERATOR") == "cpu" else ""
-    return "\n".join([
-        "Go on (in the repository root):",
-        f"  source {environment}/bin/activate",
-        *exports,
-        f"  {see_curves}    # loss curves, model versions",
-        f'  python launch/fill_mask.py --model {model} "The function returns a [MASK] of strings."',
-        "  # train for longer: the same output_dir resumes where it stopped",
-        f"  {cpu}deepspeed --num_gpus {ranks} launch/pretrain.py --config configs/tiny_cpu.yaml \\",
-        f"      output_dir={demo}/run data.shards={demo}/shards training.max_steps={2 * status['max_steps']}",
-        f"  # remove all of it: rm -rf {demo} {environment}",
-    ])
+    return "\n".join(
+        [
+            "Go on (in the repository root):",
+            f"  source {environment}/bin/activate",
+            *exports,
+            f"  {see_curves}    # loss curves, model versions",
+            f'  python launch/fill_mask.py --model {model} "The function returns a [MASK] of strings."',
+            "  # train for longer: the same output_dir resumes where it stopped",
+            f"  {cpu}deepspeed --num_gpus {ranks} launch/pretrain.py --config configs/tiny_cpu.yaml \\",
+            f"      output_dir={demo}/run data.shards={demo}/shards training.max_steps={2 * status['max_steps']}",
+            f"  # remove all of it: rm -rf {demo} {environment}",
+        ]
+    )
 
 
 def duration(seconds: float) -> str:

@@ -21,9 +21,7 @@ SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", required=True, metavar="DIR", help="folder of a shard set")
     parser.add_argument("--num-sentences", type=int, default=8, help="how many (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which ones (default %(default)s)")

@@ -30,10 +30,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="explain the run (sizes, batches, memory) and stop")
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML and stop")
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="ranks that --dry-run reckons with (default: those of the launcher, else 1)"
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="ranks that --dry-run reckons with (default: those of the launcher, else 1)",
     )
     parser.add_argument(
-        "--deepspeed_config", "--deepspeed-config", metavar="FILE", help="DeepSpeed JSON merged over what the YAML gives"
+        "--deepspeed_config",
+        "--deepspeed-config",
+        metavar="FILE",
+        help="DeepSpeed JSON merged over what the YAML gives",
     )
     parser.add_argument(
         "--allow-change", action="store_true", help="resume although a setting changed that makes it another run"

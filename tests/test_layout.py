@@ -85,9 +85,7 @@ def imported_by(path: Path, everywhere: bool = True) -> frozenset[str]:
 
 
 def importers(library: str) -> list[Path]:
-    return [
-        path for path in PRODUCT_FILES if any(name.split(".")[0] == library for name in imported_by(path))
-    ]
+    return [path for path in PRODUCT_FILES if any(name.split(".")[0] == library for name in imported_by(path))]
 
 
 def test_the_walk_over_imports_sees_every_form() -> None:

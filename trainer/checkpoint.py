@@ -111,9 +111,7 @@ def save(
     return Checkpoint(folder, saved, tuple(record.name for record in records))
 
 
-def find_latest(
-    output_dir: str | Path, ranks: Ranks = ALONE, warn: Warn = warn_on_stderr
-) -> Checkpoint | None:
+def find_latest(output_dir: str | Path, ranks: Ranks = ALONE, warn: Warn = warn_on_stderr) -> Checkpoint | None:
     """The newest checkpoint that is whole, the same one on all ranks; None where none was ever completed.
 
     Every rank verifies a share of the files. A damaged checkpoint is skipped with a warning.

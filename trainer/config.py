@@ -26,19 +26,25 @@ class ModelSettings(Settings):
     num_hidden_layers: PositiveInt = Field(12, description="transformer blocks")
     num_attention_heads: PositiveInt = Field(12, description="heads; divides hidden_size")
     intermediate_size: PositiveInt = Field(3072, description="width of the feed-forward layer")
-    max_position_embeddings: PositiveInt = Field(512, description="longest sequence the model knows positions for, places")
+    max_position_embeddings: PositiveInt = Field(
+        512, description="longest sequence the model knows positions for, places"
+    )
     type_vocab_size: PositiveInt = Field(2, description="segments (A and B)")
     hidden_act: Literal["gelu"] = Field("gelu", description="activation of feed-forward and MLM head")
-    hidden_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.1, description="dropout after embeddings and sublayers")
+    hidden_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.1, description="dropout after embeddings and sublayers"
+    )
     attention_probs_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.0, description="attention dropout; over 0 takes the reference attention, which is slower"
     )
     layer_norm_eps: PositiveFloat = Field(1e-12, description="epsilon of every LayerNorm")
-    initializer_range: PositiveFloat = Field(0.02, description="standard deviation of the truncated normal initialisation")
+    initializer_range: PositiveFloat = Field(
+        0.02, description="standard deviation of the truncated normal initialisation"
+    )
     output_bias: Literal["zeros", "frequencies"] = Field(
         "zeros",
-        description="beginning of the MLM decoder's bias: zeros as published, or the log of each piece's frequency in the "
-        "shards, which saves the first few hundred steps",
+        description="beginning of the MLM decoder's bias: zeros as published, or the log of each piece's frequency in "
+        "the shards, which saves the first few hundred steps",
     )
 
     @model_validator(mode="after")
@@ -67,18 +73,28 @@ class WeightedShards(Settings):
 class DataSettings(Settings):
     """Which shards are read, and what a sample is."""
 
-    shards: str | tuple[WeightedShards, ...] = Field(description="folder or URL of the shards, or a list of {url, weight}")
+    shards: str | tuple[WeightedShards, ...] = Field(
+        description="folder or URL of the shards, or a list of {url, weight}"
+    )
     tokenizer: str | None = Field(None, description="tokenizer folder; by default the copy that the shards carry")
     sequence_length: PositiveInt = Field(512, description="places in a row, special tokens included")
     sentence_pairs: Literal["none", "next_sentence"] = Field(
         "none", description="next_sentence adds next-sentence prediction over packed sentence pairs"
     )
-    short_seq_probability: Probability = Field(0.1, description="share of sentence pairs with a shortened target length")
-    mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] = Field(0.15, description="share of the tokens that are predicted")
+    short_seq_probability: Probability = Field(
+        0.1, description="share of sentence pairs with a shortened target length"
+    )
+    mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] = Field(
+        0.15, description="share of the tokens that are predicted"
+    )
     mask_share: Probability = Field(0.8, description="share of the predicted tokens replaced by [MASK]")
     random_share: Probability = Field(0.1, description="share of the predicted tokens replaced by a random token")
-    num_workers: NonNegativeInt = Field(1, description="processes a rank that build batches; 0 builds them in the rank itself")
-    cache_dir: str | None = Field(None, description="folder for copies of remote shards; by default the user's cache folder")
+    num_workers: NonNegativeInt = Field(
+        1, description="processes a rank that build batches; 0 builds them in the rank itself"
+    )
+    cache_dir: str | None = Field(
+        None, description="folder for copies of remote shards; by default the user's cache folder"
+    )
 
     @model_validator(mode="after")
     def _shares(self) -> DataSettings:
@@ -100,20 +116,32 @@ class Phase(Settings):
 
     steps: PositiveInt = Field(description="optimizer steps of this phase")
     sequence_length: PositiveInt = Field(description="places in a row")
-    micro_batch_tokens: PositiveInt = Field(description="places in one forward of one rank; a multiple of sequence_length")
-    global_batch_tokens: PositiveInt = Field(description="places in one optimizer step of all ranks; a multiple of sequence_length")
+    micro_batch_tokens: PositiveInt = Field(
+        description="places in one forward of one rank; a multiple of sequence_length"
+    )
+    global_batch_tokens: PositiveInt = Field(
+        description="places in one optimizer step of all ranks; a multiple of sequence_length"
+    )
 
 
 class TrainingSettings(Settings):
     """How long, how much at once, in which precision."""
 
-    max_steps: PositiveInt | None = Field(None, description="optimizer steps of the run; by default the sum of the phases")
+    max_steps: PositiveInt | None = Field(
+        None, description="optimizer steps of the run; by default the sum of the phases"
+    )
     seed: NonNegativeInt = Field(0, description="seed of initialisation, data order, masking and dropout")
     micro_batch_tokens: PositiveInt | None = Field(None, description="places in one forward of one rank")
     global_batch_tokens: PositiveInt | None = Field(None, description="places in one optimizer step of all ranks")
-    phases: tuple[Phase, ...] = Field((), description="list of {steps, sequence_length, micro_batch_tokens, global_batch_tokens}")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("bf16", description="arithmetic of forward and backward; master weights are fp32")
-    gradient_clipping: Annotated[float, Field(ge=0.0)] = Field(1.0, description="largest global gradient norm; 0 clips nothing")
+    phases: tuple[Phase, ...] = Field(
+        (), description="list of {steps, sequence_length, micro_batch_tokens, global_batch_tokens}"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "bf16", description="arithmetic of forward and backward; master weights are fp32"
+    )
+    gradient_clipping: Annotated[float, Field(ge=0.0)] = Field(
+        1.0, description="largest global gradient norm; 0 clips nothing"
+    )
     activation_checkpointing: bool = Field(False, description="recompute each block in the backward to save memory")
     deterministic: bool = Field(False, description="deterministic kernels on CUDA (bitwise resume there; slower)")
     compile: bool = Field(False, description="torch.compile the blocks (needs a C++ compiler on CPU)")
@@ -133,16 +161,29 @@ class ScheduleSettings(Settings):
     """The learning rate as a pure function of the step."""
 
     name: Literal["linear", "cosine", "warmup_stable_decay"] = Field("linear", description="shape after the warm-up")
-    warmup_steps: NonNegativeInt = Field(0, description="steps of linear warm-up from 0")
+    warmup_steps: NonNegativeInt | None = Field(
+        None, description="steps of linear warm-up from 0; where it is set, it counts and not warmup_ratio"
+    )
+    warmup_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="warm-up as a share of the run's steps"
+    )
     decay_steps: NonNegativeInt = Field(0, description="steps of the final decay of warmup_stable_decay")
     final_ratio: Probability = Field(0.0, description="learning rate at the end, as a share of the peak")
+
+    def num_warmup_steps(self, max_steps: int) -> int:
+        """Steps of the warm-up in a run of `max_steps`."""
+        return self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * max_steps)
 
 
 class ZeroSettings(Settings):
     """How DeepSpeed ZeRO divides the training state over the ranks."""
 
-    stage: Literal[0, 1, 2, 3] = Field(1, description="0 divides nothing, 1 optimizer state, 2 and gradients, 3 and weights")
-    offload_optimizer: bool = Field(False, description="keep the optimizer state in the CPU's memory (needs a compiler)")
+    stage: Literal[0, 1, 2, 3] = Field(
+        1, description="0 divides nothing, 1 optimizer state, 2 and gradients, 3 and weights"
+    )
+    offload_optimizer: bool = Field(
+        False, description="keep the optimizer state in the CPU's memory (needs a compiler)"
+    )
 
 
 class CheckpointSettings(Settings):
@@ -156,13 +197,17 @@ class EvaluationSettings(Settings):
     """The valid shards, masked by seed, so that every evaluation sees the same tasks."""
 
     every_steps: PositiveInt = Field(1000, description="steps between evaluations; the last step is always evaluated")
-    max_tokens: PositiveInt | None = Field(None, description="places read in one evaluation; by default the whole valid split")
+    max_tokens: PositiveInt | None = Field(
+        None, description="places read in one evaluation; by default the whole valid split"
+    )
 
 
 class TrackingSettings(Settings):
     """MLflow."""
 
-    uri: str | None = Field(None, description="tracking server; by default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db")
+    uri: str | None = Field(
+        None, description="tracking server; by default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db"
+    )
     experiment: str = Field("clozeworks", min_length=1, description="experiment name")
     run_name: str | None = Field(None, description="name of the run; by default the name of output_dir")
 
@@ -182,7 +227,9 @@ class DistributedSettings(Settings):
 class RunConfig(Settings):
     """A training run."""
 
-    output_dir: str = Field(min_length=1, description="local or shared folder for checkpoints, status and logs; run again to resume")
+    output_dir: str = Field(
+        min_length=1, description="local or shared folder for checkpoints, status and logs; run again to resume"
+    )
     model: ModelSettings = ModelSettings()
     data: DataSettings
     training: TrainingSettings
@@ -194,7 +241,9 @@ class RunConfig(Settings):
     tracking: TrackingSettings = TrackingSettings()
     logging: LoggingSettings = LoggingSettings()
     distributed: DistributedSettings = DistributedSettings()
-    deepspeed: dict[str, Any] | None = Field(None, description="DeepSpeed settings merged over those that follow from here")
+    deepspeed: dict[str, Any] | None = Field(
+        None, description="DeepSpeed settings merged over those that follow from here"
+    )
 
     @model_validator(mode="after")
     def _rules_between_settings(self) -> RunConfig:
@@ -216,14 +265,14 @@ class RunConfig(Settings):
             )
         for phase in self.phases:
             _check_phase(phase, self.model.max_position_embeddings)
-        for name in ("warmup_steps", "decay_steps"):
-            steps = getattr(self.schedule, name)
+        warmup_steps, decay_steps = self.schedule.num_warmup_steps(self.max_steps), self.schedule.decay_steps
+        for name, steps in (("warmup_steps", warmup_steps), ("decay_steps", decay_steps)):
             if steps > self.max_steps:
                 raise ValueError(f"schedule.{name}={steps} is longer than the run's {self.max_steps} steps; lower it")
-        if self.schedule.warmup_steps + self.schedule.decay_steps > self.max_steps:
+        if warmup_steps + decay_steps > self.max_steps:
             raise ValueError(
-                f"schedule.warmup_steps={self.schedule.warmup_steps} and schedule.decay_steps={self.schedule.decay_steps} "
-                f"are together longer than the run's {self.max_steps} steps; lower one"
+                f"schedule.warmup_steps={warmup_steps} and schedule.decay_steps={decay_steps} are together longer than "
+                f"the run's {self.max_steps} steps; lower one"
             )
         if training.precision == "bf16" and self.zero.stage == 0:
             raise ValueError(
@@ -248,6 +297,15 @@ class RunConfig(Settings):
                 global_batch_tokens=training.global_batch_tokens or 1,
             ),
         )
+
+    @property
+    def steps_by_phase(self) -> tuple[int, ...]:
+        """Optimizer steps that the run takes in each phase: fewer than the phases have where `max_steps` ends it."""
+        left, steps = self.max_steps, []
+        for phase in self.phases:
+            steps.append(min(phase.steps, left))
+            left -= steps[-1]
+        return tuple(steps)
 
     @property
     def max_steps(self) -> int:

@@ -28,7 +28,10 @@ def explain(config: RunConfig, world_size: int) -> str:
         ("Parameters", parameter_lines(config)),
         ("Batches", batch_lines(config, world_size)),
         ("Operations", flops_lines(config)),
-        (f"Memory a rank, GiB (estimate, {world_size} ranks, {config.training.precision})", memory_lines(config, world_size)),
+        (
+            f"Memory a rank, GiB (estimate, {world_size} ranks, {config.training.precision})",
+            memory_lines(config, world_size),
+        ),
         ("Shards", list(shard_lines(config, world_size))),
     ]
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
@@ -51,24 +54,24 @@ def parameter_lines(config: RunConfig) -> list[str]:
 def batch_lines(config: RunConfig, world_size: int) -> list[str]:
     """The batch arithmetic of every phase."""
     lines = []
-    for number, phase in enumerate(config.phases):
+    for number, (phase, steps) in enumerate(zip(config.phases, config.steps_by_phase, strict=True)):
         name = f"phase {number}: " if len(config.phases) > 1 else ""
         arithmetic = batch_arithmetic(phase, world_size)
-        lines.append(f"{name}{arithmetic}; {phase.steps:,} steps = {phase.steps * phase.global_batch_tokens:,} tokens")
+        lines.append(f"{name}{arithmetic}; {steps:,} steps = {steps * phase.global_batch_tokens:,} tokens")
     return lines
 
 
 def flops_lines(config: RunConfig) -> list[str]:
     """Operations per token, and of the whole run."""
     lines, total = [], 0.0
-    for phase in config.phases:
+    for phase, steps in zip(config.phases, config.steps_by_phase, strict=True):
         flops = flops_per_token(
             config.model,
             phase.sequence_length,
             config.data.mlm_probability,
             config.data.sentence_pairs == "next_sentence",
         )
-        total += flops * phase.steps * phase.global_batch_tokens
+        total += flops * steps * phase.global_batch_tokens
         lines.append(f"length {phase.sequence_length}: {flops / 1e9:.3f} GFLOP a token, forward and backward")
     return [*lines, f"the whole run: {total:.3g} FLOP"]
 
@@ -103,7 +106,7 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
             f"{config.model.vocab_size:,}; set model.vocab_size={manifest.tokenizer.vocab_size}"
         )
     train = manifest.train
-    asked = sum(phase.steps * phase.global_batch_tokens for phase in config.phases)
+    asked = sum(n * phase.global_batch_tokens for phase, n in zip(config.phases, config.steps_by_phase, strict=True))
     yield (
         f"{url}: {len(train.shards)} train shards for {world_size} ranks (any number of ranks reads any number of "
         f"shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"

@@ -137,9 +137,7 @@ class Engine:
     def fragments(self) -> list[fragments.Fragment]:
         """This rank's part of the training state, in the same order in every process of a run."""
         optimizer = self._engine.optimizer
-        return list(
-            fragments.fragments(self.module, optimizer, self.stage, self.ranks.rank, self.ranks.world_size)
-        )
+        return list(fragments.fragments(self.module, optimizer, self.stage, self.ranks.rank, self.ranks.world_size))
 
     def finish_setting(self, steps: int) -> None:
         """After all fragments were set: Adam's number of updates and the weights of the forward; all ranks together."""

@@ -14,9 +14,10 @@ def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSett
     there. `linear` and `cosine` fall from the end of the warm-up to `final_ratio * peak`; `warmup_stable_decay` stays
     at the peak and falls linearly over the last `decay_steps` (Hu et al. 2024, MiniCPM, section 4).
     """
-    if step < schedule.warmup_steps:
-        return peak * (step + 1) / schedule.warmup_steps
-    decay_steps = schedule.decay_steps if schedule.name == "warmup_stable_decay" else max_steps - schedule.warmup_steps
+    warmup_steps = schedule.num_warmup_steps(max_steps)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    decay_steps = schedule.decay_steps if schedule.name == "warmup_stable_decay" else max_steps - warmup_steps
     elapsed = step - (max_steps - decay_steps)
     if elapsed <= 0:
         return peak

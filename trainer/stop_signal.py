@@ -1,4 +1,4 @@
-"""A polite request to stop: SIGTERM, SIGINT or SIGUSR1 asks for a checkpoint, the second one ends the process at once."""
+"""A request to stop: the first SIGTERM, SIGINT or SIGUSR1 asks for a checkpoint, the second ends the process."""
 
 from __future__ import annotations
 

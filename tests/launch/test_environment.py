@@ -47,8 +47,11 @@ class Machine:
 
     def write_python(self, cpu_answer: str = "", project_answer: str = "") -> None:
         text = PYTHON.format(
-            bash=shutil.which("bash"), python=sys.executable, calls=self.calls,
-            cpu_answer=cpu_answer, project_answer=project_answer,
+            bash=shutil.which("bash"),
+            python=sys.executable,
+            calls=self.calls,
+            cpu_answer=cpu_answer,
+            project_answer=project_answer,
         )
         self.add_command("python", text, self.venv / "bin")
 
@@ -60,9 +63,7 @@ class Machine:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": str(self.commands), "CLOZEWORKS_VENV": str(self.venv), "LC_ALL": "C"}
         command = [str(self.commands / "bash"), "launch/environment.sh", *arguments]
-        return subprocess.run(
-            command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=60
-        )
+        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=60)
 
     def pip_calls(self) -> list[str]:
         """What pip was told to install since the last look, call by call."""

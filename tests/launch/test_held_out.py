@@ -54,17 +54,25 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             tokens += tokenizer.encode(sentence)
     count = len(documents)
     record = Record(
-        np.array(tokens, np.uint16), np.array(documents, np.uint32), np.array(sentences, np.uint32),
-        np.zeros(count, np.uint16), np.arange(count, dtype=np.uint64),
+        np.array(tokens, np.uint16),
+        np.array(documents, np.uint32),
+        np.array(sentences, np.uint32),
+        np.zeros(count, np.uint16),
+        np.arange(count, dtype=np.uint64),
     )
     shard = write_shard(str(tmp_path), "valid-000000", [record])
     empty = {"shards": [], "documents": 0, "sentences": 0, "tokens": 0, "unigram_entropy_nats": None}
     counts = {"documents": count, "sentences": len(sentences), "tokens": len(tokens)}
     manifest = {
-        "format_version": 1, "clozeworks_version": "0",
-        "config": {}, "inputs": [], "sources": [], "dropped": {},
+        "format_version": 1,
+        "clozeworks_version": "0",
+        "config": {},
+        "inputs": [],
+        "sources": [],
+        "dropped": {},
         "tokenizer": {"fingerprint": "0" * 64, "vocab_size": 8192, "token_dtype": "uint16"},
-        "train": empty, "valid": {**empty, "shards": [shard], **counts},
+        "train": empty,
+        "valid": {**empty, "shards": [shard], **counts},
         "token_counts": {"name": "token_counts.safetensors", "bytes": 0, "sha256": "0" * 64},
     }
     write_manifest(str(tmp_path), Manifest.model_validate(manifest))

@@ -40,7 +40,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], status: int, *said:
     ("overrides", "said"),
     [
         (["training.max_stepz=3"], "did you mean training.max_steps?"),
-        (["data.sequence_length=256"], "longer than model.max_position_embeddings=128"),
+        (["data.sequence_length=256"], "longer than model.max_position_embeddings=64"),
         (["training.seed"], "not of the form section.field=value"),
     ],
 )
@@ -72,7 +72,9 @@ def test_print_config_gives_yaml_that_is_the_same_configuration(tmp_path):
     result = pretrain("--config", "tiny_cpu", "training.seed=5", "--print-config", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (tmp_path / "printed.yaml").write_text(result.stdout)
-    assert load_settings(RunConfig, tmp_path / "printed.yaml") == load_settings(RunConfig, "tiny_cpu", ["training.seed=5"])
+    assert load_settings(RunConfig, tmp_path / "printed.yaml") == load_settings(
+        RunConfig, "tiny_cpu", ["training.seed=5"]
+    )
     assert yaml.safe_load(result.stdout)["training"]["seed"] == 5
 
 

@@ -119,9 +119,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def training(
-    tmp_path_factory: pytest.TempPathFactory, small_shards: Path
-) -> Iterator[Callable[..., Training]]:
+def training(tmp_path_factory: pytest.TempPathFactory, small_shards: Path) -> Iterator[Callable[..., Training]]:
     """Make trainings on the small shards, each in a folder of its own."""
     made: list[Training] = []
 

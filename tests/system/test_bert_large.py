@@ -29,7 +29,6 @@ def test_bert_large_takes_three_steps_on_real_shards(training, corpora, tmp_path
         "training.max_steps=3",
         "training.global_batch_tokens=2048",
         "training.micro_batch_tokens=512",
-        "schedule.warmup_steps=1",
         "evaluation.max_tokens=1024",
         "logging.every_steps=1",
         "data.num_workers=0",

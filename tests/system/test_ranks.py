@@ -1,4 +1,4 @@
-"""One global order: the curve does not depend on ranks, workers, micro-batches or ZeRO stage, and a run moves between."""
+"""One global order: the curve depends neither on ranks, workers, micro-batches nor ZeRO stage; a run moves between."""
 
 from __future__ import annotations
 

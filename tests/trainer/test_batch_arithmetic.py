@@ -7,7 +7,10 @@ from trainer.config import Phase
 
 def phase(length: int, micro_rows: int, global_rows: int) -> Phase:
     return Phase(
-        steps=1, sequence_length=length, micro_batch_tokens=length * micro_rows, global_batch_tokens=length * global_rows
+        steps=1,
+        sequence_length=length,
+        micro_batch_tokens=length * micro_rows,
+        global_batch_tokens=length * global_rows,
     )
 
 

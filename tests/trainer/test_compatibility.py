@@ -63,7 +63,7 @@ def test_harmless_differences_are_listed(section, values, line):
         ("training", {"global_batch_tokens": 256}, "phase 0 global_batch_tokens was 128 and is 256"),
         ("data", {"mlm_probability": 0.3}, "data.mlm_probability was 0.15 and is 0.3"),
         ("optimizer", {"learning_rate": 1.0}, "optimizer.learning_rate was 0.0001 and is 1.0"),
-        ("schedule", {"warmup_steps": 5}, "schedule.warmup_steps was 0 and is 5"),
+        ("schedule", {"warmup_steps": 5}, "schedule.warmup_steps was None and is 5"),
     ],
 )
 def test_dangerous_differences_are_refused_unless_allowed(section, values, name):

@@ -35,8 +35,11 @@ def test_phases_are_the_runs_steps_and_lengths():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["data.sequence_length=1024", "training.micro_batch_tokens=1024"], "longer than model.max_position_embeddings"),
-        (["training.micro_batch_tokens=1000"], "not a multiple of the sequence length 128; the nearest is 1024"),
+        (
+            ["data.sequence_length=1024", "training.micro_batch_tokens=1024"],
+            "longer than model.max_position_embeddings",
+        ),
+        (["training.micro_batch_tokens=1000"], "not a multiple of the sequence length 64; the nearest is 1024"),
         (["training.micro_batch_tokens=4096"], "more than training.global_batch_tokens"),
         (["model.num_attention_heads=3"], "not a multiple of model.num_attention_heads=3"),
         (["schedule.warmup_steps=5000"], "longer than the run's"),
@@ -46,8 +49,10 @@ def test_phases_are_the_runs_steps_and_lengths():
         (["zero.stage=0", "training.precision=bf16"], "set zero.stage to 1 or higher"),
         (["zero.stage=4"], "zero.stage=4"),
         (["data.mask_share=0.9", "data.random_share=0.2"], "sum to more than 1"),
-        (["training.phases=[{steps: 1, sequence_length: 128, micro_batch_tokens: 128, global_batch_tokens: 128}]"],
-         "a phase has batch sizes of its own"),
+        (
+            ["training.phases=[{steps: 1, sequence_length: 64, micro_batch_tokens: 64, global_batch_tokens: 64}]"],
+            "a phase has batch sizes of its own",
+        ),
         (["trainning.seed=3"], "did you mean training"),
     ],
 )
@@ -57,12 +62,21 @@ def test_a_contradiction_names_setting_rule_and_remedy(overrides, said):
     assert said in str(caught.value)
 
 
+def test_a_run_that_ends_early_takes_fewer_steps_in_its_phases():
+    config = load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900003"])
+    assert config.steps_by_phase == (900_000, 3)
+
+
 def test_more_steps_than_the_phases_have_are_refused():
     with pytest.raises(UsageError, match="more than the 1000000 steps"):
         load_settings(RunConfig, "bert_large_phased", ["training.max_steps=2000000"])
 
 
 def test_steps_are_required_without_phases():
-    values = {"output_dir": "x", "data": {"shards": "s"}, "training": {"global_batch_tokens": 512, "micro_batch_tokens": 512}}
+    values = {
+        "output_dir": "x",
+        "data": {"shards": "s"},
+        "training": {"global_batch_tokens": 512, "micro_batch_tokens": 512},
+    }
     with pytest.raises(UsageError, match="training.max_steps is required"):
         validate_settings(RunConfig, values, "test")

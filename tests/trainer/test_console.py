@@ -4,7 +4,15 @@ from trainer.console import duration, evaluation_line, step_line
 def test_a_step_line_tells_epoch_step_loss_perplexity_rate_speed_and_time_left():
     metrics = {"train/loss": 3.0, "train/mlm_loss": 2.302585, "train/nsp_loss": 0.7, "train/learning_rate": 1e-3}
     line = step_line(50, 3000, 0.25, metrics, 12345.6, 3723)
-    for part in ("epoch 0.25", "step 50/3,000", "loss 3.0000", "ppl 10.0", "lr 1.00e-03", "12,346 tokens/s", "left 1:02:03"):
+    for part in (
+        "epoch 0.25",
+        "step 50/3,000",
+        "loss 3.0000",
+        "ppl 10.0",
+        "lr 1.00e-03",
+        "12,346 tokens/s",
+        "left 1:02:03",
+    ):
         assert part in line
 
 

@@ -15,6 +15,10 @@ def test_linear_rises_to_the_peak_and_falls_to_its_last_share():
     assert rates(6, name="linear", warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
 
 
+def test_a_warmup_may_be_a_share_of_the_run():
+    assert rates(10, name="linear", warmup_ratio=0.2) == rates(10, name="linear", warmup_steps=2)
+
+
 def test_cosine_is_half_way_down_in_the_middle_of_its_decay():
     assert rates(4, name="cosine") == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
 

@@ -63,7 +63,8 @@ class ShardSet:
         data = storage.read_bytes(url)
         if hashlib.sha256(data).hexdigest() != record.sha256:
             raise UserError(
-                f"{storage.redact(url)} is damaged: its sha256 is not the manifest's; restore it, or make the shards again"
+                f"{storage.redact(url)} is damaged: its sha256 is not the manifest's; "
+                "restore it, or make the shards again"
             )
         return safetensors.numpy.load(data)[split]
 
