@@ -171,7 +171,7 @@ def _shards(arguments: argparse.Namespace, overrides: list[str]) -> None:
     num_workers = _num_workers(arguments.workers if arguments.workers is not None else config.num_workers)
     manifest, is_new = prepare_shards(plan, tokenizer, arguments.output, num_workers, arguments.fresh)
     if not is_new:
-        print(f"{arguments.output} is complete already, of the same inputs, settings and tokenizer; nothing was done")
+        print(f"{storage.redact(arguments.output)} is complete already, of the same inputs, settings and tokenizer; nothing was done")
     print(_summary(manifest, arguments.output))
 
 
@@ -180,7 +180,7 @@ def _described(plan: Plan, output: str) -> str:
     destinations = plan.destinations
     return (
         f"would read {len(plan.inputs)} files ({size:.1f} MB) in {len(plan.units)} units and write at most "
-        f"{destinations.num_train} train and {destinations.num_valid} valid shards to {output}"
+        f"{destinations.num_train} train and {destinations.num_valid} valid shards to {storage.redact(output)}"
     )
 
 
@@ -197,7 +197,7 @@ def _summary(manifest: Manifest, output: str) -> str:
             described("train", manifest.train),
             described("valid", manifest.valid),
             f"dropped: {dropped}",
-            output,
+            storage.redact(output),
         )
     )
 
@@ -207,7 +207,7 @@ def _verify(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if problems:
         for problem in problems[1:]:
             print(f"problem: {problem}", file=sys.stderr)
-        raise UserError(f"{arguments.folder} is not sound, {len(problems)} problem(s): {problems[0]}")
+        raise UserError(f"{storage.redact(arguments.folder)} is not sound, {len(problems)} problem(s): {problems[0]}")
     splits = (manifest.train, manifest.valid)
     print(
         f"ok: {sum(len(split.shards) for split in splits)} shards, "

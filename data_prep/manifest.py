@@ -126,27 +126,28 @@ def read_manifest(folder: str) -> Manifest:
         UserError: there is none, it is of a newer format, or it is not a manifest.
     """
     url = storage.join(folder, MANIFEST_NAME)
+    where = storage.redact(url)
     if not storage.exists(url):
         raise UserError(
-            f"{folder} holds no {MANIFEST_NAME}, so it is no complete shard set; "
+            f"{storage.redact(folder)} holds no {MANIFEST_NAME}, so it is no complete shard set; "
             "make one with 'python -m data_prep shards', or run it again if it was stopped"
         )
     try:
         values = json.loads(storage.read_bytes(url))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{url} is not JSON ({error}); it was damaged or edited, make the shards again") from None
+        raise UserError(f"{where} is not JSON ({error}); it was damaged or edited, make the shards again") from None
     version = values.get("format_version") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{url} has format version {version!r} and this release reads {FORMAT_VERSION}; "
+            f"{where} has format version {version!r} and this release reads {FORMAT_VERSION}; "
             "use the release that wrote it, or make the shards again"
         )
     try:
         return Manifest.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{url} is damaged at {where}: {first['msg']}; make the shards again") from None
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{where} is damaged at {place}: {first['msg']}; make the shards again") from None
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:

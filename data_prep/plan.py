@@ -128,7 +128,7 @@ def save_plan(plan: Plan, output: str) -> None:
             raise UserError(_changed(output, "holds unfinished work of another preparation", differences))
     elif any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
-            f"{output} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be gone "
+            f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be gone "
             "on with; "
             "choose another folder, or remove them with --fresh"
         )
@@ -252,6 +252,6 @@ def _config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
 
 def _changed(output: str, what: str, differences: list[str]) -> str:
     return (
-        f"{output} {what}: {'; '.join(differences[:5])}{' ...' if len(differences) > 5 else ''}. "
+        f"{storage.redact(output)} {what}: {'; '.join(differences[:5])}{' ...' if len(differences) > 5 else ''}. "
         "Choose another output folder, or begin anew there with --fresh"
     )

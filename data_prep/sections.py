@@ -151,6 +151,6 @@ def _read_trailer(file: BinaryIO, url: str) -> tuple[int, int, int, int]:
     data = file.read()
     magic, *values = _TRAILER.unpack(data) if len(data) == _TRAILER.size else (b"",)
     if magic != _MAGIC:
-        raise UserError(f"{url} is damaged; run the same command again with --fresh")
+        raise UserError(f"{storage.redact(url)} is damaged; run the same command again with --fresh")
     flushes, destinations, table_offset, summary_bytes = values
     return flushes, destinations, table_offset, summary_bytes

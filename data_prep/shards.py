@@ -128,22 +128,23 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
         UserError: the index is missing, damaged, or belongs to another shard.
     """
     url = storage.join(folder, shard.index.name)
+    where = storage.redact(url)
     if not storage.exists(url):
-        raise UserError(f"{url} is missing, which {folder} needs; restore it, or make the shards again")
+        raise UserError(f"{where} is missing, which {storage.redact(folder)} needs; restore it, or make the shards again")
     data = storage.read_bytes(url)
     found = hashlib.sha256(data).hexdigest()
     if found != shard.index.sha256:
         raise UserError(
-            f"{url} is damaged: its sha256 is {found} and the manifest says {shard.index.sha256}; "
+            f"{where} is damaged: its sha256 is {found} and the manifest says {shard.index.sha256}; "
             "restore it, or make the shards again"
         )
     try:
         index = ShardIndex(**safetensors.numpy.load(data))
     except (safetensors.SafetensorError, TypeError) as error:
-        raise UserError(f"{url} is no index of a shard ({error}); make the shards again") from None
+        raise UserError(f"{where} is no index of a shard ({error}); make the shards again") from None
     problem = _index_problem(index, shard)
     if problem:
-        raise UserError(f"{url} {problem}; make the shards again")
+        raise UserError(f"{where} {problem}; make the shards again")
     return index
 
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import fsspec
 
@@ -42,7 +42,8 @@ def redact(url: str | Path) -> str:
     if not is_remote(url):
         return str(url)
     parts = urlsplit(str(url))
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    # Not urlunsplit: it makes sqlite:/x of sqlite:///x.
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def join(folder: str | Path, name: str) -> str:
@@ -310,7 +311,8 @@ def _explained(url: str | Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
+        # A server's refusal often is the URL itself.
+        reason = error.strerror or str(error).replace(str(url), redact(url))
         remedy = (
             "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
         )

@@ -83,14 +83,17 @@ def _check_shard(task: _ShardTask) -> _ShardFindings:
 
 def _count_shard(task: _ShardTask) -> _ShardFindings:
     url = storage.join(task.folder, task.shard.name)
+    where = storage.redact(url)
     remedy = "restore it, or make the shards again"
     if not storage.exists(url):
-        raise UserError(f"{url} is missing; {remedy}")
+        raise UserError(f"{where} is missing; {remedy}")
     if storage.size(url) != task.shard.bytes:
-        raise UserError(f"{url} has {storage.size(url)} bytes and the manifest says {task.shard.bytes}; {remedy}")
+        raise UserError(f"{where} has {storage.size(url)} bytes and the manifest says {task.shard.bytes}; {remedy}")
     found = storage.sha256_of(url)
     if found != task.shard.sha256:
-        raise UserError(f"{url} has other content: its sha256 is {found}, the manifest's {task.shard.sha256}; {remedy}")
+        raise UserError(
+            f"{where} has other content: its sha256 is {found}, the manifest's {task.shard.sha256}; {remedy}"
+        )
     index = read_index(task.folder, task.shard)
     token_counts = np.zeros(task.vocab_size, np.int64)
     parts: list[ShardIndex] = []
@@ -98,17 +101,17 @@ def _count_shard(task: _ShardTask) -> _ShardFindings:
     for key, record, offset in read_records(path):
         problem = _record_problem(record, task)
         if problem:
-            raise UserError(f"{url} record {key} {problem}; make the shards again")
+            raise UserError(f"{where} record {key} {problem}; make the shards again")
         token_counts += np.bincount(record.tokens, minlength=task.vocab_size)
         parts.append(index_of(record, offset))
     found_index = join_indexes(parts)
     for field in dataclasses.fields(ShardIndex):
         if not np.array_equal(getattr(index, field.name), getattr(found_index, field.name)):
-            raise UserError(f"{url} and its index disagree on {field.name}; make the shards again")
+            raise UserError(f"{where} and its index disagree on {field.name}; make the shards again")
     shortest = int(index.document_lengths.min(initial=np.iinfo(np.uint32).max)) if len(parts) else 0
     if shortest != task.shard.min_document_tokens:
         raise UserError(
-            f"{url} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}; {remedy}"
+            f"{where} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}; {remedy}"
         )
     source_counts = np.zeros((task.num_sources, 3), np.int64)
     ones = np.ones(len(index.document_ids), np.int64)
@@ -181,7 +184,8 @@ def _total_problems(
     """Compare the sums of sound shards with the totals that the manifest gives."""
     place = storage.join(folder, manifest.token_counts.name)
     if not storage.exists(place) or storage.sha256_of(place) != manifest.token_counts.sha256:
-        yield f"{place} is missing or has other content than the manifest says; restore it, or make it again"
+        where = storage.redact(place)
+        yield f"{where} is missing or has other content than the manifest says; restore it, or make it again"
     else:
         yield from _count_problems(place, token_counts)
     for name in ("train", "valid"):
@@ -190,18 +194,19 @@ def _total_problems(
         if [source.documents, source.sentences, source.tokens] != found:
             yield f"source {source.name} has {found} documents, sentences and tokens, not what the manifest says"
     if len(np.unique(ids)) != len(ids):
-        yield f"{folder} holds {len(ids) - len(np.unique(ids))} documents twice; make the shards again"
+        yield f"{storage.redact(folder)} holds {len(ids) - len(np.unique(ids))} documents twice; make the shards again"
 
 
 def _count_problems(place: str, token_counts: dict[str, np.ndarray]) -> Iterator[str]:
+    where = storage.redact(place)
     try:
         stored = safetensors.numpy.load(storage.read_bytes(place))
     except safetensors.SafetensorError as error:
-        yield f"{place} is damaged ({error}); make the shards again"
+        yield f"{where} is damaged ({error}); make the shards again"
         return
     for name, counts in token_counts.items():
         if name not in stored or not np.array_equal(stored[name], counts):
-            yield f"{place} counts other {name} tokens than the shards hold; make the shards again"
+            yield f"{where} counts other {name} tokens than the shards hold; make the shards again"
 
 
 def _split_problems(name: str, split: SplitRecord, token_counts: np.ndarray) -> Iterator[str]:

@@ -39,7 +39,7 @@ from trainer.checkpoint_format import (
     step_folder,
 )
 from trainer.compatibility import check_compatible
-from trainer.config import RunConfig
+from trainer.config import RunConfig, without_secrets
 from trainer.distributed import Ranks, barrier, broadcast_object, gather_objects
 from trainer.engine import Engine
 from trainer.fragments import KINDS, Fragment, parameter_shapes
@@ -90,7 +90,7 @@ def save(
     saved = SavedState(
         format_version=FORMAT_VERSION,
         state=state,
-        config=config.model_dump(mode="json"),
+        config=without_secrets(config).model_dump(mode="json"),
         data=data,
         world_size=ranks.world_size,
         zero_stage=engine.stage,

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from data_prep.errors import UserError
 from trainer.checkpoint_format import DataIdentity, SavedState, current_versions
-from trainer.config import RunConfig
+from trainer.config import RunConfig, without_secrets
 
 _HARMLESS_SECTIONS = frozenset({"output_dir", "checkpoint", "evaluation", "tracking", "logging", "distributed"})
 _HARMLESS = frozenset(
@@ -39,7 +39,7 @@ def check_compatible(
         UserError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
             which lists it among the others.
     """
-    before, after = _comparable(_saved_config(saved)), _comparable(config)
+    before, after = _comparable(_saved_config(saved)), _comparable(without_secrets(config))
     before |= {f"version of {name}": value for name, value in saved.versions.items()}
     after |= {f"version of {name}": value for name, value in current_versions().items()}
     before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from data_prep import storage
 from data_prep.settings import Settings
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -263,8 +264,8 @@ class RunConfig(Settings):
                 f"training.max_steps={training.max_steps} is more than the {total} steps of training.phases; "
                 "lengthen a phase or lower it"
             )
-        for phase in self.phases:
-            _check_phase(phase, self.model.max_position_embeddings)
+        for number, phase in enumerate(self.phases):
+            _check_phase(phase, number if training.phases else None, self.model.max_position_embeddings)
         warmup_steps, decay_steps = self.schedule.num_warmup_steps(self.max_steps), self.schedule.decay_steps
         for name, steps in (("warmup_steps", warmup_steps), ("decay_steps", decay_steps)):
             if steps > self.max_steps:
@@ -273,6 +274,11 @@ class RunConfig(Settings):
             raise ValueError(
                 f"schedule.warmup_steps={warmup_steps} and schedule.decay_steps={decay_steps} are together longer than "
                 f"the run's {self.max_steps} steps; lower one"
+            )
+        if self.data.sentence_pairs != "none" and self.model.type_vocab_size < 2:
+            raise ValueError(
+                f"data.sentence_pairs={self.data.sentence_pairs} needs two segments and "
+                f"model.type_vocab_size={self.model.type_vocab_size}; set it to 2"
             )
         if training.precision == "bf16" and self.zero.stage == 0:
             raise ValueError(
@@ -313,24 +319,40 @@ class RunConfig(Settings):
         return self.training.max_steps or sum(phase.steps for phase in self.phases)
 
 
-def _check_phase(phase: Phase, max_position_embeddings: int) -> None:
+def without_secrets(config: RunConfig) -> RunConfig:
+    """The configuration as it may be kept and shown: user, password and query taken out of every URL in it."""
+    return RunConfig.model_validate(_redacted(config.model_dump(mode="json")))
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _redacted(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_redacted(item) for item in value]
+    return storage.redact(value) if isinstance(value, str) else value
+
+
+def _check_phase(phase: Phase, number: int | None, max_position_embeddings: int) -> None:
+    """`number` is the phase's in `training.phases`; None where the run is one phase without that list."""
+    where = "training." if number is None else f"training.phases.{number}."
+    length = "data.sequence_length" if number is None else f"{where}sequence_length"
     if phase.sequence_length > max_position_embeddings:
         raise ValueError(
-            f"data.sequence_length={phase.sequence_length} is longer than "
+            f"{length}={phase.sequence_length} is longer than "
             f"model.max_position_embeddings={max_position_embeddings}; lower the one or raise the other"
         )
     if phase.sequence_length < 8:
-        raise ValueError(f"data.sequence_length={phase.sequence_length} is shorter than 8 places; raise it")
+        raise ValueError(f"{length}={phase.sequence_length} is shorter than 8 places; raise it")
     for name in ("micro_batch_tokens", "global_batch_tokens"):
         tokens = getattr(phase, name)
         if tokens % phase.sequence_length:
             nearest = max(1, round(tokens / phase.sequence_length)) * phase.sequence_length
             raise ValueError(
-                f"training.{name}={tokens} is not a multiple of the sequence length {phase.sequence_length}; "
+                f"{where}{name}={tokens} is not a multiple of the sequence length {phase.sequence_length}; "
                 f"the nearest is {nearest}"
             )
     if phase.micro_batch_tokens > phase.global_batch_tokens:
         raise ValueError(
-            f"training.micro_batch_tokens={phase.micro_batch_tokens} is more than "
-            f"training.global_batch_tokens={phase.global_batch_tokens}; lower the one or raise the other"
+            f"{where}micro_batch_tokens={phase.micro_batch_tokens} is more than "
+            f"{where}global_batch_tokens={phase.global_batch_tokens}; lower the one or raise the other"
         )

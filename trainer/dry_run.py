@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
+from data_prep import storage
 from data_prep.errors import UserError
 from data_prep.manifest import Manifest, read_manifest
 from data_prep.settings import to_yaml
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.config import Phase, RunConfig
+from trainer.config import Phase, RunConfig, without_secrets
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import counted_parameters, flops_per_token, memory_per_rank, parameter_table
 
@@ -24,7 +25,7 @@ def explain(config: RunConfig, world_size: int) -> str:
         UserError: shards are there and do not fit the configuration.
     """
     parts = [
-        ("Configuration", to_yaml(config).rstrip().splitlines()),
+        ("Configuration", to_yaml(without_secrets(config)).rstrip().splitlines()),
         ("Parameters", parameter_lines(config)),
         ("Batches", batch_lines(config, world_size)),
         ("Operations", flops_lines(config)),
@@ -96,7 +97,7 @@ def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
         except UserError as error:
             yield f"not looked at: {error}"
             continue
-        yield from _describe_shards(component.url, manifest, config, world_size)
+        yield from _describe_shards(storage.redact(component.url), manifest, config, world_size)
 
 
 def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:

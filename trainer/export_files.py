@@ -15,7 +15,7 @@ from data_prep import storage
 from data_prep.hugging_face import write_hugging_face_tokenizer
 from data_prep.settings import to_yaml
 from data_prep.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
-from trainer.config import RunConfig
+from trainer.config import RunConfig, without_secrets
 from trainer.export_checks import ParityReport
 from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
@@ -69,8 +69,7 @@ def write_origin(
     parity: ParityReport,
 ) -> None:
     """The model card, the resolved configuration, and where all of it comes from."""
-    config = RunConfig.model_validate(_redacted(config.model_dump(mode="json")))
-    (folder / "training_config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    (folder / "training_config.yaml").write_text(to_yaml(without_secrets(config)), encoding="utf-8")
     card = model_card(name, config, facts, tokenizer.fingerprint)
     (folder / "README.md").write_text(card + "\n", encoding="utf-8")
     provenance = {
@@ -87,15 +86,6 @@ def write_origin(
         "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
     }
     _write_json(folder / "provenance.json", provenance)
-
-
-def _redacted(value: Any) -> Any:
-    """`value` with user, password and query taken out of every URL in it."""
-    if isinstance(value, dict):
-        return {key: _redacted(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_redacted(item) for item in value]
-    return storage.redact(value) if isinstance(value, str) and "://" in value else value
 
 
 def _version(distribution: str) -> str | None:

@@ -60,10 +60,10 @@ def set_up(
 ) -> Run:
     """Build model and engine, and put them where the newest checkpoint stands, or at the beginning."""
     output_dir, data = Path(config.output_dir), data_identity(shard_sets)
-    if ranks.is_first:
-        copy_tokenizer(config, shard_sets[0])
     latest = find_latest(output_dir, ranks)
     changes = check_compatible(latest.saved, config, data, ranks.world_size, allow_change) if latest else []
+    if ranks.is_first:  # after the check: a refused run leaves the folder as it was
+        copy_tokenizer(config, shard_sets[0])
     next_sentence = config.data.sentence_pairs == "next_sentence"
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
     model.initialise(config.training.seed)

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator
 
+from data_prep.errors import UserError
 from trainer import checkpoint
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoint import TrainState, warn_on_stderr
@@ -52,7 +53,11 @@ def train(config: RunConfig, allow_change: bool = False) -> int:
 
 
 def training_loop(run: Run) -> State:
-    """Take the steps that are left; returns how the run ended."""
+    """Take the steps that are left; returns how the run ended.
+
+    Raises:
+        UserError: the run ends and its last checkpoint could not be saved.
+    """
     config, batches = run.config, global_batches(run)
     while run.state.step < config.max_steps:
         batch = next(batches)
@@ -69,7 +74,7 @@ def training_loop(run: Run) -> State:
         if last or step % config.evaluation.every_steps == 0:
             log_evaluation(run)
         if last or stop or step % config.checkpoint.every_steps == 0:
-            save(run)
+            save(run, is_last=last or stop)
         if stop and not last:
             run.say(f"stopped by a signal after step {step:,}, which is saved; the same command goes on from here")
             return "stopped"
@@ -173,12 +178,21 @@ def log_evaluation(run: Run) -> None:
     run.recorder.restart_clock()
 
 
-def save(run: Run) -> None:
-    """Save a checkpoint; where that fails, the last good one stays and training goes on."""
+def save(run: Run, is_last: bool) -> None:
+    """Save a checkpoint; where that fails, the last good one stays, and training goes on if there is more to do.
+
+    Raises:
+        UserError: the last checkpoint of a run that ends here could not be saved.
+    """
     started_at = time.perf_counter()
     saved = checkpoint.save(run.config.output_dir, run.engine, run.state, run.config, run.data)
     if saved is not None:
         run.say(f"saved {saved.folder} in {time.perf_counter() - started_at:.1f} s")
+    elif is_last:
+        raise UserError(
+            f"the run ends after step {run.state.step:,} and its last checkpoint was not saved, for the reason warned "
+            "of; see to it and start the same command again, which goes on from the last good one"
+        )
     run.recorder.restart_clock()
 
 

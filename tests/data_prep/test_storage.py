@@ -58,6 +58,7 @@ def test_a_remote_file_is_fetched_once_and_checked(tmp_path: Path) -> None:
 def test_messages_show_no_password() -> None:
     assert storage.redact("s3://user:secret@host/bucket/key?token=1") == "s3://host/bucket/key"
     assert storage.redact("/plain/pa?th") == "/plain/pa?th"
+    assert storage.redact("sqlite:///here.db") == "sqlite:///here.db"
 
 
 def test_patterns_give_every_file_once_and_sorted(tmp_path: Path) -> None:

@@ -55,6 +55,15 @@ def test_a_folder_without_manifest_is_no_shard_set(tmp_path):
     assert_refused(result, 1, "shards holds no manifest.json", "python -m data_prep shards")
 
 
+def test_a_password_in_a_url_is_in_no_output(tmp_path):
+    url = "data.shards=http://user:word@127.0.0.1:9/shards?sig=word"
+    refused = pretrain("--config", "tiny_cpu", url, cwd=tmp_path)
+    explained = pretrain("--config", "tiny_cpu", url, "--dry-run", cwd=tmp_path)
+    assert_refused(refused, 1, "http://127.0.0.1:9/shards")
+    assert explained.returncode == 0 and "http://127.0.0.1:9/shards" in explained.stdout
+    assert "word" not in refused.stderr + refused.stdout + explained.stdout + explained.stderr
+
+
 def test_a_tokenizer_that_is_not_the_shards_own_is_refused_with_both_fingerprints(tmp_path, small_corpus, small_shards):
     other = tmp_path / "other"
     subprocess.run(

@@ -80,6 +80,15 @@ def test_a_checkpoint_gives_back_state_weights_and_moments(tmp_path):
         assert all(torch.equal(mine.read_owned(kind), theirs.read_owned(kind)) for kind in fragments.KINDS)
 
 
+def test_a_checkpoint_holds_no_secret_of_the_configuration(tmp_path):
+    config = make_config(str(tmp_path), 0)
+    data = config.data.model_copy(update={"shards": "https://user:word@host/shards?sig=word"})
+    config = config.model_copy(update={"data": data})
+    saved = checkpoints.save(tmp_path, StillEngine(), TrainState(step=1), config, IDENTITY)
+    state = (saved.folder / "state.json").read_text()
+    assert "https://host/shards" in state and "word" not in state
+
+
 def test_the_tensor_file_is_what_safetensors_would_read(tmp_path):
     from safetensors.torch import load_file
 

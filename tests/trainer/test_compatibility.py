@@ -57,7 +57,7 @@ def test_harmless_differences_are_listed(section, values, line):
 @pytest.mark.parametrize(
     ("section", "values", "name"),
     [
-        ("model", {"hidden_size": 512}, "model.hidden_size was 768 and is 512"),
+        ("model", {"hidden_size": 384}, "model.hidden_size was 768 and is 384"),
         ("training", {"seed": 9}, "training.seed was 0 and is 9"),
         ("training", {"precision": "bf16"}, "training.precision was 'fp32' and is 'bf16'"),
         ("training", {"global_batch_tokens": 256}, "phase 0 global_batch_tokens was 128 and is 256"),

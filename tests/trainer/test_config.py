@@ -2,7 +2,7 @@ import pytest
 
 from data_prep.errors import UsageError
 from data_prep.settings import load_settings, to_yaml, validate_settings
-from trainer.config import RunConfig
+from trainer.config import RunConfig, without_secrets
 
 PRESETS = ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu"]
 
@@ -54,12 +54,28 @@ def test_phases_are_the_runs_steps_and_lengths():
             "a phase has batch sizes of its own",
         ),
         (["trainning.seed=3"], "did you mean training"),
+        (["data.sentence_pairs=next_sentence", "model.type_vocab_size=1"], "model.type_vocab_size=1; set it to 2"),
     ],
 )
 def test_a_contradiction_names_setting_rule_and_remedy(overrides, said):
     with pytest.raises(UsageError) as caught:
         load_settings(RunConfig, "tiny_cpu", overrides)
     assert said in str(caught.value)
+
+
+def test_a_phase_that_contradicts_is_named_by_its_number():
+    phase = "{steps: 9, sequence_length: 1024, micro_batch_tokens: 1024, global_batch_tokens: 1024}"
+    with pytest.raises(UsageError, match="training.phases.0.sequence_length=1024 is longer than model.max_position"):
+        load_settings(RunConfig, "bert_large_phased", [f"training.phases=[{phase}]"])
+
+
+def test_a_configuration_to_keep_holds_no_secret():
+    url = "https://user:word@host/shards?sig=word"
+    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards=[{{url: '{url}'}}]", "tracking.uri=sqlite:///m.db"])
+    kept = without_secrets(config)
+    assert kept.data.components[0].url == "https://host/shards"
+    assert kept.tracking.uri == "sqlite:///m.db" and kept.training == config.training
+    assert "word" not in kept.model_dump_json()
 
 
 def test_a_run_that_ends_early_takes_fewer_steps_in_its_phases():
