@@ -171,7 +171,8 @@ def _shards(arguments: argparse.Namespace, overrides: list[str]) -> None:
     num_workers = _num_workers(arguments.workers if arguments.workers is not None else config.num_workers)
     manifest, is_new = prepare_shards(plan, tokenizer, arguments.output, num_workers, arguments.fresh)
     if not is_new:
-        print(f"{storage.redact(arguments.output)} is complete already, of the same inputs, settings and tokenizer; nothing was done")
+        place = storage.redact(arguments.output)
+        print(f"{place} is complete already, of the same inputs, settings and tokenizer; nothing was done")
     print(_summary(manifest, arguments.output))
 
 

@@ -128,9 +128,8 @@ def save_plan(plan: Plan, output: str) -> None:
             raise UserError(_changed(output, "holds unfinished work of another preparation", differences))
     elif any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
-            f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be gone "
-            "on with; "
-            "choose another folder, or remove them with --fresh"
+            f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be "
+            "gone on with; choose another folder, or remove them with --fresh"
         )
     storage.write_bytes(url, json.dumps(mine, indent=1).encode())
     for folder in (output, plan.work_folder(output)):

@@ -96,7 +96,8 @@ def inspect_report(
     shards = manifest.split(split).shards
     if not 0 <= shard_number < len(shards):
         raise UsageError(
-            f"{storage.redact(folder)} has {len(shards)} {split} shards; give --shard a number from 0 to {len(shards) - 1}"
+            f"{storage.redact(folder)} has {len(shards)} {split} shards; "
+            f"give --shard a number from 0 to {len(shards) - 1}"
         )
     tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
     path = storage.local_copy(storage.join(folder, shards[shard_number].name), None, shards[shard_number].sha256)

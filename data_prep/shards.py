@@ -130,7 +130,7 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
     url = storage.join(folder, shard.index.name)
     where = storage.redact(url)
     if not storage.exists(url):
-        raise UserError(f"{where} is missing, which {storage.redact(folder)} needs; restore it, or make the shards again")
+        raise UserError(f"{where} is missing, which its shard set needs; restore it, or make the shards again")
     data = storage.read_bytes(url)
     found = hashlib.sha256(data).hexdigest()
     if found != shard.index.sha256:

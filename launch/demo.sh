@@ -98,6 +98,11 @@ prepare_output() {
     [[ $output != *://* ]] || usage_error "--output $output is a URL; the demo writes to a local folder"
     mkdir -p "$output/logs" "$output/.done"
     output=$(cd "$output" && pwd)
+    # One demo at a time in a folder; the steps are started without the lock, so that a killed demo blocks nobody.
+    exec 8>"$output/.lock"
+    if command -v flock >/dev/null 2>&1 && ! flock -n 8; then
+        usage_error "another demo is at work in $output; wait for its end, or give another --output"
+    fi
     if [[ $fresh == yes ]]; then
         rm -rf "${output:?}"/{.done,corpus,tokenizer,shards,run,export,logs,timings.tsv,corpus.txt,held_out.txt}
         mkdir -p "$output/logs" "$output/.done"
@@ -180,7 +185,7 @@ run_step() {
     (
         set +m
         show "$@" 2>&1 | (trap '' INT TERM HUP && exec tee "$log")
-    ) </dev/null &
+    ) </dev/null 8>&- &
     child=$!
     set +m
     wait "$child" || status=$?

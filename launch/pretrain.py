@@ -16,6 +16,7 @@ from pathlib import Path
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import describe, load_settings, to_yaml
 from trainer.config import RunConfig
+from trainer.deepspeed_config import deepspeed_config
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -52,6 +53,7 @@ def main() -> None:
     arguments = parse_arguments()
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     config = _with_deepspeed_file(config, arguments.deepspeed_config)
+    deepspeed_config(config, world_size(arguments))  # tells a contradiction before any process group starts
     if arguments.print_config or arguments.dry_run:
         if is_first_rank():
             _explain(config, arguments)
@@ -60,6 +62,14 @@ def main() -> None:
     from trainer.train import train
 
     run_rank(lambda: train(config, allow_change=arguments.allow_change))
+
+
+def world_size(arguments: argparse.Namespace) -> int:
+    """The ranks to reckon with: those of --ranks, else the launcher's, else one."""
+    ranks = arguments.ranks if arguments.ranks is not None else int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks} is not a number of ranks; give 1 or more")
+    return ranks
 
 
 def is_first_rank() -> bool:
@@ -73,10 +83,7 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         from trainer.dry_run import explain
 
-        world_size = arguments.ranks if arguments.ranks is not None else int(os.environ.get("WORLD_SIZE", "1"))
-        if world_size < 1:
-            raise UsageError(f"--ranks {world_size} is not a number of ranks; give 1 or more")
-        print(explain(config, world_size))
+        print(explain(config, world_size(arguments)))
 
 
 def _with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:

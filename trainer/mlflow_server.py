@@ -69,6 +69,8 @@ def connect(tracking_uri: str) -> MlflowClient:
     """A client of that server; nothing is asked of it yet."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # training reports to nobody else
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    # At the end of a run MLflow prints its address, with the password where the URL has one; `view_hint` has none.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic"):  # the creation of a database is told in many lines

@@ -40,6 +40,8 @@ class MetricLog(Protocol):
     def run_id(self) -> str | None: ...
     @property
     def tracking_uri(self) -> str | None: ...
+    @property
+    def view_hint(self) -> str: ...
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def log_params(self, params: Mapping[str, Any]) -> None: ...
     def log_tags(self, tags: Mapping[str, str]) -> None: ...
@@ -52,6 +54,7 @@ class NullTracker:
 
     run_id: str | None = None
     tracking_uri: str | None = None
+    view_hint: str = ""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def log_params(self, params: Mapping[str, Any]) -> None: ...
@@ -116,8 +119,8 @@ class Tracker:
         return redact(self._tracking_uri)
 
     @property
-    def experiment_url_hint(self) -> str:
-        """Where a person looks at the curves."""
+    def view_hint(self) -> str:
+        """Where a person looks at the curves: an address, or the command that serves one."""
         return view_hint(self._tracking_uri, self._spool.record.delivered.experiment_id, self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

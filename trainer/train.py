@@ -47,6 +47,7 @@ def train(config: RunConfig, allow_change: bool = False) -> int:
     peaks = ", ".join(f"{peak / (1 << 30):.2f}" for peak in peak_memory_of_ranks(ranks))
     run.say(f"peak memory of the ranks: {peaks} GiB ({'on the GPU' if ranks.device.type == 'cuda' else 'resident'})")
     run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
+    run.say(f"curves: {run.tracker.view_hint}")
     report_status(run, ended)
     run.engine.destroy()
     shut_down(ranks, 0 if ended == "finished" else STOPPED_EXIT_STATUS)

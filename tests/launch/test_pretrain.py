@@ -56,12 +56,12 @@ def test_a_folder_without_manifest_is_no_shard_set(tmp_path):
 
 
 def test_a_password_in_a_url_is_in_no_output(tmp_path):
-    url = "data.shards=http://user:word@127.0.0.1:9/shards?sig=word"
+    url = "data.shards=http://user:hunter2@127.0.0.1:9/shards?sig=hunter2"
     refused = pretrain("--config", "tiny_cpu", url, cwd=tmp_path)
     explained = pretrain("--config", "tiny_cpu", url, "--dry-run", cwd=tmp_path)
     assert_refused(refused, 1, "http://127.0.0.1:9/shards")
     assert explained.returncode == 0 and "http://127.0.0.1:9/shards" in explained.stdout
-    assert "word" not in refused.stderr + refused.stdout + explained.stdout + explained.stderr
+    assert "hunter2" not in refused.stderr + refused.stdout + explained.stdout + explained.stderr
 
 
 def test_a_tokenizer_that_is_not_the_shards_own_is_refused_with_both_fingerprints(tmp_path, small_corpus, small_shards):
@@ -113,6 +113,21 @@ def test_a_deepspeed_file_beside_a_deepspeed_block_is_refused(tmp_path):
         "--config", "tiny_cpu", "--deepspeed_config", "ds.json", "deepspeed={wall_clock_breakdown: true}", cwd=tmp_path
     )
     assert_refused(result, 2, "keep one of them")
+
+
+def test_a_deepspeed_setting_that_contradicts_the_yaml_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_clipping": 5}')
+    result = pretrain("--config", "tiny_cpu", "--deepspeed_config", "ds.json", cwd=tmp_path)
+    assert_refused(result, 2, "zero_optimization.stage", "gradient_clipping")
+
+
+def test_a_deepspeed_block_is_checked_against_the_number_of_ranks(tmp_path):
+    sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=1024"]
+    block = "deepspeed={gradient_accumulation_steps: 2}"
+    arguments = ("--config", "tiny_cpu", *sizes, block, "--dry-run")
+    assert pretrain(*arguments, "--ranks", "2", cwd=tmp_path).returncode == 0
+    assert pretrain(*arguments, cwd=tmp_path, WORLD_SIZE="2").returncode == 0
+    assert_refused(pretrain(*arguments, "--ranks", "1", cwd=tmp_path), 2, "gradient_accumulation_steps=2 contradicts")
 
 
 def test_help_names_every_setting(tmp_path):

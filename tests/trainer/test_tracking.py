@@ -286,12 +286,13 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60.0) -> 
 
 @pytest.mark.spawn
 def test_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
-    mlflow_server: Any, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mlflow_server: Any, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     server = mlflow_server
+    uri = server.uri.replace("://", "://me:pass1word@")
     monkeypatch.setattr("trainer.tracking.FLUSH_SECONDS", 0.1)
     told = Warnings()
-    tracker = open_tracker(server.uri, tmp_path / "run", told)
+    tracker = open_tracker(uri, tmp_path / "run", told)
     tracker.log_params({"seed": 0})
     tracker.log_artifact_text("config/resolved.yaml", "seed: 0\n")
     log_steps(tracker, range(1, 501))
@@ -303,7 +304,7 @@ def test_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
     wait_until(lambda: bool(told))
     tracker.close("KILLED", timeout_seconds=1.0)
 
-    resumed = open_tracker(server.uri, tmp_path / "run", told)  # a restart of the training while the server is away
+    resumed = open_tracker(uri, tmp_path / "run", told)  # a restart of the training while the server is away
     log_steps(resumed, range(901, 1101))
     server.start()
     resumed.log_artifact_text("late.txt", "sent when the server is back")
@@ -314,3 +315,6 @@ def test_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
     assert_complete(database, tracker.run_id, 1100)
     files = {path.name for path in (tmp_path / "artifacts").rglob("*") if path.is_file()}
     assert files == {"resolved.yaml", "late.txt"}
+    printed = capsys.readouterr().out  # MLflow would print the run's address as the training ends
+    assert "pass1word" not in printed + "".join(told)
+    assert resumed.run_id in resumed.view_hint and "pass1word" not in resumed.view_hint
