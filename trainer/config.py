@@ -171,6 +171,15 @@ class ScheduleSettings(Settings):
     decay_steps: NonNegativeInt = Field(0, description="steps of the final decay of warmup_stable_decay")
     final_ratio: Probability = Field(0.0, description="learning rate at the end, as a share of the peak")
 
+    @model_validator(mode="after")
+    def _decay_belongs_to_one_shape(self) -> ScheduleSettings:
+        if self.decay_steps and self.name != "warmup_stable_decay":
+            raise ValueError(
+                f"schedule.decay_steps={self.decay_steps} is for schedule.name=warmup_stable_decay, and the name is "
+                f"{self.name}, which decays from the end of the warm-up; set decay_steps=0 or the other name"
+            )
+        return self
+
     def num_warmup_steps(self, max_steps: int) -> int:
         """Steps of the warm-up in a run of `max_steps`."""
         return self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * max_steps)

@@ -115,7 +115,9 @@ def introduce(run: Run, changes: list[str]) -> None:
         run.say("model.attention_probs_dropout_prob is over 0: attention takes the reference path, which is slower")
     for change in changes:
         run.say(f"changed since the checkpoint: {change}")
-    run.tracker.log_params(config.model_dump(mode="json"))
+    settings = config.model_dump(mode="json")
+    settings["training"]["max_steps"] = config.max_steps
+    run.tracker.log_params(settings)
     run.tracker.log_artifact_text("config.yaml", to_yaml(config))
     tags = {"clozeworks.manifest_digest": ",".join(run.data.manifest_digests)} | {
         f"clozeworks.environment.{name}": version for name, version in describe_environment().items()

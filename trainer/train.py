@@ -16,7 +16,7 @@ from trainer.checkpoint import TrainState, warn_on_stderr
 from trainer.config import RunConfig
 from trainer.console import evaluation_line, step_line
 from trainer.data.loader import GlobalBatch, Loader, Position, evaluation_batches
-from trainer.data.shard_set import check_tokenizer, open_shard_set
+from trainer.data.shard_set import check_own_tokenizer, check_tokenizer, open_shard_set
 from trainer.distributed import initialize_distributed, shut_down
 from trainer.evaluation import evaluate
 from trainer.memory import peak_memory_of_ranks
@@ -35,6 +35,7 @@ def train(config: RunConfig, allow_change: bool = False) -> int:
     """
     shard_sets = [open_shard_set(component.url, config.data.cache_dir) for component in config.data.components]
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
+    check_own_tokenizer(shard_sets[0])
     stop_signal = StopSignal()
     ranks = initialize_distributed(config.distributed)
     run = set_up(config, shard_sets, ranks, stop_signal, allow_change)

@@ -74,7 +74,7 @@ def test_a_tokenizer_that_is_not_the_shards_own_is_refused_with_both_fingerprint
         capture_output=True,
     )
     result = pretrain("--config", "tiny_cpu", f"data.shards={small_shards}", f"data.tokenizer={other}", cwd=tmp_path)
-    assert_refused(result, 1, "has fingerprint", "were made with")
+    assert_refused(result, 2, "has fingerprint", "were made with")
 
 
 def test_print_config_gives_yaml_that_is_the_same_configuration(tmp_path):

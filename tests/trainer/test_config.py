@@ -43,6 +43,7 @@ def test_phases_are_the_runs_steps_and_lengths():
         (["training.micro_batch_tokens=4096"], "more than training.global_batch_tokens"),
         (["model.num_attention_heads=3"], "not a multiple of model.num_attention_heads=3"),
         (["schedule.warmup_steps=5000"], "longer than the run's"),
+        (["schedule.decay_steps=5"], "is for schedule.name=warmup_stable_decay"),
         (["optimizer.learning_rate=-1"], "optimizer.learning_rate=-1"),
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate"),
         (["training.gradient_clipping=-1"], "training.gradient_clipping=-1"),

@@ -211,9 +211,10 @@ def evaluation_batches(
     ranks; every rank gets the same number of batches, the last ones filled up with dead rows.
 
     Raises:
-        UserError: the valid split is empty.
+        UserError: the valid split is empty (of a mixture: of every component).
     """
-    shards = [shard for shard_set in shard_sets for shard in _shards_of(shard_set, "valid")]
+    held_out = [shard_set for shard_set in shard_sets if shard_set.shards("valid")] or shard_sets[:1]
+    shards = [shard for shard_set in held_out for shard in _shards_of(shard_set, "valid")]
     settings = _row_settings(data, phase)
     samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
     num_rows = phase.micro_batch_tokens // phase.sequence_length

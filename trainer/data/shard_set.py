@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep import storage
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from data_prep.manifest import TOKENIZER_FOLDER, Manifest, ShardRecord, read_manifest
 from data_prep.shards import ShardIndex, read_index
 from data_prep.tokenizer import Tokenizer
@@ -123,13 +123,13 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer_folder: str | None
         vocab_size: `model.vocab_size`.
 
     Raises:
-        UserError: names both sides.
+        UsageError: names both sides.
     """
     first = shard_sets[0]
     expected = first.manifest.tokenizer.fingerprint
     for other in shard_sets[1:]:
         if other.manifest.tokenizer.fingerprint != expected:
-            raise UserError(
+            raise UsageError(
                 f"data.shards mixes tokenizers: {storage.redact(first.url)} has fingerprint {expected} and "
                 f"{storage.redact(other.url)} has {other.manifest.tokenizer.fingerprint}; "
                 "make the shards of all components with one tokenizer"
@@ -137,13 +137,29 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer_folder: str | None
     if tokenizer_folder is not None:
         found = Tokenizer.load(tokenizer_folder).fingerprint
         if found != expected:
-            raise UserError(
+            raise UsageError(
                 f"data.tokenizer={tokenizer_folder} has fingerprint {found} and the shards {storage.redact(first.url)} "
                 f"were made with {expected}; name that tokenizer, leave data.tokenizer out, or make the shards again"
             )
     needed = first.manifest.tokenizer.vocab_size
     if needed > vocab_size:
-        raise UserError(
+        raise UsageError(
             f"model.vocab_size={vocab_size} is less than the {needed} pieces of the tokenizer "
             f"of the shards {storage.redact(first.url)}; raise it to {needed}"
+        )
+
+
+def check_own_tokenizer(shard_set: ShardSet) -> None:
+    """Refuse a shard set on a local disk whose copy of the tokenizer is not the one that made its ids.
+
+    Raises:
+        UserError: names both fingerprints.
+    """
+    if storage.is_remote(shard_set.url):
+        return
+    expected, found = shard_set.manifest.tokenizer.fingerprint, Tokenizer.load(shard_set.tokenizer_folder).fingerprint
+    if found != expected:
+        raise UserError(
+            f"{shard_set.tokenizer_folder} has fingerprint {found} and the shards beside it were made with {expected}; "
+            "put that tokenizer back, or make the shards again"
         )

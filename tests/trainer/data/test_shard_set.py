@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,9 +10,10 @@ import numpy as np
 import pytest
 
 from data_prep.errors import UserError
+from data_prep.tokenizer import TokenizerSettings, train_tokenizer
 from trainer.data import shard_set as shard_set_module
 from trainer.data.packing import document_starts
-from trainer.data.shard_set import check_tokenizer, open_shard_set
+from trainer.data.shard_set import check_own_tokenizer, check_tokenizer, open_shard_set
 
 DOCUMENTS = [[[4, 3], [5]], [[2], [2, 2], [9], [1]]]
 
@@ -101,3 +104,14 @@ def test_ids_beyond_the_models_vocabulary_are_refused(tmp_path: Path, corpus_at:
     check_tokenizer([shard_set], None, vocab_size=needed)
     with pytest.raises(UserError, match=f"model.vocab_size={needed - 1} is less than the {needed} pieces"):
         check_tokenizer([shard_set], None, vocab_size=needed - 1)
+
+
+def test_a_tokenizer_copy_that_was_replaced_is_refused(tmp_path: Path, small_shards: Path, small_corpus: Path) -> None:
+    shards = tmp_path / "shards"
+    shutil.copytree(small_shards, shards)
+    check_own_tokenizer(open_shard_set(str(shards)))
+    shutil.rmtree(shards / "tokenizer")
+    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    train_tokenizer(texts, shards / "tokenizer", TokenizerSettings(vocab_size=700))
+    with pytest.raises(UserError, match="tokenizer has fingerprint .* were made with"):
+        check_own_tokenizer(open_shard_set(str(shards)))
