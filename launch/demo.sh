@@ -2,12 +2,13 @@
 # The whole way on real text by one command: environment, corpus, tokenizer, shards, pretraining, export, registry,
 # filled masks. Needs Python 3.11 or newer and no GPU; uses GPUs where it finds them.
 #
-#   bash launch/demo.sh [--fresh] [--corpus PATH_OR_GLOB] [--output DIR]
+#   bash launch/demo.sh [--fresh] [--corpus PATH_OR_GLOB] [--output DIR] [-- section.field=value ...]
 #
 #   --fresh                 do every step again (the installation and MLflow's history stay)
 #   --corpus PATH_OR_GLOB   your own text (.txt, .jsonl with a "text" field) instead of the docstrings of the
 #                           installed Python packages; quote a glob
 #   --output DIR            where all of it goes (default: demo in the repository root)
+#   -- section.field=value  settings of the training that replace those of configs/tiny_cpu.yaml
 #   --help                  this text
 #
 # Run again, finished steps are skipped, and a training that was stopped goes on. MLFLOW_TRACKING_URI is honoured;
@@ -62,7 +63,7 @@ main() {
 
 read_arguments() {
     if [[ -n ${CLOZEWORKS_VENV:-} ]]; then CLOZEWORKS_VENV=$(absolute "$CLOZEWORKS_VENV"); fi
-    fresh=no corpus='' output=$root/demo
+    fresh=no corpus='' output=$root/demo settings=()
     while (($#)); do
         case $1 in
             --fresh) fresh=yes ;;
@@ -74,6 +75,10 @@ read_arguments() {
             -h | --help)
                 sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
                 exit 0
+                ;;
+            --)
+                settings=("${@:2}")
+                break
                 ;;
             *) usage_error "unknown option $1" ;;
         esac
@@ -145,7 +150,7 @@ pretrain() {
     local port
     port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
     show deepspeed "${launcher_options[@]}" --log_level warning --master_port "$port" "$root/launch/pretrain.py" \
-        --config configs/tiny_cpu.yaml output_dir="$output/run" data.shards="$output/shards"
+        --config configs/tiny_cpu.yaml output_dir="$output/run" data.shards="$output/shards" "${settings[@]}"
     # The launcher may end with status 0 although its ranks did not finish.
     python - "$output/run/status.json" <<'PYTHON'
 import json, sys

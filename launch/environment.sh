@@ -117,6 +117,8 @@ _install_once() {
     (
         if command -v flock >/dev/null 2>&1; then flock 9; fi
         if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then exit 0; fi
+        # An installation with extras holds the one without.
+        if [[ -z $extras ]] && grep -qsxF "$wanted" "$CLOZEWORKS_VENV"/clozeworks-*.stamp; then exit 0; fi
         _install "$extras"
         printf '%s\n' "$wanted" >"$stamp.new"
         mv "$stamp.new" "$stamp"

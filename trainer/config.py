@@ -314,6 +314,12 @@ class RunConfig(Settings):
         )
 
     @property
+    def longest_sequence(self) -> int:
+        """Places of the longest rows that the run trains on; what lies beyond, the model knows no positions for."""
+        taken = zip(self.phases, self.steps_by_phase, strict=True)
+        return max(phase.sequence_length for phase, steps in taken if steps)
+
+    @property
     def steps_by_phase(self) -> tuple[int, ...]:
         """Optimizer steps that the run takes in each phase: fewer than the phases have where `max_steps` ends it."""
         left, steps = self.max_steps, []

@@ -80,7 +80,7 @@ def export_model(
     with _new_folder(output) as folder:
         with _explained(output):
             write_model(folder, config, model)
-            write_tokenizer(folder, tokenizer, config.model.max_position_embeddings)
+            write_tokenizer(folder, tokenizer, config.longest_sequence)
             write_sentence_transformer(folder, config)
         parity = check_export(folder, model, tokenizer)
         with _explained(output):

@@ -47,7 +47,7 @@ def write_sentence_transformer(folder: Path, config: RunConfig) -> None:
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{types}.Pooling"},
     ]
     _write_json(folder / "modules.json", modules)
-    lengths = {"max_seq_length": config.model.max_position_embeddings, "do_lower_case": False}
+    lengths = {"max_seq_length": config.longest_sequence, "do_lower_case": False}
     _write_json(folder / "sentence_bert_config.json", lengths)
     (folder / "1_Pooling").mkdir()
     pooling = {

@@ -63,7 +63,7 @@ def _description(config: RunConfig, next_sentence: bool) -> str:
     return (
         f"A BERT encoder pretrained with clozeworks by {tasks}: {model.num_hidden_layers} layers, hidden "
         f"size {model.hidden_size}, {model.num_attention_heads} heads, feed-forward size "
-        f"{model.intermediate_size}, up to {model.max_position_embeddings} places, "
+        f"{model.intermediate_size}, trained on rows of up to {config.longest_sequence} places, "
         f"{num_parameters(model, next_sentence):,} parameters."
     )
 
@@ -130,7 +130,7 @@ def _limits(config: RunConfig) -> str:
         "For fill-mask, sentence embeddings after fine-tuning, and as the start of fine-tuning on tasks over text. "
         "It generates no text, and was not evaluated for any use that affects people. It reflects its training "
         f"text, with its errors and biases; languages and subjects not in it are out of reach. Text beyond "
-        f"{config.model.max_position_embeddings} tokens has to be cut."
+        f"{config.longest_sequence} tokens has to be cut."
     )
 
 

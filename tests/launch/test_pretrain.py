@@ -40,7 +40,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], status: int, *said:
     ("overrides", "said"),
     [
         (["training.max_stepz=3"], "did you mean training.max_steps?"),
-        (["data.sequence_length=256"], "longer than model.max_position_embeddings=64"),
+        (["data.sequence_length=1024"], "longer than model.max_position_embeddings=512"),
         (["training.seed"], "not of the form section.field=value"),
     ],
 )

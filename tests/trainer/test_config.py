@@ -82,6 +82,8 @@ def test_a_configuration_to_keep_holds_no_secret():
 def test_a_run_that_ends_early_takes_fewer_steps_in_its_phases():
     config = load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900003"])
     assert config.steps_by_phase == (900_000, 3)
+    assert config.longest_sequence == 512
+    assert load_settings(RunConfig, "bert_large_phased", ["training.max_steps=5"]).longest_sequence == 128
 
 
 def test_more_steps_than_the_phases_have_are_refused():

@@ -1,0 +1,49 @@
+"""The demo's whole way, with a training of a few steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
+
+
+def demo(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
+    return subprocess.run(
+        ["bash", str(REPOSITORY / "launch" / "demo.sh"), "--output", str(output), *arguments],
+        env=env | {"CLOZEWORKS_VENV": sys.prefix},
+        capture_output=True,
+        text=True,
+        timeout=540,
+    )
+
+
+def test_the_demo_goes_from_docstrings_to_filled_masks_and_skips_what_is_done(tmp_path):
+    settings = ("--", "training.max_steps=20", "evaluation.max_tokens=4096")
+    first = demo(tmp_path, *settings)
+    assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
+    for part in (
+        "SentencePiece and Hugging Face agree",
+        "ok: ",
+        "step 20/20",
+        "registered clozeworks-demo version 1",
+        "masked word: ",
+        "predicted word: ",
+        "ACTUAL: ",
+        "MASKED: ",
+        "MODEL: ",
+        "unigram baseline",
+        "mlflow ui --backend-store-uri",
+    ):
+        assert part in first.stdout, part
+    again = demo(tmp_path, *settings)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("finished before; --fresh does it again") == 6
+    assert demo(tmp_path, "--corpus", "other.txt").returncode == 2
+    assert demo(tmp_path, "--wrong").returncode == 2
