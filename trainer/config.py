@@ -191,9 +191,7 @@ class ZeroSettings(Settings):
     stage: Literal[0, 1, 2, 3] = Field(
         1, description="0 divides nothing, 1 optimizer state, 2 and gradients, 3 and weights"
     )
-    offload_optimizer: bool = Field(
-        False, description="keep the optimizer state in the CPU's memory (needs a compiler)"
-    )
+    offload_optimizer: bool = Field(False, description="keep the optimizer state in the CPU's memory")
 
 
 class CheckpointSettings(Settings):

@@ -44,12 +44,17 @@ class Ranks:
         return self.rank == 0
 
 
-def initialize_distributed(settings: DistributedSettings) -> Ranks:
+def initialize_distributed(settings: DistributedSettings, deterministic: bool = False) -> Ranks:
     """Start the process group that the environment describes; without one, a world of one.
+
+    `deterministic` asks torch for kernels that give the same bits every time (and an error where there is none).
 
     gloo and the CPU where there is no CUDA device (or `DS_ACCELERATOR=cpu`), nccl and `cuda:LOCAL_RANK` otherwise.
     """
     _complete_environment()
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        torch.use_deterministic_algorithms(True)
     use_cuda = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda"
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(_extensions_folder()))

@@ -37,7 +37,7 @@ def train(config: RunConfig, allow_change: bool = False) -> int:
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     check_own_tokenizer(shard_sets[0])
     stop_signal = StopSignal()
-    ranks = initialize_distributed(config.distributed)
+    ranks = initialize_distributed(config.distributed, config.training.deterministic)
     run = set_up(config, shard_sets, ranks, stop_signal, allow_change)
     try:
         ended = training_loop(run)
