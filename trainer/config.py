@@ -78,7 +78,9 @@ class DataSettings(Settings):
         description="folder or URL of the shards, or a list of {url, weight}"
     )
     tokenizer: str | None = Field(None, description="tokenizer folder; by default the copy that the shards carry")
-    sequence_length: PositiveInt = Field(512, description="places in a row, special tokens included")
+    sequence_length: PositiveInt = Field(
+        512, description="places in a row, special tokens included; a run with training.phases takes theirs"
+    )
     sentence_pairs: Literal["none", "next_sentence"] = Field(
         "none", description="next_sentence adds next-sentence prediction over packed sentence pairs"
     )

@@ -143,7 +143,12 @@ def test_sections_that_are_switched_off_are_accepted():
         "zero_optimization": {"offload_param": {"device": "none"}, "zero_hpz_partition_size": 1},
         "data_efficiency": {"enabled": False},
     }
-    deepspeed_config(make_config(), 1, user)
+    merged = deepspeed_config(make_config(), 1, user)
+    without = deepspeed_config(make_config(), 1)
+    assert merged["zero_optimization"]["stage"] == without["zero_optimization"]["stage"]
+    assert {name: merged[name] for name in without if name != "zero_optimization"} == {
+        name: without[name] for name in without if name != "zero_optimization"
+    }
 
 
 def test_the_users_dict_is_left_as_it_is():
