@@ -82,8 +82,8 @@ class Normalisation(Settings):
 
 def normalise(text: str, normalisation: Normalisation) -> str:
     """Return the text as tokenizers see it: words with one space before each, or "" if nothing is left."""
-    words = _clean(text, normalisation).split()
-    return " " + " ".join(words) if words else ""
+    words = clean(text, normalisation).split()
+    return (b" " + b" ".join(words)).decode() if words else ""
 
 
 def clean_paragraphs(text: str, normalisation: Normalisation) -> list[str]:
@@ -91,8 +91,21 @@ def clean_paragraphs(text: str, normalisation: Normalisation) -> list[str]:
 
     `normalise(text)` is exactly `"".join(" " + paragraph for paragraph in clean_paragraphs(text))`.
     """
-    paragraphs = _PARAGRAPH_BREAK.split(_clean(text, normalisation).replace("\r\n", "\n"))
-    return [" ".join(words) for words in map(str.split, paragraphs) if words]
+    paragraphs = _PARAGRAPH_BREAK.split(clean(text, normalisation))
+    return [b" ".join(words).decode() for words in map(bytes.split, paragraphs) if words]
+
+
+def clean(text: str, normalisation: Normalisation) -> bytes:
+    """Return the text in UTF-8, normalised but for the runs of white space.
+
+    Of white space only spaces and newlines are left; a run with two newlines in it or more parts paragraphs.
+    """
+    data = text.encode("utf-8", "surrogatepass").translate(None, _REMOVED_ASCII)
+    if not text.isascii() and not _is_plain(data, normalisation):
+        data = _clean_thoroughly(data.decode("utf-8", "surrogatepass"), normalisation).encode()
+    elif normalisation.lowercase:
+        data = data.lower()
+    return data.replace(b"\r\n", b"\n").translate(_PLAIN_WHITE_SPACE)
 
 
 def replace_surrogates(text: str) -> str:
@@ -105,17 +118,38 @@ def character_class(ranges: Ranges) -> str:
     return "[" + "".join(chr(first) if first == last else f"{chr(first)}-{chr(last)}" for first, last in ranges) + "]"
 
 
-def _clean(text: str, normalisation: Normalisation) -> str:
-    """Everything but the joining of white space; the metaspace becomes a space."""
-    if text.isascii():
-        cleaned = text.encode().translate(None, _REMOVED_ASCII).decode()
-        return cleaned.lower() if normalisation.lowercase else cleaned
+def _is_plain(data: bytes, normalisation: Normalisation) -> bool:
+    """Whether all that is not ASCII in the text stays as it is; true of most texts and soon seen."""
+    if normalisation.lowercase or normalisation.strip_accents:
+        return False
+    plain, altered = _PLAIN[normalisation.form], _ALTERED[normalisation.form]
+    found = set(data.translate(None, _ASCII).decode("utf-8", "surrogatepass"))
+    if found <= plain:
+        return True
+    for character in found - plain:
+        (plain if _stays(character, normalisation.form) else altered).add(character)
+    return altered.isdisjoint(found)
+
+
+def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
+    """Whether the character is neither removed nor white space, and in `form` itself and beside any other such one."""
+    if _REMOVED.match(character) or _RARE_WHITE_SPACE.match(character) or _SURROGATES.match(character):
+        return False
+    # Marks, and the vowels and final consonants of Hangul, may join with what stands before them.
+    joins = unicodedata.category(character)[0] == "M" or "\u1100" <= character <= "\u11ff"
+    return form == "none" or not (
+        joins or character in _INERT_CHARACTERS or unicodedata.normalize(form, character) != character
+    )
+
+
+def _clean_thoroughly(text: str, normalisation: Normalisation) -> str:
+    """Everything but ASCII white space."""
     cleaned = _in_form(_REMOVED.sub("", replace_surrogates(text)), normalisation.form)
     if normalisation.lowercase:
         cleaned = _in_form(cleaned.translate(_LATE_CAPITALS).lower(), normalisation.form)
     if normalisation.strip_accents:
         cleaned = _in_form(_ACCENTS.sub("", _in_form(cleaned, "NFD")), normalisation.form)
-    return cleaned.replace(METASPACE, " ")
+    return _RARE_WHITE_SPACE.sub(lambda found: _LINE_BREAKS.get(found[0], " "), cleaned)
 
 
 def _in_form(text: str, form: Literal["NFC", "NFD", "NFKC", "none"]) -> str:
@@ -128,10 +162,18 @@ def _in_form(text: str, form: Literal["NFC", "NFD", "NFKC", "none"]) -> str:
     return "".join(parts)
 
 
+_ASCII = bytes(range(128))
 _REMOVED = re.compile(character_class(REMOVED))
 _REMOVED_ASCII = bytes(byte for byte in range(128) if _REMOVED.match(chr(byte)))
+_PLAIN_WHITE_SPACE = bytes.maketrans(b"\r\x0b\x0c\t\x1c\x1d\x1e\x1f", b"\n\n\n     ")
+_RARE_WHITE_SPACE = re.compile(character_class(tuple(pair for pair in WHITE_SPACE if pair[0] >= 0x80)))
+_LINE_BREAKS = {"\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _ACCENTS = re.compile(character_class(ACCENTS))
 _INERT_CHARACTER = re.compile(f"({character_class(_INERT)})")
 _INERT_CHARACTERS = frozenset(chr(number) for first, last in _INERT for number in range(first, last + 1))
-_PARAGRAPH_BREAK = re.compile("[\n\r\x0b\x0c\x85\u2028]\\s*[\n\r\x0b\x0c\x85\u2028]\\s*|\u2029")
+_PARAGRAPH_BREAK = re.compile(rb"\n *\n[ \n]*")
+
+# What `_stays` has said of characters, by Unicode form; no more than Unicode has.
+_PLAIN: dict[str, set[str]] = {"NFC": set(), "NFKC": set(), "none": set()}
+_ALTERED: dict[str, set[str]] = {"NFC": set(), "NFKC": set(), "none": set()}

@@ -8,7 +8,8 @@ import io
 import lzma
 import re
 import zlib
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
@@ -21,7 +22,9 @@ _MAGIC = {
 }
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _BUFFER_BYTES = 1 << 20
-_ZSTANDARD_BYTES = 1 << 14  # read at a time: a piece may grow a thousandfold
+_PIECE_BYTES = 1 << 16
+# Fed to the decoder at a time. It gives all of it out at once, and a repeated byte grows 32,768-fold: 32 MB at most.
+_ZSTANDARD_BYTES = 1 << 10
 
 
 def detect_compression(head: bytes) -> str:
@@ -30,44 +33,69 @@ def detect_compression(head: bytes) -> str:
 
 
 def decompress(file: io.RawIOBase, compression: str) -> BinaryIO:
+    """The content of `file`, buffered; `compression` is one of `COMPRESSIONS`, or "" for a file that is not compressed.
+
+    Its methods raise one of `DAMAGE` where the file is damaged or ends too early.
+    """
     buffered = io.BufferedReader(file, _BUFFER_BYTES)
+    if not compression:
+        return buffered
     if compression == ".gz":
         return io.BufferedReader(gzip.GzipFile(fileobj=buffered), _BUFFER_BYTES)  # type: ignore[arg-type]
-    if compression == ".bz2":
-        return io.BufferedReader(bz2.BZ2File(buffered), _BUFFER_BYTES)  # type: ignore[arg-type]
-    if compression == ".xz":
-        return io.BufferedReader(lzma.LZMAFile(buffered), _BUFFER_BYTES)  # type: ignore[arg-type]
-    return io.BufferedReader(_ZstandardFile(buffered), _BUFFER_BYTES) if compression else buffered
+    return io.BufferedReader(_FrameReader(buffered, *_DECODERS[compression]), _BUFFER_BYTES)
 
 
-class HashingFile(io.RawIOBase):
-    """A file that hashes the bytes that are read from it."""
+class _Decoder(Protocol):
+    """Decoder of one frame (Zstandard's word; bzip2 and xz say stream)."""
 
-    def __init__(self, file: BinaryIO, digest: Any) -> None:
+    eof: bool
+    needs_input: bool
+    unused_data: bytes
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class _ZstandardDecoder:
+    """The library's decoder of a frame with the methods of the standard library's."""
+
+    needs_input = True
+
+    def __init__(self) -> None:
+        self._decoder = zstandard.ZstdDecompressor().decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._decoder.decompress(data)
+
+
+_DECODERS: dict[str, tuple[Callable[[], Any], int, bytes]] = {
+    ".zst": (_ZstandardDecoder, _ZSTANDARD_BYTES, b""),
+    ".bz2": (bz2.BZ2Decompressor, _PIECE_BYTES, b""),
+    ".xz": (lzma.LZMADecompressor, _PIECE_BYTES, b"\0"),
+}
+# Of each: decoder of a frame, bytes to feed it at a time, padding that may stand between frames.
+
+
+class _FrameReader(io.RawIOBase):
+    """Decompresses frame after frame.
+
+    Unlike the libraries' own files it raises where the last Zstandard frame is cut short, and where what follows a
+    bzip2 or xz stream is damaged, which they take for the end.
+    """
+
+    def __init__(self, file: BinaryIO, new_decoder: Callable[[], _Decoder], piece_bytes: int, padding: bytes) -> None:
         self._file = file
-        self._digest = digest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        self._digest.update(data)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def drain(self) -> None:
-        """Hash what a decompressor did not ask for."""
-        while data := self._file.read(_BUFFER_BYTES):
-            self._digest.update(data)
-
-
-class _ZstandardFile(io.RawIOBase):
-    """Decompresses Zstandard frames, and unlike the library's own reader raises where the last one is cut short."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._frame: Any = None
+        self._new_decoder = new_decoder
+        self._piece_bytes = piece_bytes
+        self._padding = padding
+        self._decoder: _Decoder | None = None
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
@@ -75,16 +103,26 @@ class _ZstandardFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            data = (self._frame.unused_data if self._frame is not None and self._frame.eof else b"") or self._file.read(
-                _ZSTANDARD_BYTES
-            )
-            if not data:
-                if self._frame is not None and not self._frame.eof:
-                    raise EOFError("the file ends within a frame")
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._ready = memoryview(self._frame.decompress(data))
+            if self._decoder is None or self._decoder.eof:
+                data = self._frame_start(b"" if self._decoder is None else self._decoder.unused_data)
+                if not data:
+                    return 0
+                self._decoder = self._new_decoder()
+            elif self._decoder.needs_input:
+                data = self._file.read(self._piece_bytes)
+                if not data:
+                    raise EOFError("the file ends within a compressed frame")
+            else:
+                data = b""
+            self._ready = memoryview(self._decoder.decompress(data, _BUFFER_BYTES))
         piece, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
         buffer[: len(piece)] = piece
         return len(piece)
+
+    def _frame_start(self, data: bytes) -> bytes:
+        """The first bytes of the next frame, of which `data` is read already; empty at the end of the file."""
+        while not (data := data.lstrip(self._padding) if self._padding else data):
+            data = self._file.read(self._piece_bytes)
+            if not data:
+                return b""
+        return data

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from data_prep.errors import UsageError
 from data_prep.settings import Settings, load_settings
-from data_prep.tokenizer import TokenizerSettings
+from data_prep.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
 
@@ -24,6 +24,7 @@ class Source(Settings):
     licence: str | None = Field(None, description="licence of the text, such as CC-BY-SA-4.0")
     date: str | None = Field(None, description="when it was taken, such as 2026-05-01")
     language: str | None = Field(None, description="language of its sentences; by default documents.language")
+    text_field: str | None = Field(None, description="field or column of its text; by default documents.text_field")
 
     @field_validator("input", mode="before")
     @classmethod
@@ -41,9 +42,15 @@ class DocumentSettings(Settings):
     """How documents are read from the inputs."""
 
     text_field: Annotated[str, Field(min_length=1)] = Field(
-        "text", description="field of a JSON line that holds the text"
+        "text", description="field of a JSON line, or column of a Parquet file, that holds the text"
     )
     language: str = Field("en", description="language by whose rules sentences end (ISO 639-1)")
+    language_field: str | None = Field(
+        None, description="field or column that names each document's own language; where it is empty, the source's"
+    )
+    txt_documents: Literal["file", "blank_lines"] = Field(
+        "file", description="what a document is in a .txt file: the whole file, or what stands between blank lines"
+    )
     on_bad_input: Literal["error", "skip"] = Field(
         "error",
         description="error stops at input that cannot be read; skip leaves it out and counts it in the manifest",
@@ -51,9 +58,41 @@ class DocumentSettings(Settings):
     min_document_characters: PositiveInt = Field(
         1, description="shorter documents are dropped, in characters once cleaned"
     )
-    max_document_bytes: PositiveInt = Field(
-        64 << 20, description="a longer line or .txt file is bad input, in bytes; bounds a worker's memory"
+    max_document_characters: PositiveInt | None = Field(
+        None, description="longer documents are dropped, in characters once cleaned; null for no limit"
     )
+    max_document_bytes: PositiveInt = Field(
+        64 << 20,
+        description="a longer line or text is dropped unread and counted, in bytes; bounds a worker's memory",
+    )
+
+
+class DeduplicationSettings(Settings):
+    """Which documents count as the same."""
+
+    exact: bool = Field(True, description="of equal normalised texts keep one, over the whole corpus")
+    near: bool = Field(False, description="also drop near-duplicates, found by MinHash and locality-sensitive hashing")
+    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.8,
+        description="near-duplicates share at least about this part of their n-grams (Jaccard similarity); 0.8 finds "
+        "99 of 100 copies with 1% of the words replaced and 4 with 5%; 0.5 finds 99 with 5% and 51 with 10%",
+    )
+    ngram_tokens: PositiveInt = Field(
+        5,
+        description="length of the n-grams that are compared, in tokens; shorter ones forgive more edits, "
+        "and tell documents of one kind apart less well",
+    )
+    num_hashes: Annotated[int, Field(ge=1, le=1024)] = Field(
+        128,
+        description="length of a document's MinHash signature; 64 errs more about the threshold, 256 costs twice the "
+        "disk for less than 1% more recall",
+    )
+
+    @model_validator(mode="after")
+    def _near_is_more_than_exact(self) -> DeduplicationSettings:
+        if self.near and not self.exact:
+            raise ValueError("near=true with exact=false is not possible: equal texts are near-duplicates; set exact")
+        return self
 
 
 class ShardSettings(Settings):
@@ -67,7 +106,8 @@ class ShardSettings(Settings):
     )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the order of documents in a shard")
     unit_bytes: PositiveInt = Field(
-        16 << 20, description="an uncompressed JSONL file is worked on in parts of this size"
+        16 << 20,
+        description="uncompressed text and Parquet are worked on in parts of this size, in bytes before compression",
     )
 
 
@@ -79,7 +119,11 @@ class PreparationConfig(Settings):
     )
     tokenizer: TokenizerSettings = Field(TokenizerSettings(), description="training of the tokenizer")
     documents: DocumentSettings = Field(DocumentSettings(), description="reading of documents")
+    deduplication: DeduplicationSettings = Field(DeduplicationSettings(), description="dropping of copies")
     shards: ShardSettings = Field(ShardSettings(), description="layout of the shards")
+    storage_options: dict[str, dict[str, Any]] = Field(
+        {}, description="options of remote stores by URL prefix, such as {'s3://corpus': {profile: research}}"
+    )
     num_workers: PositiveInt | None = Field(None, description="processes; by default one for each core")
 
     @model_validator(mode="after")

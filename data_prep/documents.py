@@ -1,265 +1,262 @@
-"""Reading documents from input files as a stream: plain text and JSON lines, compressed or not.
+"""Reading documents from input files as a stream: text, JSON lines and Parquet.
 
-A `.txt` file is one document. A `.jsonl` or `.json` file holds one JSON object a line, whose text field is a
-document. Both may end in .gz, .zst, .bz2 or .xz as well. What cannot be read is a `BadInput`, which names the
-file and line.
+A `.txt` file is one document, or holds documents parted by blank lines. A `.jsonl` or `.json` file holds one JSON
+object a line, a `.parquet` file one row a document, with the text in a field or column that the settings name. Text
+files may end in .gz, .zst, .bz2 or .xz as well. What cannot be read is a `BadInput`, which names the file and line.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO, Literal
 
 from data_prep import storage
-from data_prep.compression import COMPRESSIONS, DAMAGE, HashingFile, decompress, detect_compression
+from data_prep.compression import COMPRESSIONS, DAMAGE, decompress, detect_compression
 from data_prep.config import DocumentSettings
-from data_prep.errors import UsageError, UserError
+from data_prep.errors import UsageError
+from data_prep.formats import Document, Fields, Part, blocks_of_text, json_lines, one_text, parquet_rows
+from data_prep.hashing import HashingFile, read_bytes_of
+from data_prep.lines import BYTE_ORDER_MARK
+from data_prep.parquet import DamagedParquet, ParquetRows, looks_like_parquet
+from data_prep.rejects import BadInput, Rejects
 
-_FORMATS = (".txt", ".jsonl", ".json")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BUFFER_BYTES = 1 << 20
+_TEXT_FORMATS = (".txt", ".jsonl", ".json")
+_HEAD_BYTES = 1 << 10
+_BRACKETED_JSON = re.compile(rb"\s*(\[\s*([\r\n{]|$)|\{\s*([\r\n]|$))")  # "[", "[{" or "{" is all of the first line
 
 
 @dataclass(frozen=True)
 class InputUnit:
-    """A piece of work on the inputs: a whole file, or the lines of an uncompressed one that begin in a byte range."""
+    """A piece of work on the inputs: a whole file or a part of one.
+
+    Attributes:
+        start: first byte of a text file's part, which takes the lines or blocks that begin in it; of a Parquet file,
+            the number of the first row group.
+        stop: where the next part begins.
+        whole: it is all of the file.
+        bytes: its share of the file's size, to show progress.
+    """
 
     url: str
     start: int
     stop: int
     whole: bool
     source: int
-
-
-class BadInput(UserError):
-    """Input that cannot be read; `reason` is the heading under which the policy `skip` counts it."""
-
-    def __init__(self, message: str, reason: str = "unreadable", spoils_file: bool = False) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.spoils_file = spoils_file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.reason, self.spoils_file)
+    bytes: int = 0
 
 
 def file_format(url: str) -> tuple[str, str]:
-    """Format and compression of a file by its name, such as (".jsonl", ".gz") or (".txt", "").
+    """Format and compression of a file by its name, such as (".jsonl", ".gz"), (".txt", "") or (".parquet", "").
 
     Raises:
         UsageError: its ending is none that is read here.
     """
-    name = url.lower()
+    name = (storage.redact(url) if url.startswith(("http://", "https://")) else url).lower()
+    if name.endswith(".parquet"):
+        return ".parquet", ""
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    for ending in _FORMATS:
+    for ending in _TEXT_FORMATS:
         if name.removesuffix(compression).endswith(ending):
             return ending, compression
     raise UsageError(
-        f"input {storage.redact(url)} has an ending that is not read here; "
-        f"inputs end in {' '.join(_FORMATS)}, each also with {' '.join(COMPRESSIONS)} after it"
+        f"input {storage.redact(url)} has an ending that is not read here; inputs end in .parquet, or in "
+        f"{' '.join(_TEXT_FORMATS)}, each of these also with {' '.join(COMPRESSIONS)} after it"
     )
 
 
-def split_into_units(url: str, file_bytes: int, unit_bytes: int, source: int) -> list[InputUnit]:
-    """The units of a file: parts of about `unit_bytes` of an uncompressed JSONL file, any other file whole."""
-    parts = max(1, file_bytes // unit_bytes) if file_format(url) in ((".jsonl", ""), (".json", "")) else 1
+def cannot_be_split(url: str) -> bool:
+    """Whether a file is one unit whatever its size: a compressed one can only be read from its beginning."""
+    return bool(file_format(url)[1])
+
+
+def split_into_units(
+    url: str,
+    file_bytes: int,
+    unit_bytes: int,
+    source: int,
+    txt_documents: Literal["file", "blank_lines"] = "file",
+) -> list[InputUnit]:
+    """The units of a file: parts of about `unit_bytes` of plain text where it can be split.
+
+    Raises:
+        UserError: a Parquet file's footer cannot be fetched.
+    """
+    ending, compression = file_format(url)
+    if ending == ".parquet":
+        return _split_parquet(url, file_bytes, unit_bytes, source)
+    is_one = bool(compression) or (ending == ".txt" and txt_documents == "file")
+    parts = 1 if is_one else max(1, file_bytes // unit_bytes)
     cuts = [file_bytes * part // parts for part in range(parts + 1)]
-    return [InputUnit(url, start, stop, parts == 1, source) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [
+        InputUnit(url, start, stop, parts == 1, source, stop - start)
+        for start, stop in zip(cuts[:-1], cuts[1:], strict=True)
+    ]
+
+
+def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> str:
+    """`DocumentReader.sha256` of a unit, without a look at its documents, which may be damaged."""
+    ending, _ = file_format(unit.url)
+    with storage.open_read(unit.url) as raw:
+        if ending != ".parquet":
+            return _hashing(raw, unit, b"").hexdigest()
+        try:
+            rows = _rows(raw, unit)
+        except DamagedParquet:
+            return storage.sha256_of(unit.url)
+        rows.hash_columns(_fields(settings, text_field))
+        return rows.sha256()
 
 
 class DocumentReader:
-    """Iterates over the texts of a unit.
+    """Iterates over the documents of a unit; `text_field` goes before that of the settings.
 
-    When it is exhausted, `dropped` counts what the policy `skip` left out, by reason, and `sha256` is the
-    digest of the bytes read: those of the file if the unit is a whole file, else those of the unit's lines.
+    When it is exhausted, `dropped` counts what was left out, by reason, and standard error has been told. `sha256`
+    then is the digest of what was read: of a whole text file that of its bytes, of a part of one that of the bytes
+    of its range, of Parquet that of the columns' raw bytes.
 
     Raises:
-        BadInput: input cannot be read and the policy is `error`; or, with either policy, a whole file turns
-            out
-            damaged after documents of it have been given out (`spoils_file`): the caller drops what it has of
-            it.
+        BadInput: input cannot be read and the policy is `error`; or, with either policy, the file turns out damaged
+            or to be something else, maybe after documents of it have been given out (`spoils_file`): the caller
+            drops what it has of the unit.
+        UserError: the disk or the connection fails.
     """
 
-    def __init__(self, unit: InputUnit, settings: DocumentSettings) -> None:
-        self.dropped: Counter[str] = Counter()
+    def __init__(self, unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> None:
+        self.sha256 = ""
         self._unit = unit
         self._settings = settings
-        self._digest = hashlib.sha256()
-        self._where = storage.redact(unit.url)
+        self._fields = _fields(settings, text_field)
+        self._rejects = Rejects(unit.url, settings, is_part=not unit.whole)
 
     @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+    def dropped(self) -> Counter[str]:
+        return self._rejects.dropped
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Document]:
+        try:
+            yield from self._documents()
+        except BadInput as error:
+            if error.spoils_file and self._settings.on_bad_input == "skip":
+                self._rejects.warn_spoiled(error)
+            raise
+        self._rejects.warn()
+
+    def _documents(self) -> Iterator[Document]:
         ending, compression = file_format(self._unit.url)
         with storage.open_read(self._unit.url) as raw:
-            if not _check_ending(raw, self._where, compression):
+            head = read_bytes_of(raw, _HEAD_BYTES, self._rejects.where)
+            if not head:
+                self.sha256 = hashlib.sha256().hexdigest()
                 return
-            texts = self._one_text if ending == ".txt" else self._json_texts
-            if self._unit.whole:
-                hashed = HashingFile(raw, self._digest)
-                yield from self._guarded(texts(decompress(hashed, compression)), compression)
-                hashed.drain()
+            _check_ending(head, self._rejects.where, ending, compression)
+            yield from self._parquet(raw) if ending == ".parquet" else self._text(raw, head, ending, compression)
+
+    def _text(self, raw: BinaryIO, head: bytes, ending: str, compression: str) -> Iterator[Document]:
+        hashed = _hashing(raw, self._unit, head)
+        limit = self._settings.max_document_bytes
+        part = Part(0, None) if self._unit.whole else Part(self._unit.start, self._unit.stop)
+        try:
+            stream = decompress(hashed, compression)
+            if compression:
+                head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]  # type: ignore[attr-defined]
+            _check_content(head, self._rejects.where, ending)
+            if ending != ".txt":
+                yield from json_lines(stream, part, limit, self._fields, self._rejects)
+            elif self._settings.txt_documents == "blank_lines":
+                yield from blocks_of_text(stream, part, limit, self._rejects)
             else:
-                yield from texts(self._at_first_line(raw))
-
-    def _guarded(self, texts: Iterator[str], compression: str) -> Iterator[str]:
-        try:
-            yield from texts
+                yield from one_text(stream, limit, self._rejects)
         except DAMAGE as error:
-            if not compression:
-                raise UserError(f"{self._where} cannot be read: {error}; check the disk or the connection") from None
-            raise BadInput(
-                f"{self._where} is damaged or cut short ({COMPRESSIONS[compression]}: {error}); "
-                "fetch it again, or leave it out with documents.on_bad_input=skip",
-                "damaged file",
-                spoils_file=True,
-            ) from None
+            raise self._damaged(COMPRESSIONS[compression], error) from None
+        self.sha256 = hashed.hexdigest()
 
-    def _at_first_line(self, raw: BinaryIO) -> BinaryIO:
-        """The file at the first line that begins in the unit."""
-        if self._unit.start:
-            raw.seek(self._unit.start - 1)
-            while (piece := raw.readline(_BUFFER_BYTES)) and not piece.endswith(b"\n"):
-                pass
-        return raw
-
-    def _one_text(self, file: BinaryIO) -> Iterator[str]:
-        limit = self._settings.max_document_bytes
-        data = file.read(limit + 1)
-        if len(data) > limit:
-            self._bad(
-                f"{self._where} is longer than documents.max_document_bytes={limit}, and a .txt file is one "
-                "document; "
-                "write its documents as JSON lines, or raise the limit",
-                "too long",
-            )
-            return
-        if b"\0" in data:
-            self._bad(f"{self._where} is no text: byte {data.index(0)} is NUL; leave it out of the inputs", "binary")
-            return
-        text = self._decoded(data.removeprefix(_BYTE_ORDER_MARK), len(data) - len(data.removeprefix(_BYTE_ORDER_MARK)))
-        if text is not None and text.strip():
-            yield text
-
-    def _json_texts(self, file: BinaryIO) -> Iterator[str]:
-        limit = self._settings.max_document_bytes
-        position = file.tell() if not self._unit.whole else 0
-        line_number = 0
-        while self._unit.whole or position < self._unit.stop:
-            line = file.readline(limit + 1)
-            if not line:
-                return
-            line_number += 1
-            start = position
-            position += self._count(line)
-            if len(line) > limit and not line.endswith(b"\n"):
-                while (piece := file.readline(_BUFFER_BYTES)) and not piece.endswith(b"\n"):
-                    position += self._count(piece)
-                position += self._count(piece)
-                self._bad_line(
-                    f"is longer than documents.max_document_bytes={limit}; raise the limit",
-                    "too long",
-                    start,
-                    line_number,
-                )
-                continue
-            if start == 0:
-                line = line.removeprefix(_BYTE_ORDER_MARK)
-            if line.strip():
-                text = self._text_of(line, start, line_number)
-                if text is not None:
-                    yield text
-
-    def _count(self, data: bytes) -> int:
-        if not self._unit.whole:
-            self._digest.update(data)
-        return len(data)
-
-    def _text_of(self, line: bytes, start: int, number: int) -> str | None:
-        field = self._settings.text_field
+    def _parquet(self, raw: BinaryIO) -> Iterator[Document]:
         try:
-            values = json.loads(line.decode())
-        except UnicodeDecodeError as error:
-            return self._bad_line(f"is not UTF-8 (byte {error.start} of the line)", "invalid UTF-8", start, number)
-        except (ValueError, RecursionError) as error:
-            return self._bad_line(f"is not JSON ({error})", "invalid JSON", start, number)
-        if not isinstance(values, dict):
-            return self._bad_line(
-                f"holds {_kind(values)}, not an object with a field {field!r}", "no object", start, number
-            )
-        if field not in values:
-            known = ", ".join(list(values)[:10]) or "none"
-            return self._bad_line(
-                f"has no field {field!r} (its fields: {known}); name the field with documents.text_field=NAME",
-                "missing field",
-                start,
-                number,
-            )
-        if not isinstance(values[field], str):
-            return self._bad_line(f"has {_kind(values[field])} for {field!r}, not text", "not text", start, number)
-        return values[field]
+            rows = _rows(raw, self._unit)
+            rows.hash_columns(self._fields)
+            yield from parquet_rows(rows, self._settings.max_document_bytes, self._fields, self._rejects)
+        except DamagedParquet as error:
+            raise self._damaged("Parquet", error) from None
+        self.sha256 = rows.sha256()
 
-    def _decoded(self, data: bytes, offset: int) -> str | None:
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            self._bad(
-                f"{self._where} is not UTF-8 at byte {offset + error.start}; convert it, such as with "
-                "iconv, or leave it out",
-                "invalid UTF-8",
-            )
-            return None
-
-    def _bad_line(self, what: str, reason: str, start: int, number: int) -> None:
-        if self._settings.on_bad_input == "error" and not self._unit.whole:
-            number = _line_number(self._unit.url, start)
-        remedy = "" if ";" in what else "; mend the line"
-        self._bad(
-            f"{self._where} line {number} {what}{remedy}, or leave such lines out with documents.on_bad_input=skip",
-            reason,
-        )
-
-    def _bad(self, message: str, reason: str) -> None:
+    def _damaged(self, what: str, error: Exception) -> BadInput:
+        advice = "fetch it again"
         if self._settings.on_bad_input == "error":
-            raise BadInput(message, reason)
-        self.dropped[reason] += 1
+            advice += ", or leave it out with documents.on_bad_input=skip"
+        message = f"{self._rejects.where} is damaged or cut short ({what}: {error}); {advice}"
+        return BadInput(message, "damaged file", spoils_file=True)
 
 
-def _check_ending(raw: BinaryIO, where: str, compression: str) -> bool:
-    """Refuse a file whose first bytes are not what its ending says; False where it is empty."""
-    head = raw.read(10)
-    raw.seek(0)
-    found = detect_compression(head)
-    if found != compression and head:
-        is_now = f"is {COMPRESSIONS[found]}-compressed" if found else f"is not {COMPRESSIONS[compression]}-compressed"
-        remedy = f"rename it to end in {found}" if found else f"rename it without {compression}, or fetch it again"
-        raise BadInput(f"{where} {is_now}, other than its ending says; {remedy}", "wrong ending", spoils_file=True)
-    return bool(head)
+def _split_parquet(url: str, file_bytes: int, unit_bytes: int, source: int) -> list[InputUnit]:
+    """Ranges of row groups; a file that is no Parquet is one unit, so that its reader refuses it or counts it."""
+    whole = InputUnit(url, 0, 0, True, source, file_bytes)
+    if not file_bytes:
+        return [whole]
+    try:
+        with storage.open_read(url) as file:
+            groups = _rows(file, whole).row_groups()
+    except DamagedParquet:
+        return [whole]
+    cuts, plain_bytes = [0], 0
+    for number, group in enumerate(groups):
+        if plain_bytes and plain_bytes + group.plain_bytes > unit_bytes:
+            cuts.append(number)
+            plain_bytes = 0
+        plain_bytes += group.plain_bytes
+    cuts.append(len(groups))
+    stored = sum(group.stored_bytes for group in groups)
+    shares = [sum(group.stored_bytes for group in groups[:cut]) * file_bytes // max(stored, 1) for cut in cuts]
+    shares[-1] = file_bytes
+    return [
+        InputUnit(url, cuts[i], cuts[i + 1], len(cuts) == 2, source, shares[i + 1] - shares[i])
+        for i in range(len(cuts) - 1)
+    ]
 
 
-def _line_number(url: str, position: int) -> int:
-    """Number of the line that begins at a byte position."""
-    number = 1
-    with storage.open_read(url) as file:
-        while position > 0 and (piece := file.read(min(_BUFFER_BYTES, position))):
-            number += piece.count(b"\n")
-            position -= len(piece)
-    return number
+def _fields(settings: DocumentSettings, text_field: str | None) -> Fields:
+    return Fields(text_field or settings.text_field, settings.language_field)
 
 
-def _kind(value: Any) -> str:
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), "null")
+def _rows(raw: BinaryIO, unit: InputUnit) -> ParquetRows:
+    return ParquetRows(raw, storage.redact(unit.url), unit.start, None if unit.whole else unit.stop)
+
+
+def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:
+    """The file from the byte before the unit's range on, which tells whether a line begins with it.
+
+    `head` is what has been read of the file, at whose beginning some servers cannot go back to.
+    """
+    where = storage.redact(unit.url)
+    if not unit.start:
+        return HashingFile(raw, where, None if unit.whole else unit.stop, head)
+    raw.seek(unit.start - 1)
+    return HashingFile(raw, where, unit.stop - unit.start + 1)
+
+
+def _check_ending(head: bytes, where: str, ending: str, compression: str) -> None:
+    """Refuse a file whose first bytes are not what its ending says."""
+    wanted = ".parquet" if ending == ".parquet" else compression
+    found = detect_compression(head) or (".parquet" if looks_like_parquet(head) else "")
+    if found == wanted:
+        return
+    names = {ending: f"{name}-compressed" for ending, name in COMPRESSIONS.items()} | {".parquet": "a Parquet file"}
+    is_now = f"is {names[found]}" if found else f"is not {names[wanted]}"
+    remedy = f"rename it to end in {found}" if found else f"rename it without {wanted}, or fetch it again"
+    raise BadInput(f"{where} {is_now}, other than its ending says; {remedy}", "wrong ending", spoils_file=True)
+
+
+def _check_content(head: bytes, where: str, ending: str) -> None:
+    """Refuse a file of which parts might be documents by chance."""
+    if ending == ".txt" and 0 in head:
+        what = f"is no text: it holds NUL (byte {head.index(0)} of the file)"
+        raise BadInput(f"{where} {what}; convert it to UTF-8, or take it out", "binary", spoils_file=True)
+    if ending != ".txt" and _BRACKETED_JSON.match(head.removeprefix(BYTE_ORDER_MARK)):
+        what = (
+            "line 1 begins an array of JSON objects, or an object of several lines, and one object a line is wanted; "
+            "rewrite an array with jq -c '.[]' FILE and objects with jq -c . FILE"
+        )
+        raise BadInput(f"{where} {what}", "invalid JSON", spoils_file=True)

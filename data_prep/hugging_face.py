@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_prep import storage
+from data_prep.adversarial_lines import ADVERSARIAL_LINES, lines_with_symbols
 from data_prep.cleaning import (
     ACCENTS,
     METASPACE,
@@ -28,66 +29,13 @@ from data_prep.cleaning import (
     replace_surrogates,
 )
 from data_prep.errors import UserError
-from data_prep.tokenizer import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS, UNK_TOKEN_ID, Piece, Tokenizer
+from data_prep.sentencepiece_model import Piece
+from data_prep.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS, UNK_TOKEN_ID
+from data_prep.tokenizer import Tokenizer
+from data_prep.user_symbols import isolation
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-
-ADVERSARIAL_LINES: tuple[str, ...] = (
-    "",
-    " ",
-    "\u2581",
-    " \t\r\n\u00a0\u3000 ",
-    "one",
-    "  two  spaces \t tabs\nand newlines\r\n\r\nand more  ",
-    "e\u0301cole, \u00e9cole, E\u0301COLE, A\u030angstr\u00f6m \u212b, q\u0323\u0307 q\u0307\u0323, h\u0331 H\u0331",
-    "zero\u200bwidth, soft\u00adhyphen, \ufeffbom, non\u200cjoiner, word\u2060joiner, e\u200b\u0301",
-    "\u2581the\u2581metaspace \u2581\u2581 itself\u2581",
-    "nul \x00 and \x07 control \x1b[0m \x7f \x85next \x1c \x1f characters\x00",
-    "\x00\u200b starts with nothing",
-    "lone surrogates \ud800 and \udc00 and \udfff\ud83d",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f3f3\ufe0f\u200d\U0001f308 "
-    "\U0001f44d\U0001f3fd "
-    "\U0001f1eb\U0001f1f7 \U0001faea 1\ufe0f\u20e3",
-    "\u0645\u0631\u062d\u0628\u0627 \u202b\u05e9\u05dc\u05d5\u05dd\u202c "
-    "\u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd\u200f! "
-    "\u0627\u0653 \ufefb",
-    "private \ue000\uf8ff\U00100000 unassigned \u0378\U000e0fff noncharacters \ufdd0\uffff\U0010ffff",
-    "[MASK] [CLS][SEP] [PAD]s [UNK]. [MASK], [MASK]. a[MASK]b  [MASK]",
-    "<0x41><0x0A> <s></s> <unk> <pad> ##ing \u0120the \u2585 \u2047",
-    "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u6211\u5f88\u597d\uff01 \uc548\ub155 \u1112\u1161\u11ab "
-    "\u304b\u3099 \u0e19\u0e49\u0e33 \u0915\u094d\u0937\u093f",
-    "\ufb01ne \uff26\uff35\uff2c\uff2c \u2460 \u00bd x\u00b2 \u00b4 \u00a8 \u2121 \ufe70 \u3382 "
-    "\u1e9b\u0323 \u32ff \u0132",
-    "\u0130STANBUL \u0131 \u039f\u0394\u03a5\u03a3\u03a3\u0395\u03a5\u03a3 \u03a3. STRASSE \u1e9e "
-    "\u01c5 \ua7cb\ua7da\u1c89 \u13a0\uab70 \u2c2f",
-    "\u0897\u0301 \u1acf\u0323 a\u0301\u089d\u0323 \U00011938 \U00011935\U00011930 \U000105d2\u0307 "
-    "\U0001e030 \U0001d15e",
-    "a" * 300
-    + " "
-    + "ab" * 150
-    + " "
-    + "aab" * 99
-    + " "
-    + "." * 77
-    + " "
-    + "-" * 78
-    + " "
-    + "0" * 51
-    + " "
-    + "\u00e9" * 33,
-    'https://example.org/a?b=c&d=%20#e user@example.org C:\\path\\file.txt {"k": [1, 2.5e-10]} $\\frac{a}{b}$ <b>x</b>',
-    "don't 'quote' \u201cquote\u201d it\u2019s \u2026 \u2014 100,000.00 3rd 50% A/B x=y; i++",
-    " a",
-    "a ",
-    "\n\na\n\n",
-    "\u0301 starts with a mark \u0301\u0301",
-    "\u0301first",
-    "\ufefffirst",
-    "\u00ad\u200b\u0301\u00e9first",
-    "\ufeff",
-)
-"""Lines on which tokenizers are known to disagree."""
 
 
 def write_hugging_face_tokenizer(
@@ -111,14 +59,14 @@ def check_parity(folder: str | Path, texts: Iterable[str], hugging_face_folder: 
 
 def write_hugging_face_files(tokenizer: Tokenizer, output: Path, model_max_length: int | None = None) -> None:
     """Write tokenizer.json and tokenizer_config.json of an open tokenizer."""
-    text = build(tokenizer.vocabulary, tokenizer.normalisation).to_str(pretty=True)
+    text = build(tokenizer).to_str(pretty=True)
     storage.write_bytes(output / TOKENIZER_NAME, (text + "\n").encode())
     config = json.dumps(_config(model_max_length), indent=2, ensure_ascii=False)
     storage.write_bytes(output / TOKENIZER_CONFIG_NAME, (config + "\n").encode())
 
 
 def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, texts: Sequence[str]) -> None:
-    """The check of `check_parity` for an open tokenizer: every text alone, and with the next as a pair."""
+    """The check of `check_parity` for an open tokenizer, over adversarial lines too: each alone, and with the next."""
     path = hugging_face_folder / TOKENIZER_NAME
     try:
         other = tokenizers.Tokenizer.from_str(storage.read_bytes(path).decode())
@@ -126,7 +74,11 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
         raise UserError(f"{path} cannot be read as a tokenizer ({error}); write it again") from None
     # A literal "[MASK]" is the mask in tokenizer.json and text in preparation: read as text, all else can be compared.
     other.encode_special_tokens = True
+    texts = [*texts, *ADVERSARIAL_LINES, *lines_with_symbols(tokenizer.info.settings.user_symbols)]
     raw = [replace_surrogates(text) for text in texts]
+    if tokenizer.info.settings.user_symbols and not tokenizer.info.settings.byte_fallback:
+        # Beside a symbol, a name of which no character is known is one [UNK] there and its token here (`isolation`).
+        raw = [_without_special_tokens(text) for text in raw]
     normalised = [normalise(text, tokenizer.normalisation) for text in raw]
     expected = [ids.tolist() for ids in tokenizer.encode_many(normalised)]
     for text, ids in zip(raw, expected, strict=True):
@@ -138,23 +90,28 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
         _compare(path, f"{first} / {second}", types, pair.type_ids)
 
 
-def build(vocabulary: Sequence[Piece], normalisation: Normalisation) -> tokenizers.Tokenizer:
-    """Build the tokenizer from the pieces of a SentencePiece BPE model and the normalisation before it."""
-    ids = {piece.text: number for number, piece in enumerate(vocabulary)}
+def build(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """Build the same tokenizer for the `tokenizers` library: its pieces and the normalisation before them."""
+    vocabulary = tokenizer.vocabulary
+    symbols = [piece.text for piece in vocabulary if piece.kind == "user"]
+    has_bytes = any(piece.kind == "byte" for piece in vocabulary)
     result = tokenizers.Tokenizer(
         models.BPE(
-            vocab=ids,
+            vocab={piece.text: number for number, piece in enumerate(vocabulary)},
             merges=_merges(vocabulary),
             unk_token=SPECIAL_TOKENS[UNK_TOKEN_ID],
-            byte_fallback=True,
+            byte_fallback=has_bytes,
             fuse_unk=True,
+            ignore_merges=bool(symbols),
         )
     )
-    result.normalizer = _normalizer(normalisation)
+    result.normalizer = _normalizer(tokenizer.normalisation)
     # Only a text's first word lacks its space: not what follows a [MASK], as in "[MASK].".
-    result.pre_tokenizer = pre_tokenizers.Metaspace(replacement=METASPACE, prepend_scheme="first", split=True)
+    words = pre_tokenizers.Metaspace(replacement=METASPACE, prepend_scheme="first", split=True)
+    result.pre_tokenizer = pre_tokenizers.Sequence([words, *isolation(tokenizer, symbols)]) if symbols else words
+    bytes_to_text = [decoders.ByteFallback()] if has_bytes else []
     result.decoder = decoders.Sequence(
-        [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [decoders.Replace(METASPACE, " "), *bytes_to_text, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     result.add_special_tokens(
         [AddedToken(token, lstrip=token == "[MASK]", normalized=False, special=True) for token in SPECIAL_TOKENS]
@@ -227,6 +184,12 @@ def _config(model_max_length: int | None) -> dict[str, Any]:
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         **({} if model_max_length is None else {"model_max_length": model_max_length}),
     }
+
+
+def _without_special_tokens(text: str) -> str:
+    for token in SPECIAL_TOKENS:
+        text = text.replace(token, " ")
+    return text
 
 
 def _compare(path: Path, text: str, expected: list[int], found: list[int]) -> None:

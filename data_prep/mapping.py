@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-import xxhash
+import numpy as np
 
 from data_prep import storage
-from data_prep.cleaning import clean_paragraphs
-from data_prep.config import DocumentSettings
-from data_prep.documents import BadInput, DocumentReader, InputUnit
+from data_prep.config import DeduplicationSettings, DocumentSettings
+from data_prep.documents import DocumentReader, InputUnit, unit_sha256
+from data_prep.encoding import document_id, encode_documents
 from data_prep.errors import UserError
-from data_prep.sections import SectionWriter
-from data_prep.sentences import sentence_starts
+from data_prep.formats import Document
+from data_prep.near_duplicates import signatures_url
+from data_prep.rejects import BadInput
+from data_prep.sections import Section, SectionWriter
+from data_prep.signature_files import SignatureWriter, open_signatures
 from data_prep.tokenizer import Tokenizer
 
+__all__ = ["Destinations", "MapTask", "cached_tokenizer", "document_id", "map_unit", "sections_url"]
+
+# Both bound memory: few long documents, or very many short ones.
 _BATCH_CHARACTERS = 1 << 20
+_BATCH_DOCUMENTS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -39,9 +48,16 @@ class Destinations:
         return self.num_train + self.num_valid
 
     def of(self, document_id: int) -> int:
-        if document_id >> 32 < self.valid_fraction * 2**32:
-            return self.num_train + (document_id & 0xFFFFFFFF) % self.num_valid
-        return (document_id & 0xFFFFFFFF) % self.num_train
+        return int(self.of_many(np.array([document_id], np.uint64))[0])
+
+    def of_many(self, document_ids: np.ndarray) -> np.ndarray:
+        """The destinations (n,) int64 of document ids (n,) uint64."""
+        high, low = document_ids >> np.uint64(32), document_ids & np.uint64(0xFFFFFFFF)
+        is_valid = high < self.valid_fraction * 2**32
+        destinations = np.where(
+            is_valid, self.num_train + low % np.uint64(self.num_valid), low % np.uint64(self.num_train)
+        )
+        return destinations.astype(np.int64)
 
     def split(self, destination: int) -> Literal["train", "valid"]:
         return "train" if destination < self.num_train else "valid"
@@ -49,7 +65,13 @@ class Destinations:
 
 @dataclass(frozen=True)
 class MapTask:
-    """A unit of the first phase, with all it needs to be done anywhere."""
+    """A unit of the first phase, with all it needs to be done anywhere.
+
+    Attributes:
+        language: of documents that name none of their own.
+        tokenizer_folder: a folder or URL.
+        text_field: of the unit's source; None for that of `settings`.
+    """
 
     number: int
     unit: InputUnit
@@ -59,6 +81,8 @@ class MapTask:
     tokenizer_folder: str
     tokenizer_fingerprint: str
     work_folder: str
+    text_field: str | None
+    deduplication: DeduplicationSettings
 
 
 def sections_url(work_folder: str, number: int) -> str:
@@ -66,14 +90,9 @@ def sections_url(work_folder: str, number: int) -> str:
     return storage.join(work_folder, f"map-{number:06d}.sections")
 
 
-def document_id(normalised: str) -> int:
-    """The 64-bit id of a document: xxh3_64 of its normalised text."""
-    return xxhash.xxh3_64_intdigest(normalised.encode())
-
-
 @functools.lru_cache(maxsize=1)
 def cached_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """The tokenizer, loaded once in each process.
+    """The tokenizer at a folder or URL, loaded once in each process.
 
     Raises:
         UserError: the folder holds another tokenizer than the one that the preparation began with.
@@ -81,74 +100,80 @@ def cached_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
     tokenizer = Tokenizer.load(folder)
     if tokenizer.fingerprint != fingerprint:
         raise UserError(
-            f"tokenizer {folder} changed while shards were made: its fingerprint is {tokenizer.fingerprint} "
-            f"and was {fingerprint}; run the command again with --fresh"
+            f"tokenizer {storage.redact(folder)} changed while shards were made: its fingerprint is "
+            f"{tokenizer.fingerprint} and was {fingerprint}; run the command again with --fresh"
         )
     return tokenizer
 
 
 def map_unit(task: MapTask) -> int:
-    """Write the unit's work file; its existence says that the unit is done. Returns the bytes of input worked on."""
-    tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
+    """Write the unit's work file; its existence says that the unit is done. Returns the bytes of input worked on.
+
+    Where near-duplicates are looked for, the file of the documents' signatures is there before it.
+    """
     with storage.local_write(sections_url(task.work_folder, task.number)) as path:
+        reader = DocumentReader(task.unit, task.settings, task.text_field)
         try:
-            with open(path, "wb") as file:
-                writer = SectionWriter(file, len(task.destinations), tokenizer.token_dtype)
-                reader = DocumentReader(task.unit, task.settings)
-                dropped, smallest_id = _encode_all(task, reader, tokenizer, writer)
-                writer.close({"dropped": dropped, "sha256": reader.sha256, "smallest_id": smallest_id})
+            _write(task, path, reader, lambda: (reader.dropped, reader.sha256))
         except BadInput as error:
             if not error.spoils_file or task.settings.on_bad_input == "error":
                 raise
-            with open(path, "wb") as file:
-                writer = SectionWriter(file, len(task.destinations), tokenizer.token_dtype)
-                sha256 = storage.sha256_of(task.unit.url)
-                writer.close({"dropped": {error.reason: 1}, "sha256": sha256, "smallest_id": None})
-    return task.unit.stop - task.unit.start
+            found = Counter([error.reason]), unit_sha256(task.unit, task.settings, task.text_field)
+            _write(task, path, (), lambda: found)
+    return task.unit.bytes
 
 
-def _encode_all(
-    task: MapTask, reader: DocumentReader, tokenizer: Tokenizer, writer: SectionWriter
-) -> tuple[dict[str, int], int | None]:
-    """Encode the reader's documents into the writer; returns what was dropped, by reason, and the smallest id."""
+def _write(
+    task: MapTask, path: Path, documents: Iterable[Document], read: Callable[[], tuple[Counter[str], str]]
+) -> None:
+    """Write what becomes of the documents; `read` tells, when they are all read, what was not and the sha256."""
+    tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     dropped: Counter[str] = Counter()
-    smallest_id: int | None = None
+    smallest_ids: list[int] = []
     num_read = 0
-    for texts in _batches(reader):
-        num_read += len(texts)
-        kept = list(_cleaned(texts, tokenizer, task.settings, dropped))
-        normalised = ["".join(f" {paragraph}" for paragraph in paragraphs) for paragraphs in kept]
-        for paragraphs, text, tokens in zip(kept, normalised, tokenizer.encode_many(normalised), strict=True):
-            identity = document_id(text)
-            starts = tokenizer.sentence_token_starts(tokens, sentence_starts(paragraphs, task.language))
-            writer.add(task.destinations.of(identity), identity, tokens, starts)
-            smallest_id = identity if smallest_id is None else min(smallest_id, identity)
-    dropped.update(reader.dropped)
-    if task.unit.whole and not num_read and not dropped:
-        dropped["empty file"] += 1
-    return dict(sorted(dropped.items())), smallest_id
+    with open(path, "wb") as file, _signature_writer(task) as signatures:
+        writer = SectionWriter(file, len(task.destinations), tokenizer.token_dtype)
+        for batch in _batches(documents):
+            num_read += len(batch)
+            encoded = encode_documents(batch, tokenizer, task.settings, task.language, dropped)
+            if not len(encoded.document_ids):
+                continue
+            writer.add(encoded, task.destinations.of_many(encoded.document_ids))
+            if signatures is not None:
+                _sign(encoded, signatures)
+            smallest_ids.append(int(encoded.document_ids.min()))
+        rejected, sha256 = read()
+        dropped.update(rejected)
+        if task.unit.whole and not num_read and not dropped:
+            dropped["empty file"] += 1
+        writer.close(
+            {
+                "dropped": dict(sorted(dropped.items())),
+                "sha256": sha256,
+                "smallest_id": min(smallest_ids, default=None),
+            }
+        )
 
 
-def _cleaned(
-    texts: Iterable[str], tokenizer: Tokenizer, settings: DocumentSettings, dropped: Counter[str]
-) -> Iterator[list[str]]:
-    for text in texts:
-        paragraphs = clean_paragraphs(text, tokenizer.normalisation)
-        if not paragraphs:
-            dropped["empty"] += 1
-        elif sum(map(len, paragraphs)) + len(paragraphs) - 1 < settings.min_document_characters:
-            dropped["too short"] += 1
-        else:
-            yield paragraphs
+def _signature_writer(task: MapTask) -> Any:
+    if not task.deduplication.near:
+        return nullcontext()
+    return open_signatures(signatures_url(task.work_folder, task.number), task.deduplication)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
+def _sign(encoded: Section, writer: SignatureWriter) -> None:
+    documents = np.split(encoded.tokens, np.cumsum(encoded.document_lengths, dtype=np.int64)[:-1])
+    for identity, tokens in zip(encoded.document_ids.tolist(), documents, strict=True):
+        writer.add(identity, tokens)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
     characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= _BATCH_CHARACTERS:
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
             yield batch
             batch, characters = [], 0
     if batch:

@@ -1,10 +1,9 @@
-"""The plan of a preparation: what is read, in which units, into how many shards, and whether it is begun or done."""
+"""The plan of a preparation: what is read, in which units, and into how many shards."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,48 +11,47 @@ import numpy as np
 
 from data_prep import storage
 from data_prep.config import PreparationConfig, ShardSettings
-from data_prep.documents import DocumentReader, InputUnit, file_format, split_into_units
+from data_prep.documents import InputUnit, file_format
 from data_prep.errors import UsageError, UserError
-from data_prep.manifest import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.input_files import InputFile, find_inputs, find_units
+from data_prep.manifest import Manifest
 from data_prep.mapping import Destinations
-from data_prep.sentences import check_language
-from data_prep.shards import SHARD_NAME
 from data_prep.tokenizer import Tokenizer
+from data_prep.versions import PREPARATION_WORK
 
-WORK_FOLDER = ".work"
-_PLAN_NAME = "plan.json"
 _COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 _TEXT_BYTES_PER_TOKEN = 4.0
 
 
 @dataclass(frozen=True)
-class InputFile:
-    """An input as it was when the plan was made."""
-
-    url: str
-    source: int
-    bytes: int
-    stamp: str
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What will be done; a function of configuration, inputs and tokenizer alone, not of the number of workers."""
+    """What will be done; a function of configuration, inputs and tokenizer alone, not of the number of workers.
+
+    Attributes:
+        parent: the data set that is added to, if it is one.
+    """
 
     config: PreparationConfig
     tokenizer_fingerprint: str
     inputs: tuple[InputFile, ...]
     units: tuple[InputUnit, ...]
     destinations: Destinations
+    parent: Manifest | None = None
+
+    @property
+    def first_source(self) -> int:
+        """Number in the manifest of the first source; they follow the parent's."""
+        return 0 if self.parent is None else len(self.parent.sources)
 
     def work_folder(self, output: str) -> str:
-        return storage.join(output, WORK_FOLDER)
+        return storage.join(output, PREPARATION_WORK)
 
     def described_config(self) -> dict[str, Any]:
-        """The settings that the result depends on."""
-        values = self.config.model_dump(mode="json", include={"sources", "documents", "shards"})
+        """The settings that the result depends on, without secrets."""
+        values = self.config.model_dump(mode="json", include={"sources", "documents", "deduplication", "shards"})
         for source in values["sources"]:
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
+            source["url"] = source["url"] and storage.redact(source["url"])
         return values
 
     def check_inputs_unchanged(self) -> None:
@@ -70,187 +68,70 @@ class Plan:
                 )
 
 
-def make_plan(config: PreparationConfig, tokenizer: Tokenizer) -> Plan:
-    """Find the inputs and lay out the work.
+def make_plan(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest | None = None) -> Plan:
+    """Find the inputs and lay out the work; with `parent` to add to that data set.
 
     Raises:
         UsageError: an input is missing, named twice or of an ending that is not read, or a language is not
             known.
+        UserError: what is added would not fit the parent.
     """
+    if parent is not None:
+        _check_fits(config.shards, tokenizer, parent)
     inputs = find_inputs(config)
-    units = [
-        unit
-        for file in inputs
-        for unit in split_into_units(file.url, file.bytes, config.shards.unit_bytes, file.source)
-    ]
-    destinations = _destinations(config.shards, inputs, np.dtype(tokenizer.token_dtype).itemsize)
-    return Plan(config, tokenizer.fingerprint, inputs, tuple(units), destinations)
+    units = find_units(inputs, config)
+    bytes_per_token = np.dtype(tokenizer.token_dtype).itemsize
+    destinations = _destinations(config.shards, inputs, bytes_per_token, is_addition=parent is not None)
+    return Plan(config, tokenizer.fingerprint, inputs, units, destinations, parent)
 
 
-def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
-    """The input files of all sources, by source and then by name.
+def check_output_apart(plan: Plan, output: str) -> None:
+    """See that no input is one of the files that are written.
 
     Raises:
-        UsageError: an input is missing, named twice or of an ending that is not read, or a language is not
-            known.
+        UsageError: an input lies in the output folder.
     """
-    files: list[InputFile] = []
-    names: dict[str, str] = {}
-    for number, source in enumerate(config.sources):
-        check_language(source.language or config.documents.language)
-        for url in storage.expand(source.input):
-            file_format(url)
-            place = storage.canonical(url)
-            if place in names:
-                raise UsageError(
-                    f"input {storage.redact(url)} is in two sources, {names[place]} and {source.name}; name "
-                    "every file once"
-                )
-            names[place] = source.name
-            files.append(InputFile(url, number, storage.size(url), storage.stamp(url)))
-    return tuple(files)
+    folder = storage.canonical(output).rstrip("/") + "/"
+    for file in plan.inputs:
+        if storage.canonical(file.url).startswith(folder):
+            raise UsageError(
+                f"input {storage.redact(file.url)} lies in the output folder {storage.redact(output)}; choose an "
+                "output apart from the inputs"
+            )
 
 
-def save_plan(plan: Plan, output: str) -> None:
-    """Begin work in `output`, or make sure that the work begun there is this plan's.
+def absolute(url: str) -> str:
+    """The path or URL as a process that was started in another folder, or on another machine, can use it."""
+    return url if storage.is_remote(url) else os.path.abspath(storage.local_path(url))
 
-    Raises:
-        UserError: other work was begun in `output`; the message names what differs.
-    """
-    url = storage.join(plan.work_folder(output), _PLAN_NAME)
-    mine = {
-        **_comparable(plan),
-        "stamps": {storage.redact(file.url): file.stamp for file in plan.inputs},
-    }
-    if storage.exists(url):
-        differences = _differences(json.loads(storage.read_bytes(url)), mine)
-        if differences:
-            raise UserError(_changed(output, "holds unfinished work of another preparation", differences))
-    elif any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
+
+def _check_fits(settings: ShardSettings, tokenizer: Tokenizer, parent: Manifest) -> None:
+    if tokenizer.fingerprint != parent.tokenizer.fingerprint:
         raise UserError(
-            f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be "
-            "gone on with; choose another folder, or remove them with --fresh"
+            f"the data set was made with another tokenizer: its fingerprint is {parent.tokenizer.fingerprint} and that "
+            f"of the tokenizer given is {tokenizer.fingerprint}; give the data set's own, which is the default"
         )
-    storage.write_bytes(url, json.dumps(mine, indent=1).encode())
-    for folder in (output, plan.work_folder(output)):
-        for name in storage.list_names(folder):
-            if name.endswith(storage.PARTIAL_SUFFIX):
-                storage.remove(storage.join(folder, name))
+    fraction = parent.config.get("shards", {}).get("valid_fraction", settings.valid_fraction)
+    if fraction != settings.valid_fraction:
+        raise UsageError(
+            f"shards.valid_fraction={settings.valid_fraction:g} and the data set that is added to has {fraction:g}, so "
+            "a text could be held out in one and trained on in the other; "
+            f"give shards.valid_fraction={fraction:g}"
+        )
 
 
-def finished_manifest(plan: Plan, output: str) -> Manifest | None:
-    """The manifest, if `output` holds the finished result of exactly this plan; None where none is finished.
-
-    Raises:
-        UserError: it holds another preparation's result; the message names what differs.
-    """
-    if not storage.exists(storage.join(output, MANIFEST_NAME)):
-        return None
-    manifest = read_manifest(output)
-    theirs = {
-        "tokenizer": manifest.tokenizer.fingerprint,
-        "config": manifest.config,
-        "inputs": {file.url: [file.source, file.bytes] for file in manifest.inputs},
-    }
-    differences = _differences(theirs, _comparable(plan)) or list(_rewritten_inputs(plan, manifest, output))
-    if differences:
-        raise UserError(_changed(output, "holds the shards of another preparation", differences))
-    return manifest
-
-
-def remove_outputs(output: str) -> None:
-    """Remove what a preparation writes into `output`, the manifest first; other files stay."""
-    names = storage.list_names(output)
-    ours = [name for name in names if SHARD_NAME.fullmatch(name) or name.endswith(storage.PARTIAL_SUFFIX)]
-    for name in (MANIFEST_NAME, *ours, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, WORK_FOLDER):
-        storage.remove(storage.join(output, name))
-
-
-def file_fingerprint(digests: Sequence[str]) -> str:
-    """Fingerprint of an input from the digests of its units; of a file that is one unit, the sha256 of its bytes."""
-    if len(digests) == 1:
-        return f"sha256:{digests[0]}"
-    return f"sha256-of-{len(digests)}-parts:{hashlib.sha256(''.join(digests).encode()).hexdigest()}"
-
-
-def unit_digest(unit: InputUnit, config: PreparationConfig) -> str:
-    """sha256 of what a unit reads, as `DocumentReader` gives it."""
-    if unit.whole:
-        return storage.sha256_of(unit.url)
-    reader = DocumentReader(unit, config.documents.model_copy(update={"on_bad_input": "skip"}))
-    for _ in reader:
-        pass
-    return reader.sha256
-
-
-def _destinations(settings: ShardSettings, inputs: tuple[InputFile, ...], bytes_per_token: int) -> Destinations:
-    """As many shards as text of the inputs' size will about fill."""
-    text_bytes = sum(file.bytes * (_COMPRESSED_GROWTH if file_format(file.url)[1] else 1.0) for file in inputs)
+def _destinations(
+    settings: ShardSettings, inputs: Sequence[InputFile], bytes_per_token: int, is_addition: bool
+) -> Destinations:
+    """As many shards as text of the inputs' size will about fill; an addition has no need of `min_shards`."""
+    text_bytes = sum(file.bytes * _growth(file.url) for file in inputs)
     token_bytes = text_bytes / _TEXT_BYTES_PER_TOKEN * bytes_per_token
-    num_train = max(settings.min_shards, round(token_bytes * (1 - settings.valid_fraction) / settings.shard_bytes))
+    min_train = 1 if is_addition else settings.min_shards
+    num_train = max(min_train, round(token_bytes * (1 - settings.valid_fraction) / settings.shard_bytes))
     num_valid = max(1, round(token_bytes * settings.valid_fraction / settings.shard_bytes))
     return Destinations(num_train, num_valid, settings.valid_fraction)
 
 
-def _comparable(plan: Plan) -> dict[str, Any]:
-    return {
-        "tokenizer": plan.tokenizer_fingerprint,
-        "config": plan.described_config(),
-        "inputs": {
-            storage.redact(file.url): [plan.config.sources[file.source].name, file.bytes] for file in plan.inputs
-        },
-    }
-
-
-def _rewritten_inputs(plan: Plan, manifest: Manifest, output: str) -> Iterator[str]:
-    """Name the inputs of unchanged size that were written after the manifest and hold other bytes now."""
-    finished_at = storage.modified_at(storage.join(output, MANIFEST_NAME))
-    records = {file.url: file.fingerprint for file in manifest.inputs}
-    for file in plan.inputs:
-        written_at = storage.modified_at(file.url)
-        if written_at is not None and finished_at is not None and written_at < finished_at:
-            continue
-        digests = [unit_digest(unit, plan.config) for unit in plan.units if unit.url == file.url]
-        if file_fingerprint(digests) != records[storage.redact(file.url)]:
-            yield f"input {storage.redact(file.url)} has other content"
-
-
-def _differences(theirs: dict[str, Any], mine: dict[str, Any]) -> list[str]:
-    found = []
-    if theirs["tokenizer"] != mine["tokenizer"]:
-        found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
-    found.extend(_config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
-    for url in sorted(set(theirs["inputs"]) | set(mine["inputs"])):
-        before, now = theirs["inputs"].get(url), mine["inputs"].get(url)
-        if now is None or before is None:
-            found.append(f"input {url} is {'gone' if now is None else 'new'}")
-        elif before != now:
-            found.append(
-                f"input {url} had {before[1]} bytes (source {before[0]}) and now has {now[1]} (source {now[0]})"
-            )
-        elif theirs.get("stamps", {}).get(url) != mine.get("stamps", {}).get(url) and "stamps" in theirs:
-            found.append(f"input {url} was written again")
-    return found
-
-
-def _without_patterns(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings without the sources' patterns: the files that they match are compared themselves."""
-    sources = [{name: value for name, value in source.items() if name != "input"} for source in config["sources"]]
-    return {**config, "sources": sources}
-
-
-def _config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        return [
-            difference
-            for name in sorted(set(theirs) | set(mine))
-            for difference in _config_differences(theirs.get(name), mine.get(name), f"{where}.{name}".lstrip("."))
-        ]
-    return [] if theirs == mine else [f"{where} was {json.dumps(theirs)} and is now {json.dumps(mine)}"]
-
-
-def _changed(output: str, what: str, differences: list[str]) -> str:
-    return (
-        f"{storage.redact(output)} {what}: {'; '.join(differences[:5])}{' ...' if len(differences) > 5 else ''}. "
-        "Choose another output folder, or begin anew there with --fresh"
-    )
+def _growth(url: str) -> float:
+    ending, compression = file_format(url)
+    return _COMPRESSED_GROWTH if compression or ending == ".parquet" else 1.0

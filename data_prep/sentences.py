@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import cache
 
+import numpy as np
 import sentencex
 
 from data_prep.errors import UsageError
+from data_prep.text_batch import TextBatch
 
 _WINDOW_CHARACTERS = 2_048
 _LONGEST_WINDOW_CHARACTERS = 65_536
@@ -34,8 +38,7 @@ def check_language(language: str) -> None:
     Raises:
         UsageError: neither a code of ISO 639-1 nor one of the three-letter codes without a shorter one.
     """
-    code = _base_code(language)
-    if code not in _TWO_LETTER_CODES and code not in _THREE_LETTER_CODES:
+    if not _is_known(_base_code(language)):
         raise UsageError(
             f"language {language!r} is not known: give its ISO 639-1 code of two letters, such as en, de, fr, zh or ar "
             "(or the code of three letters of a language that has no shorter one, such as yue), "
@@ -43,7 +46,30 @@ def check_language(language: str) -> None:
         )
 
 
-def sentence_starts(paragraphs: list[str], language: str) -> list[int]:
+def known_language(language: str | None, otherwise: str) -> str:
+    """The language if `check_language` knows it, else the other one: for what documents say of themselves."""
+    return language if language and _is_known(_base_code(language)) else otherwise
+
+
+def batch_sentence_starts(batch: TextBatch, languages: Sequence[str]) -> np.ndarray:
+    """Return the offsets in `batch.data` at which sentences begin, (S,) int64, strictly rising.
+
+    `languages` are known ones, one for each document. For every document the offsets are those of `sentence_starts`.
+    """
+    starts: list[int] = []
+    data = batch.data
+    document, document_stop, code = -1, 0, ""
+    offsets = [*batch.paragraph_starts.tolist(), len(data)]
+    document_stops = batch.document_starts.tolist()[1:]
+    for start, stop in zip(offsets, offsets[1:], strict=False):
+        while start >= document_stop:
+            document += 1
+            document_stop, code = document_stops[document], _base_code(languages[document])
+        _add_starts(starts, data[start + 1 : stop].decode(), start, code)
+    return np.array(starts, np.int64)
+
+
+def sentence_starts(paragraphs: Sequence[str], language: str) -> list[int]:
     """Return the byte offsets (UTF-8) in the normalised text " p1 p2 ..." at which sentences begin.
 
     A sentence begins at the space before it where there is one. The first offset is 0, they rise strictly, and every
@@ -53,55 +79,70 @@ def sentence_starts(paragraphs: list[str], language: str) -> list[int]:
         UsageError: the language is not known.
     """
     check_language(language)
-    code = _base_code(language)
     starts: list[int] = []
-    paragraph_start = 0
+    offset = 0
     for paragraph in paragraphs:
-        starts.append(paragraph_start)
-        offset, previous = paragraph_start + 1, 0
-        for start in _starts_in_paragraph(paragraph, code):
-            if paragraph[start - 1] == " ":
-                start -= 1
-            offset += _num_bytes(paragraph[previous:start])
-            previous = start
-            starts.append(offset)
-        paragraph_start = offset + _num_bytes(paragraph[previous:])
+        _add_starts(starts, paragraph, offset, _base_code(language))
+        offset += 1 + _num_bytes(paragraph)
     return starts
 
 
-def _starts_in_paragraph(paragraph: str, code: str) -> list[int]:
-    """Character offsets of the paragraph's sentences but its first, strictly rising."""
-    starts: list[int] = []
+def _add_starts(starts: list[int], paragraph: str, offset: int, code: str) -> None:
+    """Add where the sentences of a paragraph begin, whose space has this offset."""
+    starts.append(offset)
+    split = _split if len(paragraph) <= _WINDOW_CHARACTERS else _split_in_windows
+    sentences = split(paragraph, code)
+    if len(sentences) == 1:
+        return
+    num_bytes = len if paragraph.isascii() else _num_bytes
+    for sentence in sentences[:-1]:
+        offset += num_bytes(sentence)
+        # A space between two sentences ends the first; and one space stands before the paragraph.
+        starts.append(offset if sentence[-1] == " " else offset + 1)
+
+
+def _split_in_windows(paragraph: str, code: str) -> list[str]:
+    sentences: list[str] = []
+    begun: list[str] = []  # of a sentence that no window held
     position, window = 0, _WINDOW_CHARACTERS
-    while position < len(paragraph):
+    while position + window < len(paragraph):
         piece = paragraph[position : position + window]
-        found = [position + start for start in _boundaries(piece, code)]
-        if position + window >= len(paragraph):
-            starts.extend(found)
-            break
-        if found:
+        found = _split(piece, code)
+        if len(found) > 1:
             # The last sentence may go on beyond the window: begin again with it.
-            starts.extend(found)
-            position, window = found[-1], _WINDOW_CHARACTERS
+            sentences.append("".join([*begun, found[0]]))
+            sentences.extend(found[1:-1])
+            position, window, begun = position + len(piece) - len(found[-1]), _WINDOW_CHARACTERS, []
         elif window < _LONGEST_WINDOW_CHARACTERS:
             window *= 2
         else:
+            begun.append(piece)
             position, window = position + window, _WINDOW_CHARACTERS
-    return starts
+    first, *others = _split(paragraph[position:], code)
+    return [*sentences, "".join([*begun, first]), *others]
 
 
-def _boundaries(piece: str, code: str) -> list[int]:
-    """Character offsets at which sentencex begins a sentence, but not 0 and none at white space alone."""
-    starts: list[int] = []
-    for boundary in sentencex.get_sentence_boundaries(code, piece):
-        start = boundary["start_index"]
-        if start > (starts[-1] if starts else 0) and boundary["text"].strip():
-            starts.append(start)
-    return starts
+def _split(text: str, code: str) -> list[str]:
+    """The text cut into its sentences, each with the white space after it; none is white space alone."""
+    sentences = sentencex.segment(code, text)
+    if len(sentences) == 1 or not any(map(str.isspace, sentences)):
+        return sentences
+    joined: list[str] = []
+    for sentence in sentences:
+        if joined and not sentence.strip():
+            joined[-1] += sentence
+        else:
+            joined.append(sentence)
+    return joined
 
 
+@cache
 def _base_code(language: str) -> str:
     return re.split("[-_]", language.strip().lower(), maxsplit=1)[0]
+
+
+def _is_known(code: str) -> bool:
+    return code in _TWO_LETTER_CODES or code in _THREE_LETTER_CODES
 
 
 def _num_bytes(text: str) -> int:

@@ -87,6 +87,11 @@ _MEMBER_DTYPES: dict[str, tuple[type, ...]] = {
     "sources": (np.uint16,),
     "tokens": (np.uint16, np.uint32),
 }
+_MEMBER_NAME = re.compile(r"([0-9-]+)\.(" + "|".join(_MEMBER_DTYPES) + r")\.npy")
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00(..)\{'descr': '(<u[248])', 'fortran_order': False, 'shape': \((\d{1,12}),\), \} *\n",
+    re.DOTALL,
+)
 
 
 def shard_name(split: Literal["train", "valid"], number: int) -> str:
@@ -151,8 +156,8 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
 def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
     """Read a shard's records in order, strictly: (key, record, byte offset of the token data).
 
-    Members that no shard of ours has (links, folders in the name, other endings, keys out of order, object arrays)
-    are refused; nothing is unpickled and nothing is written.
+    Members that no shard of ours has (links, sparse files, folders in the name, other endings, keys out of order,
+    object arrays) are refused before their content is read; nothing is unpickled, evaluated or written.
 
     Raises:
         UserError: the tar is damaged or is no shard.
@@ -162,11 +167,12 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                stem, _, ending = member.name.partition(".")
-                field = ending.removesuffix(".npy")
-                if not member.isreg() or field not in _MEMBER_DTYPES or not ending.endswith(".npy") or "/" in stem:
+                match = _MEMBER_NAME.fullmatch(member.name)
+                # A sparse member of a few bytes, or one said to be so by a pax header, may read as any number of zeros.
+                if not match or member.type != tarfile.REGTYPE or member.issparse() or member.pax_headers:
                     raise UserError(f"{path} holds {member.name!r}, which no shard has; make the shards again")
-                if (stem != key) if waiting else (key is not None and stem <= key):
+                stem, field = match.groups()
+                if field in waiting or ((stem != key) if waiting else (key is not None and stem <= key)):
                     raise UserError(f"{path} has record {stem!r} out of its place; make the shards again")
                 key = stem
                 waiting[field], header_bytes = _read_array(tar, member, path)
@@ -174,7 +180,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
                 if len(waiting) == len(_MEMBER_DTYPES):
                     yield key, Record(**waiting), offset or 0
                     waiting = {}
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:  # ValueError: of crafted pax headers
         raise UserError(f"{path} is damaged ({error}); restore it, or make the shards again") from None
     if waiting:
         raise UserError(f"{path} ends within record {key!r}; restore it, or make the shards again")
@@ -207,19 +213,24 @@ def join_indexes(parts: list[ShardIndex]) -> ShardIndex:
 
 def _write_records(file: BinaryIO, prefix: str, records: Iterable[Record]) -> Iterator[ShardIndex]:
     """Write the records to a tar and yield the index of each."""
-    # Imported here: webdataset brings torch along where that is installed, which readers of shards need not
-    # wait for.
-    from webdataset import TarWriter
-
-    # tar's defaults carry the clock and the user's name: a fixed time makes equal records equal bytes.
-    with TarWriter(file, encoder=False, mtime=0) as writer:
+    # The standard library's writer, for webdataset's brings torch along where that is installed, at seconds and
+    # hundreds of MB for every process. A file object in "w:" mode is written to as it is, with no blocks of its own.
+    with tarfile.open(fileobj=file, mode="w:") as tar:
         for number, record in enumerate(records):
-            members = {f"{field}.npy": _array_bytes(getattr(record, field)) for field in _MEMBER_DTYPES}
-            writer.write({"__key__": f"{prefix}-{number:05d}", **members})
-            # The writer sorts its members, so the tokens come last.
-            padded = -(-len(members["tokens.npy"]) // _TAR_BLOCK) * _TAR_BLOCK
-            header_bytes = len(members["tokens.npy"]) - record.tokens.nbytes
-            yield index_of(record, writer.tarstream.offset - padded + header_bytes)
+            for field in _MEMBER_DTYPES:
+                data = _array_bytes(getattr(record, field))
+                tar.addfile(_member(f"{prefix}-{number:05d}.{field}.npy", len(data)), io.BytesIO(data))
+            # The tokens come last.
+            padded = -(-len(data) // _TAR_BLOCK) * _TAR_BLOCK
+            yield index_of(record, tar.offset - padded + len(data) - record.tokens.nbytes)
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    """A header as `webdataset.TarWriter` writes it, without the clock and the user's name of tar's defaults."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = size, 0, 0o444
+    member.uname = member.gname = "bigdata"
+    return member
 
 
 def _array_bytes(array: np.ndarray) -> bytes:
@@ -229,27 +240,29 @@ def _array_bytes(array: np.ndarray) -> bytes:
 
 
 def _read_array(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str | Path) -> tuple[np.ndarray, int]:
-    """A member's array and the bytes of its header; the header's shape must be that of the bytes there are."""
+    """A member's array and the bytes of its header, which must be as `_array_bytes` writes it.
+
+    numpy's own reader evaluates the header as an expression, which a crafted one exhausts.
+    """
+    if member.offset_data + member.size > Path(path).stat().st_size:
+        raise UserError(f"{path} ends within {member.name!r}; restore it, or make the shards again")
     file = tar.extractfile(member)
     assert file is not None
     data = file.read()
-    if len(data) != member.size:
-        raise UserError(f"{path} ends within {member.name!r}; restore it, or make the shards again")
-    buffer = io.BytesIO(data)
-    try:
-        if np.lib.format.read_magic(buffer) != (1, 0):
-            raise ValueError("another version of the format")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(buffer)
-    except ValueError as error:
-        raise UserError(f"{path} holds a damaged array {member.name!r} ({error}); make the shards again") from None
-    header_bytes = buffer.tell()
+    header = _NPY_HEADER.match(data)
     field = member.name.partition(".")[2].removesuffix(".npy")
-    expected = header_bytes + (shape[0] if len(shape) == 1 else -1) * dtype.itemsize
-    if dtype not in [np.dtype(kind) for kind in _MEMBER_DTYPES[field]] or expected != len(data):
+    if header is None or int.from_bytes(header[1], "little") + 10 != header.end():
+        raise UserError(f"{path} holds a damaged array {member.name!r}; make the shards again")
+    dtype, length = np.dtype(header[2].decode()), int(header[3])
+    if (
+        dtype not in [np.dtype(kind) for kind in _MEMBER_DTYPES[field]]
+        or length * dtype.itemsize != len(data) - header.end()
+    ):
         raise UserError(
-            f"{path} holds {member.name!r} of type {dtype} and shape {shape}, which no shard has; make the shards again"
+            f"{path} holds {member.name!r} of type {dtype} and {length} values, which no shard has; "
+            "make the shards again"
         )
-    return np.frombuffer(data, dtype, offset=header_bytes), header_bytes
+    return np.frombuffer(data, dtype, offset=header.end()), header.end()
 
 
 def _index_problem(index: ShardIndex, shard: ShardRecord) -> str | None:

@@ -8,76 +8,53 @@ done.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
-import fsspec
-
+from data_prep import remote_files
 from data_prep.errors import UsageError, UserError
+from data_prep.locks import hold_lock as hold_lock
+from data_prep.storage_options import configure as configure
+from data_prep.storage_options import hide_secrets as hide_secrets
+from data_prep.storage_options import options as options
+from data_prep.storage_options import redacted_options as redacted_options
+from data_prep.urls import is_remote as is_remote
+from data_prep.urls import join as join
+from data_prep.urls import local_path as local_path
+from data_prep.urls import redact as redact
 
 PARTIAL_SUFFIX = ".partial"
 _COPY_BYTES = 1 << 20
 
 
-def is_remote(url: str | Path) -> bool:
-    """Whether `url` lies in an object store or on a server rather than at a local path."""
-    return "://" in str(url) and not str(url).startswith("file://")
-
-
-def local_path(url: str | Path) -> Path:
-    """The local path that a `file://` URL or a plain path means."""
-    return Path(str(url).removeprefix("file://"))
-
-
-def redact(url: str | Path) -> str:
-    """The URL without user, password and query, fit for messages, manifests and logs."""
-    if not is_remote(url):
-        return str(url)
-    parts = urlsplit(str(url))
-    # Not urlunsplit: it makes sqlite:/x of sqlite:///x.
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def join(folder: str | Path, name: str) -> str:
-    """The path or URL of `name` in `folder`."""
-    return f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else os.path.join(local_path(folder), name)
-
-
 def exists(url: str | Path) -> bool:
-    """Whether there is a file (or, locally, a folder) at `url`."""
-    if not is_remote(url):
-        return local_path(url).exists()
-    filesystem, path = _filesystem(url)
-    return filesystem.exists(path)
+    """Whether there is a file or a folder at `url`."""
+    return remote_files.info(str(url)) is not None if is_remote(url) else local_path(url).exists()
 
 
 def size(url: str | Path) -> int:
     """Size of the file in bytes."""
+    if is_remote(url):
+        return _remote_info(url)["size"]
     with _explained(url, "read"):
-        if not is_remote(url):
-            return local_path(url).stat().st_size
-        filesystem, path = _filesystem(url)
-        return filesystem.size(path)
+        return local_path(url).stat().st_size
 
 
 def stamp(url: str | Path) -> str:
     """A cheap mark that changes when the file is written again: size and time, or the store's own tag."""
+    if is_remote(url):
+        return remote_files.tag(_remote_info(url))
     with _explained(url, "read"):
-        if not is_remote(url):
-            status = local_path(url).stat()
-            return f"{status.st_size}-{status.st_mtime_ns}"
-        filesystem, path = _filesystem(url)
-        info = filesystem.info(path)
-        mark = info.get("ETag") or info.get("etag") or info.get("LastModified") or info.get("created")
-        return f"{info['size']}-{mark}"
+        status = local_path(url).stat()
+        return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 def modified_at(url: str | Path) -> float | None:
@@ -96,21 +73,25 @@ def canonical(url: str | Path) -> str:
 
 def open_read(url: str | Path) -> BinaryIO:
     """Open for reading bytes; seekable."""
+    if is_remote(url):
+        return remote_files.open_file(str(url))
     with _explained(url, "read"):
-        if not is_remote(url):
-            return open(local_path(url), "rb")
-        filesystem, path = _filesystem(url)
-        return filesystem.open(path, "rb")
+        return open(local_path(url), "rb")
 
 
 def read_bytes(url: str | Path) -> bytes:
     """The whole file."""
-    with open_read(url) as file, _explained(url, "read"):
-        return file.read()
+    if is_remote(url):
+        return remote_files.read_bytes(str(url))
+    with _explained(url, "read"):
+        return local_path(url).read_bytes()
 
 
 def write_bytes(url: str | Path, data: bytes) -> None:
     """Write the whole file atomically, making the local folder where it is missing."""
+    if is_remote(url):
+        remote_files.write_bytes(str(url), data)
+        return
     with local_write(url) as path, _explained(url, "written"):
         path.write_bytes(data)
 
@@ -123,15 +104,13 @@ def local_write(url: str | Path) -> Iterator[Path]:
         UserError: the place cannot be written (disk full, no permission, a file where a folder should be).
     """
     if is_remote(url):
-        with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
-            partial = Path(folder) / "upload"
-            with _explained(url, "written"):
-                yield partial
-                filesystem, path = _filesystem(url)
-                filesystem.put_file(str(partial), path)
+        with _staged(url) as staged:
+            yield staged
+            remote_files.upload(staged, str(url))
         return
     final = local_path(url)
-    partial = final.with_name(f".{final.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    # A name of its own for every attempt: threads of one process may write the same file.
+    partial = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     try:
         with _explained(url, "written"):
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -146,29 +125,35 @@ def local_write(url: str | Path) -> Iterator[Path]:
 
 def list_names(folder: str | Path) -> list[str]:
     """Sorted names of what lies directly in `folder`; empty where there is no such folder."""
-    if not is_remote(folder):
-        path = local_path(folder)
-        with _explained(folder, "read"):
-            return sorted(os.listdir(path)) if path.is_dir() else []
-    filesystem, path = _filesystem(folder)
-    if not filesystem.exists(path):
-        return []
-    return sorted(name.rstrip("/").rpartition("/")[2] for name in filesystem.ls(path, detail=False))
+    if is_remote(folder):
+        entries = remote_files.list_folder(str(folder))
+        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries)
+    path = local_path(folder)
+    with _explained(folder, "read"):
+        return sorted(os.listdir(path)) if path.is_dir() else []
 
 
 def remove(url: str | Path) -> None:
     """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    if is_remote(url):
+        remote_files.remove(str(url))
+        return
     with _explained(url, "removed"):
-        if not is_remote(url):
-            path = local_path(url)
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-            return
-        filesystem, path = _filesystem(url)
-        if filesystem.exists(path):
-            filesystem.rm(path, recursive=True)
+        path = local_path(url)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: str | Path) -> None:
+    """Remove what killed processes left of files they were writing in `folder`; the caller holds its lock."""
+    if is_remote(folder):
+        remote_files.abort_uploads(str(folder))
+        return
+    for name in list_names(folder):
+        if name.endswith(PARTIAL_SUFFIX):
+            remove(join(folder, name))
 
 
 def sha256_of(url: str | Path) -> str:
@@ -183,7 +168,8 @@ def sha256_of(url: str | Path) -> str:
 def local_copy(url: str | Path, cache_dir: str | Path | None, sha256: str) -> Path:
     """A local path of the file: its own if it is local, else that of a copy in `cache_dir`, fetched once.
 
-    A fetched copy is checked against `sha256`; a local file is not read.
+    A fetched copy is checked against `sha256`; a local file is not read. Several processes and threads may ask for
+    the same copy at once.
 
     Raises:
         UserError: the file is not there, or what came is not what `sha256` names.
@@ -192,14 +178,10 @@ def local_copy(url: str | Path, cache_dir: str | Path | None, sha256: str) -> Pa
         if not local_path(url).is_file():
             raise UserError(f"{url} is missing; restore it, or make the data set again")
         return local_path(url)
-    if cache_dir is None:
-        cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
-    copy = Path(cache_dir) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
+    copy = Path(cache_dir or _cache_dir()) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
     if not copy.is_file():
         with local_write(copy) as partial:
-            with _explained(url, "read"):
-                filesystem, path = _filesystem(url)
-                filesystem.get_file(path, str(partial))
+            remote_files.download(str(url), partial)
             found = sha256_of(partial)
             if found != sha256:
                 raise UserError(
@@ -208,77 +190,45 @@ def local_copy(url: str | Path, cache_dir: str | Path | None, sha256: str) -> Pa
     return copy
 
 
-def expand(patterns: Sequence[str]) -> list[str]:
-    """The input files that paths, URLs and glob patterns name, each once, sorted.
+def local_folder(url: str | Path, cache_dir: str | Path | None = None) -> Path:
+    """The folder itself if it is local, else a copy of its files: for small ones, such as a tokenizer's.
+
+    The copy is made anew when a file's tag in the store changes; hidden files and folders within are left out.
 
     Raises:
-        UsageError: a pattern matches nothing or a folder, or names a file that is named already.
+        UserError: there is no file in it.
     """
-    urls: list[str] = []
-    for pattern in patterns:
-        matches = sorted(_matches(pattern))
-        if not matches:
-            raise UsageError(
-                f"no input file matches {redact(pattern)}; check the path, or quote a pattern such as "
-                "'corpus/*.jsonl.gz'"
-            )
-        urls.extend(matches)
-    twice = sorted({url for url in urls if urls.count(url) > 1}) if len(set(urls)) != len(urls) else []
-    if twice:
-        raise UsageError(f"input file {redact(twice[0])} is named twice; name every file once")
-    return sorted(urls)
+    if not is_remote(url):
+        return local_path(url)
+    entries = [entry for entry in remote_files.list_folder(str(url)) if entry["type"] == "file"]
+    names = {entry["name"].rpartition("/")[2]: remote_files.tag(entry) for entry in entries}
+    wanted = {name: mark for name, mark in names.items() if not name.startswith(".")}
+    if not wanted:
+        raise UserError(f"{redact(url)} holds no file; check its name")
+    key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
+    copy = Path(cache_dir or _cache_dir()) / f"{key}-{urlsplit(str(url)).path.strip('/').rpartition('/')[2]}"
+    if not copy.is_dir():
+        with _explained(copy, "written"):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=copy.parent, prefix=".clozeworks-") as partial:
+                whole = Path(partial) / "whole"
+                whole.mkdir()
+                for name in wanted:
+                    remote_files.download(join(url, name), whole / name)
+                _rename_folder(whole, copy)
+    return copy
 
 
-@contextlib.contextmanager
-def hold_lock(folder: str | Path) -> Iterator[None]:
-    """Keep other processes from working on the local `folder` while the block runs; the system frees it at a kill.
+def matches(pattern: str) -> list[str]:
+    """The files that a path, URL or glob pattern names, sorted; none where nothing matches.
+
+    A name that is there as it is written wins over the pattern that it also is.
 
     Raises:
-        UserError: another process works on it; the message names its process id.
+        UsageError: it names a folder, or is a pattern of web addresses, which cannot be listed.
     """
-    if is_remote(folder):
-        yield
-        return
-    path = local_path(folder) / ".lock"
-    with _explained(folder, "written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _lock_file(path, str(folder))
-    with file:
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _lock_file(path: Path, folder: str) -> TextIO:
-    while True:
-        file = open(path, "a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            file.close()
-            raise UserError(
-                f"another command (process {owner}) works on {folder} now; wait until it ends, or choose another folder"
-            ) from None
-        # The owner before may have removed the file between our opening and locking it: then it locks
-        # nothing.
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
-        file.close()
-
-
-def _matches(pattern: str) -> list[str]:
     if is_remote(pattern):
-        filesystem, path = _filesystem(pattern)
-        with _explained(pattern, "read"):
-            if not glob.has_magic(path):
-                return [pattern] if filesystem.isfile(path) else []
-            return [filesystem.unstrip_protocol(match) for match in filesystem.glob(path) if filesystem.isfile(match)]
+        return remote_files.matching(pattern)
     path = str(local_path(pattern))
     if os.path.isdir(path):
         raise UsageError(
@@ -286,14 +236,40 @@ def _matches(pattern: str) -> list[str]:
         )
     if os.path.exists(path):
         return [path]
-    return [match for match in glob.glob(path, recursive=True) if os.path.isfile(match)]
+    return sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
 
 
-def _filesystem(url: str | Path) -> tuple[fsspec.AbstractFileSystem, str]:
+def _remote_info(url: str | Path) -> dict:
+    found = remote_files.info(str(url))
+    if found is None:
+        raise UserError(f"{redact(url)} cannot be read: there is no such file; check its name")
+    return found
+
+
+@contextlib.contextmanager
+def _staged(url: str | Path) -> Iterator[Path]:
+    """A temporary local file for what will be uploaded to `url`."""
     try:
-        return fsspec.core.url_to_fs(str(url))
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"{redact(url)} cannot be opened: {error}") from None
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
+            yield Path(folder) / "upload"
+    except OSError as error:
+        raise UserError(
+            f"{redact(url)} cannot be written: {error.strerror or error} in {tempfile.gettempdir()}, where files wait "
+            "for their upload; make space there or set TMPDIR to another folder, and run the same command again, "
+            "which goes on from there"
+        ) from None
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
+
+
+def _rename_folder(folder: Path, final: Path) -> None:
+    try:
+        folder.rename(final)
+    except OSError:
+        if not final.is_dir():  # another process's copy serves as well
+            raise
 
 
 def _flush(path: Path) -> None:
@@ -311,9 +287,7 @@ def _explained(url: str | Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # A server's refusal often is the URL itself.
-        reason = error.strerror or str(error).replace(str(url), redact(url))
         remedy = (
             "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
         )
-        raise UserError(f"{redact(url)} cannot be {what}: {reason}; {remedy}") from None
+        raise UserError(f"{redact(url)} cannot be {what}: {error.strerror or error}; {remedy}") from None

@@ -1,149 +1,80 @@
-"""Checking a shard set: every byte against the manifest, and every count against what the shards hold."""
+"""Checking a data set: bytes against the manifest, counts against the shards, and that what was removed is gone."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from data_prep import storage
+from data_prep.counting import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
+from data_prep.data_card import CARD_NAME
 from data_prep.errors import UserError
-from data_prep.executors import run_units
-from data_prep.manifest import TOKENIZER_FOLDER, Manifest, ShardRecord, SplitRecord, read_manifest
-from data_prep.prepare import unigram_entropy_nats
+from data_prep.executors import Engine, run_units
+from data_prep.growing import all_configs, removed_ids
+from data_prep.manifest import (
+    MANIFEST_NAME,
+    STEPS,
+    TOKENIZER_FOLDER,
+    Manifest,
+    SplitRecord,
+    list_versions,
+    older_version_name,
+)
 from data_prep.progress import Progress
-from data_prep.shards import SHARD_NAME, Record, ShardIndex, index_of, join_indexes, read_index, read_records
-from data_prep.tokenizer import CLS_TOKEN_ID, MASK_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID, Tokenizer
+from data_prep.shard_check import CheckTask, Findings, check_shard
+from data_prep.tokenizer import INFO_NAME, Tokenizer, TokenizerInfo
+from data_prep.versions import select_version, stray_files, unfinished_work
 
-_SPECIAL_TOKEN_IDS = [PAD_TOKEN_ID, CLS_TOKEN_ID, SEP_TOKEN_ID, MASK_TOKEN_ID]
-
-
-@dataclass(frozen=True)
-class _ShardTask:
-    folder: str
-    shard: ShardRecord
-    num_sources: int
-    vocab_size: int
-    token_dtype: str
+_SHOWN = 3
 
 
-@dataclass(frozen=True)
-class _ShardFindings:
-    problems: tuple[str, ...]
-    token_counts: np.ndarray
-    source_counts: np.ndarray
-    document_ids: np.ndarray
+def verify_shards(folder: str, engine: Engine | int = 1, version: str | None = None) -> tuple[Manifest, list[str]]:
+    """Check the data set at `folder`; returns its manifest and what is wrong with it, a line each.
 
-
-def verify_shards(folder: str, num_workers: int = 1) -> tuple[Manifest, list[str]]:
-    """Check the shard set at `folder`; returns its manifest and what is wrong with it, a line each.
+    Args:
+        version: number or digest of the version to check; by default the current one.
 
     Raises:
-        UserError: there is no manifest that can be read.
+        UserError: there is no manifest that can be read, or no such version.
     """
-    manifest = read_manifest(folder)
-    problems = [*_tokenizer_problems(folder, manifest), *_stray_files(folder, manifest)]
-    token_counts: dict[str, np.ndarray] = {}
-    source_counts = np.zeros((len(manifest.sources), 3), np.int64)
-    ids: list[np.ndarray] = []
-    total_bytes = sum(shard.bytes for split in (manifest.train, manifest.valid) for shard in split.shards)
-    with Progress("verifying", total_bytes, "MB", 1e6) as progress:
-        for name in ("train", "valid"):
-            split = manifest.split(name)
-            tasks = [_task(folder, manifest, shard) for shard in split.shards]
-            token_counts[name] = np.zeros(manifest.tokenizer.vocab_size, np.int64)
-            for task, findings in run_units(_check_shard, tasks, num_workers):
-                problems.extend(findings.problems)
-                token_counts[name] += findings.token_counts
-                source_counts += findings.source_counts
-                ids.append(findings.document_ids)
-                progress.add(task.shard.bytes)
-    if not problems:
-        problems.extend(_total_problems(folder, manifest, token_counts, source_counts, np.concatenate(ids)))
+    versions = list_versions(folder)
+    manifest = versions[-1] if version is None else select_version(folder, version)
+    foreign_tokenizer = list(_tokenizer_problems(folder, manifest))
+    problems = [*foreign_tokenizer, *_file_problems(folder, manifest, versions), *_arithmetic_problems(manifest)]
+    if not foreign_tokenizer:
+        problems.extend(_tokenizer_file_problems(folder))
+    removed = np.empty(0, np.uint64)
+    try:
+        removed = removed_ids(folder, manifest)
+    except UserError as error:
+        problems.append(str(error))
+    findings = _check_shards(folder, manifest, engine, not foreign_tokenizer)
+    damages = [finding.problem for finding in findings.values() if finding.problem is not None]
+    problems.extend(damages)
+    problems.extend(_removal_problems(folder, manifest, removed, findings))
+    if not damages:
+        problems.extend(_total_problems(folder, manifest, findings, 3 if foreign_tokenizer else len(SOURCE_COLUMNS)))
     return manifest, sorted(problems)
 
 
-def _task(folder: str, manifest: Manifest, shard: ShardRecord) -> _ShardTask:
-    tokenizer = manifest.tokenizer
-    return _ShardTask(folder, shard, len(manifest.sources), tokenizer.vocab_size, tokenizer.token_dtype)
-
-
-def _check_shard(task: _ShardTask) -> _ShardFindings:
-    """Check one shard and count what it holds; a damaged shard counts as empty."""
-    try:
-        return _count_shard(task)
-    except UserError as error:
-        nothing = np.zeros((task.num_sources, 3), np.int64)
-        return _ShardFindings((str(error),), np.zeros(task.vocab_size, np.int64), nothing, np.empty(0, np.uint64))
-
-
-def _count_shard(task: _ShardTask) -> _ShardFindings:
-    url = storage.join(task.folder, task.shard.name)
-    where = storage.redact(url)
-    remedy = "restore it, or make the shards again"
-    if not storage.exists(url):
-        raise UserError(f"{where} is missing; {remedy}")
-    if storage.size(url) != task.shard.bytes:
-        raise UserError(f"{where} has {storage.size(url)} bytes and the manifest says {task.shard.bytes}; {remedy}")
-    found = storage.sha256_of(url)
-    if found != task.shard.sha256:
-        raise UserError(
-            f"{where} has other content: its sha256 is {found}, the manifest's {task.shard.sha256}; {remedy}"
-        )
-    index = read_index(task.folder, task.shard)
-    token_counts = np.zeros(task.vocab_size, np.int64)
-    parts: list[ShardIndex] = []
-    path = storage.local_copy(url, None, task.shard.sha256)
-    for key, record, offset in read_records(path):
-        problem = _record_problem(record, task)
-        if problem:
-            raise UserError(f"{where} record {key} {problem}; make the shards again")
-        token_counts += np.bincount(record.tokens, minlength=task.vocab_size)
-        parts.append(index_of(record, offset))
-    found_index = join_indexes(parts)
-    for field in dataclasses.fields(ShardIndex):
-        if not np.array_equal(getattr(index, field.name), getattr(found_index, field.name)):
-            raise UserError(f"{where} and its index disagree on {field.name}; make the shards again")
-    shortest = int(index.document_lengths.min(initial=np.iinfo(np.uint32).max)) if len(parts) else 0
-    if shortest != task.shard.min_document_tokens:
-        raise UserError(
-            f"{where} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}; {remedy}"
-        )
-    source_counts = np.zeros((task.num_sources, 3), np.int64)
-    ones = np.ones(len(index.document_ids), np.int64)
-    for column, values in enumerate((ones, index.sentence_counts, index.document_lengths)):
-        np.add.at(source_counts[:, column], index.document_sources, values.astype(np.int64))
-    return _ShardFindings((), token_counts, source_counts, index.document_ids)
-
-
-def _record_problem(record: Record, task: _ShardTask) -> str | None:
-    """What is wrong within a record, if anything."""
-    if record.tokens.dtype != np.dtype(task.token_dtype):
-        return f"has tokens of type {record.tokens.dtype}, not {task.token_dtype}"
-    if not len(record.tokens) or not len(record.documents) == len(record.sources) == len(record.document_ids):
-        return "is empty, or has arrays of different numbers of documents"
-    if record.tokens.max() >= task.vocab_size or np.isin(record.tokens, _SPECIAL_TOKEN_IDS).any():
-        return f"has token ids that are special or not below the vocabulary's {task.vocab_size}"
-    for name, starts in (("document", record.documents), ("sentence", record.sentences)):
-        rising = len(starts) and starts[0] == 0 and (np.diff(starts.astype(np.int64)) > 0).all()
-        if not rising or starts[-1] >= len(record.tokens):
-            return f"has {name} offsets that do not rise from 0 within its tokens"
-    if not np.isin(record.documents, record.sentences).all():
-        return "has a document that begins within a sentence"
-    if record.sources.max() >= task.num_sources:
-        return "has a document of a source that the manifest does not name"
-    return None
+def _check_shards(folder: str, manifest: Manifest, engine: Engine | int, count_text: bool) -> dict[str, Findings]:
+    """The findings of every shard by its name."""
+    tokenizer_url = storage.join(folder, TOKENIZER_FOLDER) if count_text else None
+    tasks = [
+        CheckTask(folder, shard, len(manifest.sources), manifest.tokenizer, tokenizer_url) for shard in manifest.shards
+    ]
+    findings: dict[str, Findings] = {}
+    with Progress("verifying", sum(shard.bytes for shard in manifest.shards), "MB", 1e6) as progress:
+        for task, found in run_units(check_shard, tasks, engine):
+            findings[task.shard.name] = found
+            progress.add(task.shard.bytes)
+    return findings
 
 
 def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
-    if storage.is_remote(folder):
-        return
     place = storage.join(folder, TOKENIZER_FOLDER)
-    expected = manifest.tokenizer
+    where, expected = storage.redact(place), manifest.tokenizer
     try:
         tokenizer = Tokenizer.load(place)
     except UserError as error:
@@ -151,62 +82,120 @@ def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
         return
     if tokenizer.fingerprint != expected.fingerprint:
         yield (
-            f"{place} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the shards were "
-            "made with "
+            f"{where} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the shards were made with "
             f"{expected.fingerprint}; copy the right one there, or make the shards again"
         )
-    elif (tokenizer.vocab_size, np.dtype(tokenizer.token_dtype).name) != (
-        expected.vocab_size,
-        expected.token_dtype,
-    ):
-        yield f"{place} has {tokenizer.vocab_size} pieces and the manifest says {expected.vocab_size}; make them again"
+    elif (tokenizer.vocab_size, np.dtype(tokenizer.token_dtype).name) != (expected.vocab_size, expected.token_dtype):
+        yield f"{where} has {tokenizer.vocab_size} pieces and the manifest says {expected.vocab_size}; make them again"
 
 
-def _stray_files(folder: str, manifest: Manifest) -> Iterator[str]:
-    named = {
-        name
-        for split in (manifest.train, manifest.valid)
-        for shard in split.shards
-        for name in (shard.name, shard.index.name)
-    }
-    for name in storage.list_names(folder):
-        if SHARD_NAME.fullmatch(name) and name not in named:
-            yield f"{storage.join(folder, name)} is not in the manifest; remove it"
+def _tokenizer_file_problems(folder: str) -> Iterator[str]:
+    """Files of the tokenizer that are not as they were written; those that training reads are checked elsewhere."""
+    place = storage.join(folder, TOKENIZER_FOLDER)
+    try:
+        info = TokenizerInfo.read(place)
+    except UserError:
+        return
+    for name, sha256 in sorted(info.files.items() if info is not None else ()):
+        url = storage.join(place, name)
+        where = storage.redact(url)
+        if not storage.exists(url):
+            yield f"{where} is missing; copy the whole folder of the tokenizer again"
+        elif (found := storage.sha256_of(url)) != sha256:
+            yield (
+                f"{where} has other content: its sha256 is {found}, that of {INFO_NAME} {sha256}; copy the whole "
+                "folder of the tokenizer again"
+            )
+
+
+def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]) -> Iterator[str]:
+    """What is wrong with the manifests, the card, and files that belong to no version."""
+    where = storage.redact(folder)
+    current = versions[-1]
+    name = MANIFEST_NAME if manifest.version == current.version else older_version_name(manifest.version)
+    if storage.read_bytes(storage.join(folder, name)) != manifest.to_json().encode():
+        yield f"{storage.join(where, name)} was edited by hand: it is not as it was written; restore it"
+    for before, after in zip(versions[:-1], versions[1:], strict=True):
+        if after.version == before.version + 1 and after.parent != before.digest:
+            yield (
+                f"the manifest of version {before.version} in {where} is not the one that version {after.version} was "
+                "made from: one of them was edited by hand; restore it"
+            )
+    card = storage.join(folder, CARD_NAME)
+    # Stopped just before a new version came, the card is that version's and names this one as its parent.
+    if storage.exists(card) and current.digest not in storage.read_bytes(card).decode(errors="replace"):
+        yield (
+            f"{storage.join(where, CARD_NAME)} names another digest than {current.digest}, that of {MANIFEST_NAME}: "
+            "one of them was edited by hand; restore it"
+        )
+    if not unfinished_work(folder):
+        for stray in stray_files(folder):
+            yield f"{storage.join(where, stray)} is not in the manifest of any version; remove it"
+
+
+def _arithmetic_problems(manifest: Manifest) -> Iterator[str]:
+    """What does not add up within the manifest."""
+    known = {reason for reasons in STEPS.values() for reason in reasons}
+    for source in manifest.sources:
+        for reason in sorted(set(source.dropped) - known):
+            yield f"the manifest drops documents of source {source.name!r} for a reason that no step has: {reason!r}"
+    given_out, held = manifest.steps[-1].documents_out, manifest.train.documents + manifest.valid.documents
+    if given_out != held:
+        yield f"the steps of the manifest give out {given_out} documents and its splits hold {held}"
+    removed = sum(removal.documents for removal in manifest.removals)
+    if removed != manifest.dropped.get("removed", 0):
+        yield f"the manifest's sources lost {manifest.dropped.get('removed', 0)} documents to removals of {removed}"
+
+
+def _removal_problems(
+    folder: str, manifest: Manifest, removed: np.ndarray, findings: Mapping[str, Findings]
+) -> Iterator[str]:
+    """Documents that should be gone and are there."""
+    gone = [number for number, source in enumerate(manifest.sources) if source.name in manifest.removed_sources]
+    for name, found in findings.items():
+        where = storage.redact(storage.join(folder, name))
+        present = np.intersect1d(found.document_ids, removed)
+        if len(present):
+            shown = ", ".join(f"{document:016x}" for document in present[:_SHOWN].tolist())
+            yield f"{where} holds {len(present)} documents that were removed: {shown}{' ...' * (len(present) > _SHOWN)}"
+        for number in gone:
+            if found.source_counts[number, 0]:
+                documents, source = found.source_counts[number, 0], manifest.sources[number].name
+                yield f"{where} holds {documents} documents of source {source!r}, which was removed"
 
 
 def _total_problems(
-    folder: str,
-    manifest: Manifest,
-    token_counts: dict[str, np.ndarray],
-    source_counts: np.ndarray,
-    ids: np.ndarray,
+    folder: str, manifest: Manifest, findings: Mapping[str, Findings], num_counted: int
 ) -> Iterator[str]:
-    """Compare the sums of sound shards with the totals that the manifest gives."""
-    place = storage.join(folder, manifest.token_counts.name)
-    if not storage.exists(place) or storage.sha256_of(place) != manifest.token_counts.sha256:
-        where = storage.redact(place)
-        yield f"{where} is missing or has other content than the manifest says; restore it, or make it again"
-    else:
-        yield from _count_problems(place, token_counts)
+    """Compare the sums of sound shards with the totals that the manifest gives.
+
+    Args:
+        num_counted: of `SOURCE_COLUMNS`, how many were counted.
+    """
+    found_counts = {}
     for name in ("train", "valid"):
-        yield from _split_problems(name, manifest.split(name), token_counts[name])
-    for source, found in zip(manifest.sources, source_counts.tolist(), strict=True):
-        if [source.documents, source.sentences, source.tokens] != found:
-            yield f"source {source.name} has {found} documents, sentences and tokens, not what the manifest says"
-    if len(np.unique(ids)) != len(ids):
-        yield f"{storage.redact(folder)} holds {len(ids) - len(np.unique(ids))} documents twice; make the shards again"
-
-
-def _count_problems(place: str, token_counts: dict[str, np.ndarray]) -> Iterator[str]:
-    where = storage.redact(place)
+        counts = [findings[shard.name].token_counts for shard in manifest.split(name).shards]
+        found_counts[name] = np.sum([np.zeros(manifest.tokenizer.vocab_size, np.int64), *counts], axis=0)
     try:
-        stored = safetensors.numpy.load(storage.read_bytes(place))
-    except safetensors.SafetensorError as error:
-        yield f"{where} is damaged ({error}); make the shards again"
-        return
-    for name, counts in token_counts.items():
-        if name not in stored or not np.array_equal(stored[name], counts):
-            yield f"{where} counts other {name} tokens than the shards hold; make the shards again"
+        stored = read_token_counts(folder, manifest)
+    except UserError as error:
+        yield str(error)
+    else:
+        for name, counts in found_counts.items():
+            if name not in stored or not np.array_equal(stored[name], counts):
+                where = storage.redact(storage.join(folder, manifest.token_counts.name))
+                yield f"{where} counts other {name} tokens than the shards hold; make the shards again"
+    for name, split in (("train", manifest.train), ("valid", manifest.valid)):
+        yield from _split_problems(name, split, found_counts[name])
+    nothing = np.zeros((len(manifest.sources), len(SOURCE_COLUMNS)), np.int64)
+    source_counts = np.sum([nothing, *(found.source_counts for found in findings.values())], axis=0)
+    for source, counts in zip(manifest.sources, source_counts.tolist(), strict=True):
+        # Without the right tokenizer, which is a problem of its own, words and bytes were not counted.
+        for column, count in zip(SOURCE_COLUMNS[:num_counted], counts, strict=False):
+            if getattr(source, column) != count:
+                yield f"source {source.name} has {count} {column} and the manifest says {getattr(source, column)}"
+    if all(config.get("deduplication", {}).get("exact", True) for config in all_configs(manifest)):
+        yield from _duplicate_problems(folder, findings)
 
 
 def _split_problems(name: str, split: SplitRecord, token_counts: np.ndarray) -> Iterator[str]:
@@ -216,3 +205,11 @@ def _split_problems(name: str, split: SplitRecord, token_counts: np.ndarray) -> 
             yield f"the manifest counts {getattr(split, field)} {name} {field} and its shards hold {total}"
     if split.unigram_entropy_nats != unigram_entropy_nats(token_counts):
         yield f"the manifest's unigram entropy of {name} is not that of its tokens"
+
+
+def _duplicate_problems(folder: str, findings: Mapping[str, Findings]) -> Iterator[str]:
+    ids = np.concatenate([np.empty(0, np.uint64), *(found.document_ids for found in findings.values())])
+    ids.sort()
+    twice = int((ids[1:] == ids[:-1]).sum())
+    if twice:
+        yield f"{storage.redact(folder)} holds {twice} documents twice; make the shards again"

@@ -1,7 +1,8 @@
 """Fill masks with a model: `fill_mask.py --model models:/NAME@ALIAS "Paris is the [MASK] of France."`.
 
-The model is a registered one, a run's, or an exported folder. Texts come from the command line, or line by line from
-standard input. `--mask-random` masks a word of each text itself and shows what the model makes of it.
+The model is a registered one, a run's, an exported folder, or a run's own checkpoint (its output_dir). Texts come from
+the command line, or line by line from standard input. `--mask-random` masks a word of each text itself and shows what
+the model makes of it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import random
 import sys
+from pathlib import Path
 
 from data_prep.errors import UsageError, run_command
 from trainer.fill_mask import FillMask, MaskedText, as_json, is_right, mask_random_word, report
@@ -26,7 +28,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--model",
         required=True,
         metavar="MODEL",
-        help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., or a folder",
+        help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., an exported folder, or a run's output_dir",
     )
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="candidates for each mask (default 5)")
     parser.add_argument("--json", action="store_true", help="one JSON object a text instead of lines for people")
@@ -47,12 +49,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return arguments_read
 
 
+def open_model(model: str, tracking_uri: str | None) -> FillMask:
+    """A registered model, an exported folder, or a run's checkpoint."""
+    if (Path(model) / "checkpoints").is_dir() or (Path(model) / "state.json").is_file():
+        from trainer.checkpoint_fill_mask import load_checkpoint
+
+        return load_checkpoint(Path(model))
+    from trainer.registry import pull
+
+    return FillMask.load(pull(model, tracking_uri=tracking_uri))
+
+
 def main() -> None:
     arguments = parse_arguments()
     texts = read_texts(arguments.texts)
-    from trainer.registry import pull
-
-    model = FillMask.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    model = open_model(arguments.model, arguments.tracking_uri)
     if arguments.mask_random:
         show_random(model, texts, arguments)
         return

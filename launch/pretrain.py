@@ -2,7 +2,7 @@
 
 The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run
 without GPU or shards. Exit status: 0 all steps done, 2 wrong usage or configuration, 1 failed on the way, 75 stopped
-by a signal after saving (start the same command again).
+by a signal after saving, 76 a rank was lost or hung (start the same command again in both cases).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import describe, load_settings, to_yaml
-from trainer.config import RunConfig
+from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
+from trainer.sample_range import parse_ranges
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -45,6 +46,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--allow-change", action="store_true", help="resume although a setting changed that makes it another run"
     )
+    parser.add_argument(
+        "--resume-from",
+        type=int,
+        metavar="STEP",
+        help="go back to the checkpoint of this step, in a new MLflow run under the old one; later checkpoints go",
+    )
+    parser.add_argument(
+        "--skip-samples",
+        metavar="A:B[,C:D]",
+        help="with --resume-from: predict nothing in the samples A to B - 1 of that checkpoint's epoch",
+    )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args(arguments)
 
@@ -53,15 +65,17 @@ def main() -> None:
     arguments = parse_arguments()
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     config = _with_deepspeed_file(config, arguments.deepspeed_config)
+    branch = branch_of(arguments)
     deepspeed_config(config, world_size(arguments))  # tells a contradiction before any process group starts
     if arguments.print_config or arguments.dry_run:
         if is_first_rank():
             _explain(config, arguments)
         return
+    from trainer.branching import Branch
     from trainer.distributed import run_rank
     from trainer.train import train
 
-    run_rank(lambda: train(config, allow_change=arguments.allow_change))
+    run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None))
 
 
 def world_size(arguments: argparse.Namespace) -> int:
@@ -72,6 +86,14 @@ def world_size(arguments: argparse.Namespace) -> int:
     return ranks
 
 
+def branch_of(arguments: argparse.Namespace) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """The step to go back to and the samples to skip there, where the command line asks for it."""
+    skip = tuple(parse_ranges(arguments.skip_samples, "--skip-samples")) if arguments.skip_samples else ()
+    if arguments.resume_from is None and skip:
+        raise UsageError("--skip-samples counts in the epoch of a checkpoint; name its step with --resume-from STEP")
+    return None if arguments.resume_from is None else (arguments.resume_from, skip)
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0 of its launcher (or has none)."""
     return os.environ.get("RANK", "0") == "0"
@@ -79,7 +101,7 @@ def is_first_rank() -> bool:
 
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
-        print(to_yaml(config), end="")
+        print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
         from trainer.dry_run import explain
 

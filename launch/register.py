@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 
 from data_prep.errors import run_command
-from trainer.fill_mask import FillMask, report
-from trainer.registry import INPUT_EXAMPLE, MASK_TOKEN, Registration, check_names, pull, register
+from trainer.fill_mask import MASK_TOKEN, FillMask, report
+from trainer.registry import Registration, check_names, pull, register
+from trainer.served_model import INPUT_EXAMPLE
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

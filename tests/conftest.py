@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from data_prep.config import load_config
 from data_prep.plan import make_plan
 from data_prep.prepare import prepare_shards
-from data_prep.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from data_prep.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizer_training import train_tokenizer
+from tests.s3_server import S3Bucket, S3Server, run_server
 
 NUM_DOCUMENTS = 200
 
@@ -50,6 +53,14 @@ _OPENINGS = (
 _NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois Rossi Novák Haddad".split()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep copies of remote files, and marks of checked ones, out of the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A JSONL file of 200 different documents, most of several paragraphs, a few of one sentence."""
@@ -78,7 +89,7 @@ def small_shards(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: py
     overrides = ["shards.min_shards=4", "shards.valid_fraction=0.1", "shards.record_tokens=2000"]
     config = load_config(None, overrides, [str(small_corpus)])
     tokenizer = Tokenizer.load(small_tokenizer)
-    prepare_shards(make_plan(config, tokenizer), tokenizer, str(folder), num_workers=1)
+    prepare_shards(make_plan(config, tokenizer), tokenizer, str(folder), 1)
     return folder
 
 
@@ -111,3 +122,24 @@ def _sentence(generator: random.Random) -> str:
     clauses = [f"{phrase()} {generator.choice(_VERBS)} {phrase()}" for _ in range(generator.choice((1, 1, 1, 2)))]
     sentence = opening + " and ".join(clauses) + generator.choice(("", "", f" at {generator.randint(1, 12)}.30 a.m."))
     return sentence[0].upper() + sentence[1:].removesuffix(".") + generator.choice("....?!")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One moto server for the whole run."""
+    with run_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
+    """A new bucket that this process, and every one that it starts, reaches by its AWS_ environment.
+
+    `s3_bucket.url` is s3://NAME; give `s3_bucket.storage_options` to `storage.configure` where the environment is
+    not passed on; `s3_bucket.objects()` is what really lies there.
+    """
+    bucket = s3_server.make_bucket()
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    return bucket

@@ -26,6 +26,12 @@ class BatchArithmetic:
         return self.world_size * self.accumulation_steps * self.micro_batch_rows
 
     @property
+    def slice_bounds(self) -> list[int]:
+        """Where each micro-batch of all ranks begins among the global batch's rows, and where the last one ends."""
+        num_slices = self.world_size * self.accumulation_steps
+        return [number * self.global_rows // num_slices for number in range(num_slices + 1)]
+
+    @property
     def filling_share(self) -> float:
         """Share of the computed rows that only fill up."""
         return 1.0 - self.global_rows / self.computed_rows

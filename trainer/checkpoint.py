@@ -17,6 +17,7 @@ import torch
 from data_prep import storage
 from data_prep.errors import UserError
 from data_prep.manifest import FileRecord
+from trainer.checkpoint_fetch import bring
 from trainer.checkpoint_format import (
     FORMAT_VERSION,
     MARKER_NAME,
@@ -27,6 +28,7 @@ from trainer.checkpoint_format import (
     SavedState,
     TrainState,
     check_coverage,
+    checkpoints_folder,
     current_versions,
     find_problem,
     list_steps,
@@ -38,8 +40,10 @@ from trainer.checkpoint_format import (
     read_weights,
     step_folder,
 )
+from trainer.checkpoint_retention import superfluous_steps
+from trainer.checkpoint_store import stored_steps
 from trainer.compatibility import check_compatible
-from trainer.config import RunConfig, without_secrets
+from trainer.config import CheckpointSettings, RunConfig, without_secrets
 from trainer.distributed import Ranks, barrier, broadcast_object, gather_objects
 from trainer.engine import Engine
 from trainer.fragments import KINDS, Fragment, parameter_shapes
@@ -82,10 +86,8 @@ def save(
     Returns None, after a warning on rank 0, where it could not be written: the last good one stays and training may
     go on.
     """
-    folder, ranks = step_folder(output_dir, state.step), engine.ranks
-    if ranks.is_first:
-        _make_room(folder)
-    barrier(ranks)
+    folder, ranks, settings = step_folder(output_dir, state.step), engine.ranks, config.checkpoint
+    _in_turn(lambda: _make_room(folder), ranks, settings)
     records, problems = _write_rank_files(folder, engine)
     saved = SavedState(
         format_version=FORMAT_VERSION,
@@ -99,43 +101,83 @@ def save(
         loss_scaler=engine.loss_scaler_state(),
         versions=current_versions(),
     )
+    marker = None
     if ranks.is_first and not problems:
-        problems = _complete(folder, saved, records)
-    problems = broadcast_object(problems, ranks)
+        marker, problems = _complete(folder, saved, records, nodes_share=settings.upload_to is None)
+    marker, problems = broadcast_object((marker, problems), ranks)
     if problems:
         if ranks.is_first:
             _give_up(folder, problems[0], warn)
         return None
-    if ranks.is_first:
-        _retire(output_dir, config.checkpoint.keep_last, state.step, warn)
+    if ranks.local_rank == 0 and not (folder / MARKER_NAME).exists():
+        _complete_here(folder, saved, marker, warn)
+    _in_turn(lambda: _retire(output_dir, settings, state.step, warn if ranks.is_first else _be_silent), ranks, settings)
     return Checkpoint(folder, saved, tuple(record.name for record in records))
 
 
-def find_latest(output_dir: str | Path, ranks: Ranks = ALONE, warn: Warn = warn_on_stderr) -> Checkpoint | None:
+def find_latest(
+    output_dir: str | Path,
+    ranks: Ranks = ALONE,
+    warn: Warn = warn_on_stderr,
+    remote: str | None = None,
+    stage: int | None = None,
+    step: int | None = None,
+) -> Checkpoint | None:
     """The newest checkpoint that is whole, the same one on all ranks; None where none was ever completed.
 
-    Every rank verifies a share of the files. A damaged checkpoint is skipped with a warning.
+    A damaged checkpoint is skipped with a warning.
+
+    Args:
+        remote: `checkpoint.upload_to`: what a node's disk lacks is fetched from there. Without it all nodes are taken
+            to share the folder, and every rank verifies a share of the files.
+        stage: ZeRO stage of the run, by which a rank knows which files it needs.
+        step: take the checkpoint of this step and no other.
 
     Raises:
-        UserError: there are checkpoints, and none of them is whole.
+        UserError: there are checkpoints, and none of them is whole; or there is none of `step`.
     """
-    steps, unfinished = broadcast_object(list_steps(output_dir) if ranks.is_first else None, ranks)
     say = warn if ranks.is_first else _be_silent
-    for step in unfinished:
-        if not steps or step > steps[0]:
-            say(f"{step_folder(output_dir, step)} holds no {MARKER_NAME}: its save never ended, it is left out")
-    for step in steps:
-        folder = step_folder(output_dir, step)
-        problems = [problem for problem in gather_objects(_first_problem(folder, ranks), ranks) if problem]
+    steps = _candidates(output_dir, ranks, remote, say)
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise UserError(f"there is no checkpoint of step {step} in {output_dir}; those that are there: {there}")
+    for candidate in steps if step is None else [step]:
+        folder = step_folder(output_dir, candidate)
+        problem = _first_problem(folder, ranks) if remote is None else bring(remote, folder, candidate, stage, ranks)
+        problems = [found for found in gather_objects(problem, ranks) if found]
         if not problems:
             return open_checkpoint(folder, verified=True)
         say(f"checkpoint {folder} is damaged and skipped: {problems[0]}")
     if steps:
         raise UserError(
-            f"none of the {len(steps)} checkpoints in {folder.parent} is whole, so the run cannot be resumed; restore "
-            "one from a copy, or move the folder away to start from the beginning"
+            f"none of the {len(steps)} checkpoints in {checkpoints_folder(output_dir)} is whole, so the run cannot be "
+            "resumed; restore one from a copy, or move the folder away to start from the beginning"
         )
     return None
+
+
+def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:
+    """Steps of which some node's disk or the store has a complete checkpoint, newest first; the same on all ranks."""
+    complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
+    steps = sorted({step for found in gather_objects(complete, ranks) for step in found}, reverse=True)
+    if remote is not None:
+        stored, problem = broadcast_object(_stored_steps(remote) if ranks.is_first else None, ranks)
+        if problem and not steps:
+            raise UserError(f"whether there is a checkpoint to go on from cannot be told: {problem}")
+        if problem:
+            say(f"{problem}; only the checkpoints on disk are looked at")
+        steps = sorted({*steps, *stored}, reverse=True)
+    for step in unfinished:
+        if not steps or step > steps[0]:
+            say(f"{step_folder(output_dir, step)} holds no {MARKER_NAME}: its save never ended, it is left out")
+    return steps
+
+
+def _stored_steps(remote: str) -> tuple[list[int], str | None]:
+    try:
+        return stored_steps(remote), None
+    except UserError as error:
+        return [], str(error)
 
 
 def load(engine: Engine, checkpoint: Checkpoint) -> None:
@@ -184,20 +226,45 @@ def _parts(fragments: list[Fragment]) -> list[Part]:
     ]
 
 
-def _complete(folder: Path, saved: SavedState, records: list[FileRecord]) -> list[str]:
-    """Rank 0: write state.json, look that every rank's file lies here, write the marker; returns problems."""
+def _complete(
+    folder: Path, saved: SavedState, records: list[FileRecord], nodes_share: bool
+) -> tuple[Marker | None, list[str]]:
+    """Rank 0: write state and marker; the marker, or what stood in the way."""
     try:
         storage.write_bytes(folder / STATE_NAME, saved.model_dump_json(indent=1).encode())
         state_path = folder / STATE_NAME
         own = FileRecord(name=STATE_NAME, bytes=storage.size(state_path), sha256=storage.sha256_of(state_path))
         for record in records:
-            if not (folder / record.name).exists():
-                return [f"{folder / record.name} is not here; output_dir must be one folder that all hosts share"]
+            if nodes_share and not (folder / record.name).exists():
+                return None, [
+                    f"{folder / record.name} is not here; output_dir must be one folder that all hosts share, or "
+                    "checkpoint.upload_to a store that all hosts reach"
+                ]
         marker = Marker(format_version=FORMAT_VERSION, step=saved.state.step, files=(*records, own))
         storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
     except UserError as error:
-        return [str(error)]
-    return []
+        return None, [str(error)]
+    return marker, []
+
+
+def _complete_here(folder: Path, saved: SavedState, marker: Marker, warn: Warn) -> None:
+    """Another node than rank 0's: write state and marker beside this node's files, the same as there."""
+    try:
+        storage.write_bytes(folder / STATE_NAME, saved.model_dump_json(indent=1).encode())
+        storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
+    except UserError as error:
+        warn(f"{folder} is not complete on this node, which will have to fetch it: {error}")
+
+
+def _in_turn(tidy: Callable[[], None], ranks: Ranks, settings: CheckpointSettings) -> None:
+    """Tidy rank 0's disk, then, where nodes may have disks of their own, each other node's; all ranks together."""
+    if ranks.is_first:
+        tidy()
+    barrier(ranks)
+    if settings.upload_to is not None:
+        if ranks.local_rank == 0 and not ranks.is_first:
+            tidy()
+        barrier(ranks)
 
 
 def _make_room(folder: Path) -> None:
@@ -224,15 +291,11 @@ def _replaced(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.replaced")
 
 
-def _retire(output_dir: str | Path, keep_last: int, saved_step: int, warn: Warn) -> None:
-    """Rank 0: remove what the checkpoint just completed makes superfluous.
-
-    That is: complete ones beyond the newest `keep_last`, unfinished ones, and any of a later step, which is of a
-    course that the run has left (it was damaged and skipped, or the run was taken back on purpose).
-    """
+def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, warn: Warn) -> None:
+    """Remove what the checkpoint just completed makes superfluous, and what was never completed."""
     complete, unfinished = list_steps(output_dir)
-    current = [step for step in complete if step <= saved_step]
-    superfluous = {*complete, *unfinished} - {*current[:keep_last]}
+    metrics = {step: _metric(step_folder(output_dir, step), settings) for step in complete}
+    superfluous = superfluous_steps(metrics, saved_step, settings) | {*unfinished}
     folders = [step_folder(output_dir, step) for step in sorted(superfluous)]
     for folder in (*folders, _replaced(step_folder(output_dir, saved_step))):
         try:
@@ -240,6 +303,16 @@ def _retire(output_dir: str | Path, keep_last: int, saved_step: int, warn: Warn)
             storage.remove(folder)
         except UserError as error:
             warn(f"the old checkpoint {folder} is left: {error}")
+
+
+def _metric(folder: Path, settings: CheckpointSettings) -> float | None:
+    """What `keep_best` goes by; None where that step was not evaluated, or its state is damaged."""
+    if not settings.keep_best:
+        return None
+    try:
+        return read_state(folder).state.evaluation.get(settings.best_metric)
+    except UserError:
+        return None
 
 
 def _first_problem(folder: Path, ranks: Ranks) -> str | None:

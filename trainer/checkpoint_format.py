@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from data_prep import storage
 from data_prep.errors import UserError
 from data_prep.manifest import FileRecord
+from trainer.sample_range import SampleRange
 
 FORMAT_VERSION = 1
 MARKER_NAME = "checkpoint.json"
@@ -50,12 +51,18 @@ class TrainState(_Record):
     masked_seen: Count = Field(0, description="tokens predicted")
     pairs_seen: Count = Field(0, description="sentence pairs judged")
     skipped_steps: Count = Field(0, description="steps whose gradient was not finite")
+    unreadable_rows: Count = Field(0, description="rows passed over because their shard is damaged")
     phase: Count = 0
     epoch: Count = 0
     next_sample: Count = Field(0, description="loader position: the next sample of the epoch")
     mlflow_run_id: str | None = None
     last_logged_step: Count = Field(0, description="newest step whose metrics were handed to the tracker")
     train_seconds: Annotated[float, Field(ge=0.0)] = Field(0.0, description="seconds spent in steps, over all starts")
+    evaluation: dict[str, float] = Field({}, description="metrics of an evaluation at this very step; else empty")
+    skipped_samples: tuple[SampleRange, ...] = Field((), description="--skip-samples: nothing is predicted in these")
+    branched_at: Count | None = Field(
+        None, description="--resume-from: the step that this course left an earlier one at"
+    )
 
 
 class DataIdentity(_Record):
@@ -120,6 +127,12 @@ def step_folder(output_dir: str | Path, step: int) -> Path:
     return checkpoints_folder(output_dir) / f"step-{step:08d}"
 
 
+def step_of(folder_name: str) -> int | None:
+    """The step of a checkpoint's folder, by the folder's name; None where it is another's."""
+    match = _FOLDER.fullmatch(folder_name)
+    return int(match[1]) if match else None
+
+
 def rank_file_name(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
@@ -128,8 +141,7 @@ def list_steps(output_dir: str | Path) -> tuple[list[int], list[int]]:
     """Steps of the folders with a marker and of those without (never finished), each newest first."""
     complete, unfinished = [], []
     for name in storage.list_names(checkpoints_folder(output_dir)):
-        if match := _FOLDER.fullmatch(name):
-            step = int(match[1])
+        if (step := step_of(name)) is not None:
             has_marker = (step_folder(output_dir, step) / MARKER_NAME).exists()
             (complete if has_marker else unfinished).append(step)
     return sorted(complete, reverse=True), sorted(unfinished, reverse=True)
@@ -159,6 +171,15 @@ def read_state(folder: str | Path) -> SavedState:
         raise UserError(f"{folder / MARKER_NAME} does not name {STATE_NAME}; the checkpoint is damaged, use another")
     if problem := find_problem(folder, records[STATE_NAME]):
         raise UserError(f"checkpoint {folder} is damaged: {problem}; use another one")
+    return parse_state(folder)
+
+
+def parse_state(folder: Path) -> SavedState:
+    """As `read_state`, of a folder whose files were verified.
+
+    Raises:
+        UserError: the file is damaged or of another format.
+    """
     return _parse(SavedState, folder / STATE_NAME)
 
 

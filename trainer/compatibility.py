@@ -10,13 +10,17 @@ from data_prep.errors import UserError
 from trainer.checkpoint_format import DataIdentity, SavedState, current_versions
 from trainer.config import RunConfig, without_secrets
 
-_HARMLESS_SECTIONS = frozenset({"output_dir", "checkpoint", "evaluation", "tracking", "logging", "distributed"})
+_HARMLESS_SECTIONS = frozenset(
+    {"output_dir", "checkpoint", "evaluation", "tracking", "logging", "health", "distributed", "storage_options"}
+)
 _HARMLESS = frozenset(
     {
         "zero.stage",
         "zero.offload_optimizer",
         "data.num_workers",
         "data.cache_dir",
+        "data.cache_bytes",
+        "data.on_corrupt_shard",
         "data.tokenizer",
         "training.activation_checkpointing",
         "training.deterministic",

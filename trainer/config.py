@@ -12,15 +12,20 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_prep import storage
 from data_prep.settings import Settings
+from trainer.model.families import OPTIONS, violations
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
 class ModelSettings(Settings):
-    """The encoder, in the words of BERT's published configuration (Devlin et al. 2018)."""
+    """The encoder, in the words of the published configurations of BERT and ModernBERT."""
 
-    family: Literal["bert"] = Field("bert", description="architecture: bert (post-norm, learned positions, GELU)")
+    family: Literal["bert", "modernbert", "custom"] = Field(
+        "bert",
+        description="architecture whose published options count where none are set: bert (the defaults shown here), "
+        "modernbert, or custom (bert's, and any may be changed; only what transformers computes can be exported)",
+    )
     vocab_size: PositiveInt = Field(30522, description="pieces of the tokenizer; at least the shards' vocabulary")
     pad_vocab_size_to_multiple_of: PositiveInt = Field(64, description="rows of the embedding are rounded up to this")
     hidden_size: PositiveInt = Field(768, description="width of the residual stream")
@@ -30,17 +35,41 @@ class ModelSettings(Settings):
     max_position_embeddings: PositiveInt = Field(
         512, description="longest sequence the model knows positions for, places"
     )
-    type_vocab_size: PositiveInt = Field(2, description="segments (A and B)")
-    hidden_act: Literal["gelu"] = Field("gelu", description="activation of feed-forward and MLM head")
+    type_vocab_size: NonNegativeInt = Field(2, description="segments (A and B); 0: no embedding for them")
+    position_embedding: Literal["learned", "sinusoidal", "rotary"] = Field(
+        "learned", description="positions: added to the embeddings (learned, sinusoidal), or rotating queries and keys"
+    )
+    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="kind of every norm")
+    norm_position: Literal["post", "pre"] = Field(
+        "post", description="norms after each residual sum, or before each sublayer and after the last block"
+    )
+    embedding_norm: bool = Field(True, description="norm after the embeddings")
+    hidden_act: Literal["gelu", "geglu", "relu"] = Field(
+        "gelu", description="activation of the feed-forward layer; the MLM head's is gelu with geglu"
+    )
+    bias: bool = Field(True, description="biases in linear layers and LayerNorms; the MLM decoder always has one")
+    local_attention: PositiveInt | None = Field(
+        None, description="window of the local layers, places: half of it to each side, the place itself besides"
+    )
+    global_attn_every_n_layers: PositiveInt = Field(
+        1, description="every n-th layer, from the first, attends to the whole sequence; the others are local"
+    )
+    global_rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies of global layers")
+    local_rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies of local layers")
     hidden_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.1, description="dropout after embeddings and sublayers"
     )
     attention_probs_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.0, description="attention dropout; over 0 takes the reference attention, which is slower"
     )
-    layer_norm_eps: PositiveFloat = Field(1e-12, description="epsilon of every LayerNorm")
+    layer_norm_eps: PositiveFloat = Field(1e-12, description="epsilon of every norm")
     initializer_range: PositiveFloat = Field(
         0.02, description="standard deviation of the truncated normal initialisation"
+    )
+    initialisation: Literal["normal", "depth_scaled"] = Field(
+        "normal",
+        description="normal: every matrix alike; depth_scaled: those that write into the residual stream by "
+        "1 / sqrt(2 num_hidden_layers)",
     )
     output_bias: Literal["zeros", "frequencies"] = Field(
         "zeros",
@@ -48,14 +77,70 @@ class ModelSettings(Settings):
         "the shards, which saves the first few hundred steps",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_options_of_family(cls, values: Any) -> Any:
+        family = values.get("family") if isinstance(values, dict) else None
+        return {**OPTIONS[family], **values} if isinstance(family, str) and family in OPTIONS else values
+
     @model_validator(mode="after")
-    def _heads_divide_hidden_size(self) -> ModelSettings:
+    def _options_are_of_the_family(self) -> ModelSettings:
+        if found := violations(self.family, dict(self)):
+            raise ValueError(
+                f"model.family={self.family} does not have {'; '.join(found)}; leave the setting out, or set "
+                "model.family=custom, which has any options and may be beyond what transformers can load"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> ModelSettings:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"model.hidden_size={self.hidden_size} is not a multiple of "
                 f"model.num_attention_heads={self.num_attention_heads}; choose heads that divide it"
             )
+        if self.position_embedding == "rotary" and self.head_size % 2:
+            raise ValueError(
+                f"model.position_embedding=rotary turns pairs, and model.hidden_size={self.hidden_size} over "
+                f"model.num_attention_heads={self.num_attention_heads} gives heads of odd size {self.head_size}; "
+                "change one of them"
+            )
+        if self.position_embedding == "sinusoidal" and self.hidden_size % 2:
+            raise ValueError(
+                f"model.position_embedding=sinusoidal needs pairs of sine and cosine, and "
+                f"model.hidden_size={self.hidden_size} is odd; choose an even one"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _local_layers_have_a_window(self) -> ModelSettings:
+        window, period = self.local_attention, self.global_attn_every_n_layers
+        if window is not None and window % 2:
+            raise ValueError(
+                f"model.local_attention={window} is odd, and half of it lies on each side of a place; set {window + 1}"
+            )
+        if window is None and period > 1:
+            raise ValueError(
+                f"model.global_attn_every_n_layers={period} makes layers local, and model.local_attention is not set; "
+                "set its window, such as 128, or global_attn_every_n_layers=1"
+            )
+        if window is not None and period == 1:
+            raise ValueError(
+                f"model.local_attention={window} is never used with model.global_attn_every_n_layers=1, where every "
+                "layer is global; set local_attention=null, or the other to 2 or more"
+            )
+        return self
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def attention_kinds(self) -> tuple[Literal["global", "local"], ...]:
+        """What each layer attends to: the whole sequence, or a window around each place."""
+        period = self.global_attn_every_n_layers
+        return tuple("local" if number % period else "global" for number in range(self.num_hidden_layers))
 
     @property
     def padded_vocab_size(self) -> int:
@@ -68,7 +153,11 @@ class WeightedShards(Settings):
     """One component of a mixture of data sets."""
 
     url: str = Field(description="folder or URL of a shard set (it holds manifest.json)")
-    weight: PositiveFloat = Field(1.0, description="share of the samples, relative to the other components")
+    weight: PositiveFloat | None = Field(
+        None,
+        description="share of the samples, relative to the other components; by default its tokens to the power of "
+        "data.sampling_alpha",
+    )
 
 
 class DataSettings(Settings):
@@ -77,18 +166,32 @@ class DataSettings(Settings):
     shards: str | tuple[WeightedShards, ...] = Field(
         description="folder or URL of the shards, or a list of {url, weight}"
     )
+    sampling_alpha: Probability = Field(
+        1.0, description="tempers a mixture without weights: 1 draws by tokens, 0 from all components alike"
+    )
     tokenizer: str | None = Field(None, description="tokenizer folder; by default the copy that the shards carry")
     sequence_length: PositiveInt = Field(
         512, description="places in a row, special tokens included; a run with training.phases takes theirs"
     )
-    sentence_pairs: Literal["none", "next_sentence"] = Field(
-        "none", description="next_sentence adds next-sentence prediction over packed sentence pairs"
+    sentence_pairs: Literal["none", "next_sentence", "sentence_order"] = Field(
+        "none",
+        description="a second task over packed sentence pairs: next_sentence (BERT: does B follow A, or is it from "
+        "another document?) or sentence_order (ALBERT: do A and B stand in their order?)",
     )
     short_seq_probability: Probability = Field(
         0.1, description="share of sentence pairs with a shortened target length"
     )
     mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] = Field(
         0.15, description="share of the tokens that are predicted"
+    )
+    final_mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] | None = Field(
+        None, description="that share at the last step, reached linearly from mlm_probability; by default it stays"
+    )
+    mask_unit: Literal["token", "word", "span"] = Field(
+        "token", description="what is masked together: single tokens, whole words, or spans of words"
+    )
+    mean_span_words: Annotated[float, Field(ge=1.0)] = Field(
+        3.0, description="mean length of a span, in words; lengths are geometric and at most 10"
     )
     mask_share: Probability = Field(0.8, description="share of the predicted tokens replaced by [MASK]")
     random_share: Probability = Field(0.1, description="share of the predicted tokens replaced by a random token")
@@ -98,6 +201,30 @@ class DataSettings(Settings):
     cache_dir: str | None = Field(
         None, description="folder for copies of remote shards; by default the user's cache folder"
     )
+    cache_bytes: PositiveInt = Field(
+        100_000_000_000,
+        description="size that the copies of remote shards may reach, in bytes, for all ranks of a node",
+    )
+    on_corrupt_shard: Literal["error", "skip"] = Field(
+        "error",
+        description="error stops at a shard that is damaged or missing; skip names it, counts its rows and goes on",
+    )
+
+    @model_validator(mode="after")
+    def _weights(self) -> DataSettings:
+        given = [component.weight is not None for component in self.components]
+        if any(given) and not all(given):
+            number = given.index(False)
+            raise ValueError(
+                f"data.shards[{number}] has no weight and others have; give every component one, or none (then they "
+                "are drawn by tokens and data.sampling_alpha)"
+            )
+        if all(given) and self.sampling_alpha != 1.0:
+            raise ValueError(
+                f"data.sampling_alpha={self.sampling_alpha} tempers shares by tokens, and data.shards gives weights; "
+                "leave out the one or the other"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares(self) -> DataSettings:
@@ -107,6 +234,21 @@ class DataSettings(Settings):
                 "lower one of them (the rest of the predicted tokens is kept as it is)"
             )
         return self
+
+    @property
+    def has_sentence_pairs(self) -> bool:
+        """Whether the model judges sentence pairs, and so has a pooler and a head for them."""
+        return self.sentence_pairs != "none"
+
+    @property
+    def max_mlm_probability(self) -> float:
+        """The largest share of the tokens that any step predicts."""
+        return max(self.mlm_probability, self.evaluated_mlm_probability)
+
+    @property
+    def evaluated_mlm_probability(self) -> float:
+        """The share at the end of training, which evaluation uses throughout, so that its losses compare."""
+        return self.mlm_probability if self.final_mlm_probability is None else self.final_mlm_probability
 
     @property
     def components(self) -> tuple[WeightedShards, ...]:
@@ -197,10 +339,33 @@ class ZeroSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """When the state is saved and how much of it is kept; the last step is always saved."""
+    """When the state is saved and how much of it is kept; the last step is always saved, the newest always kept."""
 
     every_steps: PositiveInt = Field(1000, description="steps between checkpoints")
+    every_minutes: PositiveFloat | None = Field(
+        None, description="save as well when so many minutes have passed since the last checkpoint"
+    )
     keep_last: PositiveInt = Field(2, description="newest complete checkpoints that are kept")
+    keep_every_steps: PositiveInt | None = Field(
+        None, description="keep for good the checkpoints of steps that this divides"
+    )
+    keep_best: NonNegativeInt = Field(
+        0, description="keep so many of the best by best_metric, among those saved at a step that was evaluated"
+    )
+    best_metric: Literal["valid/mlm_loss", "valid/mlm_accuracy", "valid/nsp_accuracy"] = Field(
+        "valid/mlm_loss", description="metric of the evaluation that keep_best goes by"
+    )
+    on_failed_save: Literal["continue", "stop"] = Field(
+        "continue", description="continue trains on with the last good one and a warning; stop ends the run"
+    )
+    upload_to: str | None = Field(
+        None,
+        description="URL of a folder of this run's own, such as s3://bucket/runs/NAME: checkpoints are copied there in "
+        "the background, and fetched from there where the disk has none",
+    )
+    upload_wait_seconds: NonNegativeInt = Field(
+        600, description="how long the end of a run waits for the copy of its last checkpoint, in seconds"
+    )
 
 
 class EvaluationSettings(Settings):
@@ -226,6 +391,50 @@ class LoggingSettings(Settings):
     """What a person sees."""
 
     every_steps: PositiveInt = Field(10, description="steps between console lines")
+    peak_flops_per_device: PositiveFloat | None = Field(
+        None,
+        description="operations a second that MFU divides by; by default the data sheet's for a known GPU in bf16 or "
+        "fp16, and no MFU elsewhere",
+    )
+    gpu_hour_price: Annotated[float, Field(ge=0.0)] | None = Field(
+        None, description="price of one device for an hour, in any currency; status.py and doctor.py reckon with it"
+    )
+
+
+class HealthSettings(Settings):
+    """What is watched while a run goes on, and what ends it."""
+
+    max_nonfinite_steps: NonNegativeInt = Field(
+        20,
+        description="steps in a row whose loss or gradient is not finite; each changes nothing and is counted, one "
+        "more ends the run",
+    )
+    spike_threshold: PositiveFloat | None = Field(
+        8.0, description="a loss so many standard deviations above the running median is a spike; null looks for none"
+    )
+    spike_window_steps: Annotated[int, Field(ge=10)] = Field(200, description="steps of the running median")
+    plateau_steps: PositiveInt = Field(
+        5000,
+        description="steps after which the MLM loss should have left the unigram entropy, and sentence pairs chance",
+    )
+    plateau_margin_nats: Annotated[float, Field(ge=0.0)] = Field(
+        0.2, description="how far below the unigram entropy counts as having left it, in nats"
+    )
+    chance_margin: Probability = Field(0.02, description="how far above a half pair accuracy is no longer chance")
+    suspicious_pair_accuracy: Probability = Field(
+        0.99, description="pair accuracy within the first plateau_steps / 10 steps that hints at a leak in the data"
+    )
+    slow_rank_ratio: Annotated[float, Field(gt=1.0)] = Field(
+        1.5, description="a rank that takes so many times the median rank's time is named"
+    )
+    heartbeat_timeout_seconds: PositiveInt = Field(
+        60, description="a rank that has not been heard of for so long is named and ends the run on all ranks"
+    )
+    step_timeout_seconds: PositiveInt = Field(
+        1800,
+        description="the run ends where no rank gets on with its work for so long, such as in a step, an evaluation or "
+        "a save; must exceed the longest of them",
+    )
 
 
 class DistributedSettings(Settings):
@@ -240,6 +449,12 @@ class RunConfig(Settings):
     output_dir: str = Field(
         min_length=1, description="local or shared folder for checkpoints, status and logs; run again to resume"
     )
+    init_from: str | None = Field(
+        None,
+        min_length=1,
+        description="weights to begin with: a Hugging Face folder of the model's family, or models:/NAME@ALIAS; a "
+        "resumed run takes its checkpoint's",
+    )
     model: ModelSettings = ModelSettings()
     data: DataSettings
     training: TrainingSettings
@@ -250,7 +465,11 @@ class RunConfig(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
     logging: LoggingSettings = LoggingSettings()
+    health: HealthSettings = HealthSettings()
     distributed: DistributedSettings = DistributedSettings()
+    storage_options: dict[str, dict[str, Any]] = Field(
+        {}, description="options of remote stores by URL prefix, such as {'s3://shards': {profile: research}}"
+    )
     deepspeed: dict[str, Any] | None = Field(
         None, description="DeepSpeed settings merged over those that follow from here"
     )
@@ -284,10 +503,21 @@ class RunConfig(Settings):
                 f"schedule.warmup_steps={warmup_steps} and schedule.decay_steps={decay_steps} are together longer than "
                 f"the run's {self.max_steps} steps; lower one"
             )
-        if self.data.sentence_pairs != "none" and self.model.type_vocab_size < 2:
+        if self.data.has_sentence_pairs and self.model.type_vocab_size < 2:
+            remedy = (
+                "ModernBERT has neither segments nor a head for pairs, so set data.sentence_pairs=none, or "
+                "model.family=custom"
+                if self.model.family == "modernbert"
+                else "set it to 2"
+            )
             raise ValueError(
                 f"data.sentence_pairs={self.data.sentence_pairs} needs two segments and "
-                f"model.type_vocab_size={self.model.type_vocab_size}; set it to 2"
+                f"model.type_vocab_size={self.model.type_vocab_size}; {remedy}"
+            )
+        if self.init_from is not None and self.model.output_bias == "frequencies":
+            raise ValueError(
+                "model.output_bias=frequencies begins the MLM decoder's bias anew, and init_from brings a trained one; "
+                "set model.output_bias=zeros"
             )
         if training.precision == "bf16" and self.zero.stage == 0:
             raise ValueError(
@@ -336,7 +566,8 @@ class RunConfig(Settings):
 
 def without_secrets(config: RunConfig) -> RunConfig:
     """The configuration as it may be kept and shown: user, password and query taken out of every URL in it."""
-    return RunConfig.model_validate(_redacted(config.model_dump(mode="json")))
+    values = _redacted(config.model_dump(mode="json"))
+    return RunConfig.model_validate(values | {"storage_options": storage.redacted_options(config.storage_options)})
 
 
 def _redacted(value: Any) -> Any:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from trainer.evaluation import perplexity
 
+NOTABLE_WAIT = 0.1
+"""Share of the time spent waiting for data from which on a line tells it."""
 
-def step_line(
-    step: int, max_steps: int, epoch: float, metrics: dict[str, float], tokens_per_second: float, seconds_left: float
-) -> str:
+
+def step_line(step: int, max_steps: int, epoch: float, metrics: dict[str, float], seconds_left: float) -> str:
     """One line on the step just taken; `metrics` are those of MLflow, `epoch` counts from 0 with its fraction."""
-    loss = f"loss {metrics['train/loss']:.4f}"
-    if "train/nsp_loss" in metrics:
-        loss += f" (mlm {metrics['train/mlm_loss']:.4f}, nsp {metrics['train/nsp_loss']:.4f})"
+    if "train/loss" in metrics:
+        loss = f"loss {metrics['train/loss']:.4f}"
+        if "train/nsp_loss" in metrics:
+            loss += f" (mlm {metrics['train/mlm_loss']:.4f}, nsp {metrics['train/nsp_loss']:.4f})"
+        loss += f"  ppl {perplexity(metrics['train/mlm_loss']):,.1f}"
+    else:
+        loss = "all samples skipped"
+    speed = f"{metrics['train/tokens_per_second']:,.0f} tokens/s"
+    if "train/mfu" in metrics:
+        speed += f"  mfu {metrics['train/mfu']:.1%}"
+    if metrics.get("train/data_wait_share", 0.0) >= NOTABLE_WAIT:
+        speed += f"  waiting for data {metrics['train/data_wait_share']:.0%}"
     return (
-        f"epoch {epoch:.2f}  step {step:,}/{max_steps:,}  {loss}  ppl {perplexity(metrics['train/mlm_loss']):,.1f}  "
-        f"lr {metrics['train/learning_rate']:.2e}  {tokens_per_second:,.0f} tokens/s  left {duration(seconds_left)}"
+        f"epoch {epoch:.2f}  step {step:,}/{max_steps:,}  {loss}  "
+        f"lr {metrics['train/learning_rate']:.2e}  {speed}  left {duration(seconds_left)}"
     )
 
 

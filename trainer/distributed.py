@@ -57,7 +57,7 @@ def initialize_distributed(settings: DistributedSettings, deterministic: bool = 
         torch.use_deterministic_algorithms(True)
     use_cuda = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda"
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(_extensions_folder()))
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     import deepspeed
     import deepspeed.ops
 
@@ -158,8 +158,17 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     _exit(status)
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another rank is gone or did not answer in time."""
+    return (
+        isinstance(error, RuntimeError)
+        and torch.distributed.is_initialized()
+        and _LOST_PEER.search(str(error)) is not None
+    )
+
+
 def _explain(error: BaseException) -> str:
-    if isinstance(error, RuntimeError) and torch.distributed.is_initialized() and _LOST_PEER.search(str(error)):
+    if is_lost_peer(error):
         first_line = str(error).strip().splitlines()[0]
         return f"error: another rank was lost or did not answer in time, see its own message ({first_line})"
     return "".join(traceback.format_exception(error)).rstrip()
@@ -226,7 +235,7 @@ def _complete_environment() -> None:
         )
 
 
-def _extensions_folder() -> Path:
+def extensions_folder() -> Path:
     """A build folder of this project's own: environments that share one rebuild it in turn and wait for its lock."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "clozeworks" / "torch_extensions" / f"python{platform.python_version()}-torch{torch.__version__}"

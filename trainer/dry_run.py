@@ -13,7 +13,13 @@ from data_prep.settings import to_yaml
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import Phase, RunConfig, without_secrets
 from trainer.model.pretraining import PretrainingModel
-from trainer.model.sizes import counted_parameters, flops_per_token, memory_per_rank, parameter_table
+from trainer.model.sizes import (
+    activation_bytes,
+    counted_parameters,
+    flops_per_token,
+    memory_per_rank,
+    parameter_table,
+)
 
 GIB = 1 << 30
 
@@ -33,6 +39,7 @@ def explain(config: RunConfig, world_size: int) -> str:
             f"Memory a rank, GiB (estimate, {world_size} ranks, {config.training.precision})",
             memory_lines(config, world_size),
         ),
+        ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(config)),
         ("Shards", list(shard_lines(config, world_size))),
     ]
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
@@ -40,7 +47,7 @@ def explain(config: RunConfig, world_size: int) -> str:
 
 def parameter_lines(config: RunConfig) -> list[str]:
     """The parameter table: module, closed-form count, the count of the model as built, and the formula."""
-    next_sentence = config.data.sentence_pairs == "next_sentence"
+    next_sentence = config.data.has_sentence_pairs
     rows = parameter_table(config.model, next_sentence)
     with torch.device("meta"):
         model = PretrainingModel(config.model, next_sentence)
@@ -69,8 +76,8 @@ def flops_lines(config: RunConfig) -> list[str]:
         flops = flops_per_token(
             config.model,
             phase.sequence_length,
-            config.data.mlm_probability,
-            config.data.sentence_pairs == "next_sentence",
+            config.data.max_mlm_probability,
+            config.data.has_sentence_pairs,
         )
         total += flops * steps * phase.global_batch_tokens
         lines.append(f"length {phase.sequence_length}: {flops / 1e9:.3f} GFLOP a token, forward and backward")
@@ -87,6 +94,20 @@ def memory_lines(config: RunConfig, world_size: int) -> list[str]:
         values = "  ".join(f"{table[part] / GIB:>14.2f}" for part in parts)
         lines.append(f"{stage:>4}  {values}  {sum(table.values()) / GIB:>8.2f}  {mark}".rstrip())
     return lines
+
+
+def activation_lines(config: RunConfig) -> list[str]:
+    """What each part of the model keeps from forward to backward, at the phase that needs most, and the logits."""
+    phase = max(config.phases, key=_places)
+    number_bytes = 4 if config.training.precision == "fp32" else 2
+    parts = activation_bytes(
+        config.model, phase.micro_batch_tokens, number_bytes, config.training.activation_checkpointing
+    )
+    parts["logits"] = _memory(config, phase, stage=config.zero.stage, world_size=1)["logits"]
+    total = sum(parts.values())
+    return [f"{part:<14}{size / GIB:>8.2f}  {size / total:>6.1%}" for part, size in parts.items() if size] + [
+        f"{'total':<14}{total / GIB:>8.2f}"
+    ]
 
 
 def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
@@ -127,7 +148,7 @@ def _memory(config: RunConfig, phase: Phase, stage: int, world_size: int) -> dic
         micro_batch_tokens=phase.micro_batch_tokens,
         sequence_length=phase.sequence_length,
         precision=config.training.precision,
-        mlm_probability=config.data.mlm_probability,
-        next_sentence=config.data.sentence_pairs == "next_sentence",
+        mlm_probability=config.data.max_mlm_probability,
+        next_sentence=config.data.has_sentence_pairs,
         activation_checkpointing=config.training.activation_checkpointing,
     )

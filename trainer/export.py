@@ -1,7 +1,8 @@
 """Export: a checkpoint becomes a folder that transformers and sentence-transformers load without our code.
 
     config.json model.safetensors                              weights in float32, as BertForPreTraining (or
-                                                               BertForMaskedLM, where no pairs were trained on)
+                                                               BertForMaskedLM, where no pairs were trained on), or as
+                                                               ModernBertForMaskedLM
     tokenizer.json tokenizer_config.json tokenizer.model ...   the tokenizer, in both formats
     modules.json sentence_bert_config.json 1_Pooling/          for SentenceTransformer: mean pooling
     README.md training_config.yaml provenance.json             model card, configuration, origin and checks
@@ -27,6 +28,7 @@ from trainer.config import RunConfig
 from trainer.export_checks import ParityReport, check_export
 from trainer.export_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
 from trainer.export_source import read_source
+from trainer.model.hugging_face import family_in_transformers
 from trainer.model.pretraining import PretrainingModel
 from trainer.model_card import TrainingFacts
 
@@ -64,12 +66,14 @@ def export_model(
     """Write `weights` (names of `PretrainingModel`) and the tokenizer to `output`, behind the parity gate.
 
     Raises:
-        UserError: weights are NaN or infinite or do not fit the configuration, the tokenizer is no tokenizer
-            folder or has more pieces than the model, or the written folder does not behave like the model.
+        UserError: transformers has no class for the configuration, weights are NaN or infinite or do not fit it, the
+            tokenizer is no tokenizer folder or has more pieces than the model, or the written folder does not behave
+            like the model.
         UsageError: `output` is there and not empty.
     """
     facts, output = facts or TrainingFacts(), Path(output).absolute()
     check_output(output)
+    family_in_transformers(config.model, config.data.has_sentence_pairs)
     model = build_model(config, weights)
     tokenizer = Tokenizer.load(tokenizer_folder)
     if tokenizer.vocab_size > config.model.vocab_size:
@@ -80,7 +84,7 @@ def export_model(
     with _new_folder(output) as folder:
         with _explained(output):
             write_model(folder, config, model)
-            write_tokenizer(folder, tokenizer, config.longest_sequence)
+            write_tokenizer(folder, tokenizer, config)
             write_sentence_transformer(folder, config)
         parity = check_export(folder, model, tokenizer)
         with _explained(output):
@@ -100,7 +104,7 @@ def check_output(output: Path) -> None:
 def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> PretrainingModel:
     """The trained model in evaluation mode, float32 on the CPU, holding `weights` themselves."""
     with torch.device("meta"):
-        model = PretrainingModel(config.model, next_sentence=config.data.sentence_pairs == "next_sentence")
+        model = PretrainingModel(config.model, next_sentence=config.data.has_sentence_pairs)
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
     wrong = [name for name in expected if name not in weights or weights[name].shape != expected[name]]
     wrong += [name for name in weights if name not in expected]

@@ -63,7 +63,9 @@ def check_export(folder: Path, model: PretrainingModel, tokenizer: Tokenizer) ->
     with quiet_transformers():
         num_texts = check_token_ids(folder, tokenizer)
         reference = load_reference(folder)
-    sequences = sample_sequences(tokenizer, model.config.max_position_embeddings, model.pooler is not None)
+    window = model.config.local_attention or 0
+    longest = min(model.config.max_position_embeddings, max(64, window + 32))  # beyond what a local layer sees
+    sequences = sample_sequences(tokenizer, longest, model.pooler is not None)
     difference, largest, num_logits = compare_logits(model, reference, sequences)
     if not difference <= LOGIT_TOLERANCE * largest:
         raise UserError(
@@ -101,7 +103,7 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
     for text in (text for text in raw if not _holds_special_token(text)):
         yield text, prepared(text), loaded(text, add_special_tokens=False)["input_ids"]
     for first, second in zip(SAMPLE_TEXTS, SAMPLE_TEXTS[1:], strict=False):
-        pair = loaded(first, second)
+        pair = loaded(first, second, return_token_type_ids=True)
         expected = encode_pair(prepared(first), prepared(second))
         ours, theirs = (expected.input_ids, expected.token_type_ids), (pair["input_ids"], pair["token_type_ids"])
         yield f"{first} | {second}", ours, theirs
@@ -141,10 +143,12 @@ def load_reference(folder: Path) -> Any:
 @torch.no_grad()
 def compare_logits(model: PretrainingModel, reference: Any, sequences: Sequence[Encoded]) -> tuple[float, float, int]:
     """(largest difference, largest logit, number of logits compared) over all places and all pairs' [CLS]."""
-    packed = pack_rows(sequences, model.config.max_position_embeddings)
+    packed = pack_rows(sequences, max(len(sequence.input_ids) for sequence in sequences))
     model.eval()
     ours = model.predict(packed)
     inputs = pad_rows(sequences)
+    if model.config.type_vocab_size == 0:
+        del inputs["token_type_ids"]
     theirs = reference(**inputs)
     mlm_logits = getattr(theirs, "prediction_logits", None)
     mlm_logits = theirs.logits if mlm_logits is None else mlm_logits

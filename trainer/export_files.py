@@ -12,12 +12,13 @@ from typing import Any
 from safetensors.torch import save_file
 
 from data_prep import storage
-from data_prep.hugging_face import write_hugging_face_tokenizer
+from data_prep.hugging_face import TOKENIZER_CONFIG_NAME, write_hugging_face_tokenizer
 from data_prep.settings import to_yaml
 from data_prep.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
+from data_prep.tokenizer_report import REPORT_NAME
 from trainer.config import RunConfig, without_secrets
 from trainer.export_checks import ParityReport
-from trainer.model.hugging_face import hugging_face_config, to_hugging_face
+from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
 from trainer.model_card import TrainingFacts, model_card
 
@@ -26,17 +27,27 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentencepiec
 
 def write_model(folder: Path, config: RunConfig, model: PretrainingModel) -> None:
     """config.json and model.safetensors."""
-    _write_json(folder / "config.json", hugging_face_config(config.model, next_sentence=model.pooler is not None))
+    has_pairs = model.pooler is not None
+    _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs))
+    weights = to_hugging_face(model.state_dict(), family_in_transformers(config.model, has_pairs))
     # The three parts of a QKV matrix are views of one storage, which safetensors takes as copies only.
-    tensors = {name: tensor.clone() for name, tensor in to_hugging_face(model.state_dict()).items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: tensor.clone() for name, tensor in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> None:
     """The SentencePiece model with its description, and the Hugging Face files made from it."""
-    for name in (MODEL_NAME, INFO_NAME):
-        shutil.copyfile(tokenizer.folder / name, folder / name)
-    write_hugging_face_tokenizer(folder, model_max_length=max_length)
+    for name in (MODEL_NAME, INFO_NAME, REPORT_NAME):
+        if name != REPORT_NAME or (tokenizer.folder / name).is_file():  # of earlier releases there is none
+            shutil.copyfile(tokenizer.folder / name, folder / name)
+    write_hugging_face_tokenizer(folder, model_max_length=config.longest_sequence)
+    if config.model.type_vocab_size == 0:  # the model would refuse the token types that the tokenizer gives
+        path = folder / TOKENIZER_CONFIG_NAME
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        _write_json(path, settings | {"model_input_names": ["input_ids", "attention_mask"]})
 
 
 def write_sentence_transformer(folder: Path, config: RunConfig) -> None:

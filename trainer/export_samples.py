@@ -37,17 +37,25 @@ class Encoded:
 
 
 def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list[Encoded]:
-    """The sample texts as the model sees them, a token of each masked; with `pairs`, sentence pairs too."""
+    """The sample texts as the model sees them, a token of each masked; with `pairs`, sentence pairs too.
+
+    The last text is all of them, again and again: a sequence of `max_length` places, further than a local layer sees.
+    """
     ids = [tokenizer.encode(normalise(text, tokenizer.normalisation)).tolist() for text in SAMPLE_TEXTS]
+    together = [token for text_ids in ids for token in text_ids]
+    ids.append((together * max_length)[: max_length - 2])
     sequences = []
     for number, text_ids in enumerate(ids):
-        length = max_length if number % 2 == 0 else max(3, max_length // 3)  # so that some share a row
+        is_short = number % 2 == 1 and number < len(SAMPLE_TEXTS)  # so that some share a row
+        length = max(3, max_length // 3) if is_short else max_length
         text_ids = text_ids[: length - 2]
         text_ids[number % len(text_ids)] = MASK_TOKEN_ID
         sequences.append(Encoded([CLS_TOKEN_ID, *text_ids, SEP_TOKEN_ID], [0] * (len(text_ids) + 2)))
     if pairs:
         half = (max_length - 3) // 2
-        sequences += [encode_pair(first[:half], second[:half]) for first, second in zip(ids, ids[1:], strict=False)]
+        sequences += [
+            encode_pair(first[:half], second[:half]) for first, second in zip(ids[:-1], ids[1:-1], strict=False)
+        ]
     return sequences
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -236,9 +237,13 @@ def _listed(candidates: tuple[Candidate, ...]) -> str:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Within the block transformers shows no progress bars and no warnings, and asks no hub for anything."""
+    import torch
     from huggingface_hub import constants  # the variable HF_HUB_OFFLINE is only read when this is first imported
     from transformers.utils import logging as transformers_logging
 
+    if not torch.cuda.is_available():
+        # Saving and fitting go through accelerate, which imports a deepspeed that is there, which would warn of that.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     offline = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     level = transformers_logging.get_verbosity()

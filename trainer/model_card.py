@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 
 from data_prep.manifest import SourceRecord
 from trainer.config import RunConfig
+from trainer.model.hugging_face import family_in_transformers
 from trainer.model.sizes import num_parameters
+
+_ARCHITECTURES = {"bert": "BERT", "modernbert": "ModernBERT"}
+_PAIR_TASKS = {"next_sentence": "next-sentence prediction", "sentence_order": "sentence-order prediction"}
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,13 @@ class TrainingFacts:
 
 def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer_fingerprint: str) -> str:
     """The README.md of the exported folder, with the metadata that model hubs read on top."""
-    next_sentence = config.data.sentence_pairs == "next_sentence"
+    has_pairs = config.data.has_sentence_pairs
     return "\n\n".join(
         [
-            _metadata(facts),
+            _metadata(config, facts),
             f"# {name}",
-            _description(config, next_sentence),
-            "## Use\n\n" + _use(name, config, next_sentence),
+            _description(config, has_pairs),
+            "## Use\n\n" + _use(name, config, has_pairs),
             "## Training\n\n" + _training(config, facts, tokenizer_fingerprint),
             "## Data\n\n" + _data(facts),
             "## Evaluation\n\n" + _evaluation(facts),
@@ -50,31 +54,27 @@ def languages(facts: TrainingFacts) -> list[str]:
     return list(dict.fromkeys(source.language for source in by_tokens if source.language))
 
 
-def _metadata(facts: TrainingFacts) -> str:
+def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
     lines = ["---", "library_name: transformers", "pipeline_tag: fill-mask"]
     if languages(facts):
         lines += ["language:", *(f"- {json.dumps(language)}" for language in languages(facts))]
-    return "\n".join([*lines, "tags:", "- bert", "- clozeworks", "---"])
+    return "\n".join([*lines, "tags:", f"- {_family(config)}", "- clozeworks", "---"])
 
 
-def _description(config: RunConfig, next_sentence: bool) -> str:
+def _description(config: RunConfig, has_pairs: bool) -> str:
     model = config.model
-    tasks = "masked language modelling" + (" and next-sentence prediction" if next_sentence else "")
+    tasks = "masked language modelling" + (f" and {_PAIR_TASKS[config.data.sentence_pairs]}" if has_pairs else "")
     return (
-        f"A BERT encoder pretrained with clozeworks by {tasks}: {model.num_hidden_layers} layers, hidden "
-        f"size {model.hidden_size}, {model.num_attention_heads} heads, feed-forward size "
+        f"A {_ARCHITECTURES[_family(config)]} encoder pretrained with clozeworks by {tasks}: "
+        f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
+        f"feed-forward size "
         f"{model.intermediate_size}, trained on rows of up to {config.longest_sequence} places, "
-        f"{num_parameters(model, next_sentence):,} parameters."
+        f"{num_parameters(model, has_pairs):,} parameters."
     )
 
 
-def _use(name: str, config: RunConfig, next_sentence: bool) -> str:
-    pooler = (
-        "The pooler and the next-sentence head are trained; load them with `BertForPreTraining`."
-        if next_sentence
-        else "There was no next-sentence task, so there is no trained pooler: transformers makes a random one "
-        "and warns; use the hidden states."
-    )
+def _use(name: str, config: RunConfig, has_pairs: bool) -> str:
+    heads = "" if _family(config) == "modernbert" else _pairs_head(config, has_pairs)
     rows = config.model.padded_vocab_size
     padding = (
         f" `vocab_size` is {rows:,}: rows beyond the tokenizer's pieces only fill up the matrix and are "
@@ -83,8 +83,18 @@ def _use(name: str, config: RunConfig, next_sentence: bool) -> str:
     return (
         "```python\nfrom transformers import pipeline\n\n"
         f'pipeline("fill-mask", model={json.dumps(name)})("The capital of France is [MASK].")\n```\n\n'
-        f"`AutoModel`, `AutoModelForMaskedLM` and `SentenceTransformer` (mean pooling) load the folder too. "
-        f"{pooler}{padding}"
+        f"`AutoModel`, `AutoModelForMaskedLM` and `SentenceTransformer` (mean pooling) load the folder too."
+        f"{heads}{padding}"
+    )
+
+
+def _pairs_head(config: RunConfig, has_pairs: bool) -> str:
+    return (
+        f" The pooler and the head for {_PAIR_TASKS[config.data.sentence_pairs]} are trained; load them with "
+        "`BertForPreTraining` (label 0: B follows A)."
+        if has_pairs
+        else " There was no task over sentence pairs, so there is no trained pooler: transformers makes a random one "
+        "and warns; use the hidden states."
     )
 
 
@@ -96,7 +106,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer_fingerprint: st
             "sequence lengths",
             ", ".join(str(length) for length in dict.fromkeys(p.sequence_length for p in config.phases)),
         ),
-        ("share of tokens predicted", f"{config.data.mlm_probability:g}"),
+        ("share of tokens predicted", _masking_rate(config)),
         ("peak learning rate", f"{config.optimizer.learning_rate:g} ({config.schedule.name})"),
         ("precision", config.training.precision),
         ("tokenizer", f"SentencePiece BPE, fingerprint `{tokenizer_fingerprint}`"),
@@ -134,5 +144,17 @@ def _limits(config: RunConfig) -> str:
     )
 
 
+def _family(config: RunConfig) -> str:
+    return family_in_transformers(config.model, config.data.has_sentence_pairs)
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _masking_rate(config: RunConfig) -> str:
+    data = config.data
+    first, last = data.mlm_probability, data.evaluated_mlm_probability
+    rate = f"{first:g}" if first == last else f"{first:g} at the first step to {last:g} at the last"
+    units = {"token": "", "word": ", whole words", "span": f", spans of {data.mean_span_words:g} words on average"}
+    return rate + units[data.mask_unit]

@@ -56,6 +56,11 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     return _read_json(folder / PROVENANCE_FILE)
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json; empty where there is none."""
+    return _read_json(folder / "config.json")
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}

@@ -1,8 +1,9 @@
 """The MLflow model registry: an exported folder becomes a version, and a version becomes a folder again.
 
-A version is one MLflow model: what `mlflow.transformers.load_model` wants (a fill-mask pipeline, which has neither
-pooler nor next-sentence head), and the whole exported folder under `hf/`. A version is created when all of that is
-uploaded, and an alias moves when the version was read back, so a broken upload is never seen under an alias.
+A version is one MLflow model: what `mlflow.transformers.load_model` wants (a pipeline; for a pretrained encoder the
+fill-mask one, which has neither pooler nor next-sentence head), and the whole exported folder under `hf/`. A version
+is created when all of that is uploaded, and an alias moves when the version was read back, so a broken upload is never
+seen under an alias.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import regex
 
 from data_prep.errors import UsageError, UserError
 from trainer.delivery import find_or_create_experiment, short
-from trainer.fill_mask import MASK_TOKEN, FillMask, quiet_transformers
+from trainer.fill_mask import quiet_transformers
 from trainer.mlflow_server import connect, redact, request_limits, resolve_tracking_uri
 from trainer.model_folder import check_model_folder, folder_digest, read_provenance
+from trainer.served_model import load_served
 from trainer.tracking import flatten
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ DIGEST_TAG = TAG_PREFIX + "folder_sha256"
 MAX_TAG_LENGTH = 5000
 DATA_DIGESTS = "data_digests"
 DEFAULT_EXPERIMENT = "clozeworks"
-INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
 UPLOAD_RETRIES = 4
 UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
@@ -115,8 +116,22 @@ def register(
         version = _create_version(client, name, model, all_tags)
         _prove(client, name, version, folder, uri)
         if alias:
-            client.set_registered_model_alias(name, alias, version)
+            _point_alias(client, name, alias, version)
     return Registration(name, version, alias, redact(uri), run_id)
+
+
+def _point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
+    """Let the alias point to the version.
+
+    Two registrations that make a new alias at once both insert it, and the store refuses the second; asked again, it
+    moves the alias that is there now.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_registered_model_alias(name, alias, version)
+    except MlflowException:
+        client.set_registered_model_alias(name, alias, version)
 
 
 def pull(model_uri: str, destination: Path | None = None, tracking_uri: str | None = None) -> Path:
@@ -158,27 +173,29 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
     """Lay the MLflow model and `hf/` out in a temporary folder, and send that to the logged model."""
     import mlflow.transformers
     from mlflow.models import Model
-    from transformers import pipeline
 
-    filler = FillMask.load(folder)
-    tokenizer: Any = filler.tokenizer
-    filler.model.name_or_path = name  # MLflow writes it down, and the temporary path tells nobody anything
-    example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
+    served = load_served(folder)
+    served.model.name_or_path = name  # MLflow writes it down, and the temporary path tells nobody anything
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary, quiet_transformers():
         path = Path(temporary) / "model"
-        mlflow.transformers.save_model(
-            pipeline("fill-mask", model=filler.model, tokenizer=tokenizer),
-            str(path),
-            task="fill-mask",
-            mlflow_model=Model(
-                artifact_path=model.artifact_location,
-                run_id=model.source_run_id,
-                model_uuid=model.model_id,
-                model_id=model.model_id,
-            ),
-            pip_requirements=[f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
-            input_example=example,
+        description = Model(
+            artifact_path=model.artifact_location,
+            run_id=model.source_run_id,
+            model_uuid=model.model_id,
+            model_id=model.model_id,
         )
+        if served.pipeline_task is None:
+            path.mkdir()
+            description.save(str(path / "MLmodel"))
+        else:
+            mlflow.transformers.save_model(
+                served.pipeline(),
+                str(path),
+                task=served.pipeline_task,
+                mlflow_model=description,
+                pip_requirements=[f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
+                input_example=served.example,
+            )
         shutil.copytree(folder, path / EXPORT_FOLDER)
         client.log_model_artifacts(model.model_id, str(path))
 
@@ -202,18 +219,18 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
 
 
 def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str) -> None:
-    """Read the version back and fill a mask both ways; a version that cannot be is taken away again."""
+    """Read the version back and let it answer both ways; a version that cannot be is taken away again."""
     import mlflow.transformers
 
     model_uri = f"models:/{name}/{version}"
     try:
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             artifact_uri, digest = _artifact_uri(client, model_uri)
-            filler = FillMask.load(_download(artifact_uri, digest, model_uri, uri, Path(temporary) / "hf"))
-            text = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
-            filler.predict(text)
-            with quiet_transformers():
-                mlflow.transformers.load_model(model_uri, dst_path=temporary)(text)
+            served = load_served(_download(artifact_uri, digest, model_uri, uri, Path(temporary) / "hf"))
+            if served.pipeline_task is not None:
+                served.pipeline()(served.example)
+                with quiet_transformers():
+                    mlflow.transformers.load_model(model_uri, dst_path=temporary)(served.example)
     except Exception as error:
         client.delete_model_version(name, version)
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,23 +13,29 @@ from data_prep.manifest import TOKENIZER_FOLDER
 from data_prep.settings import to_yaml
 from trainer import checkpoint
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.checkpoint import DataIdentity, TrainState, check_compatible, find_latest, warn_on_stderr
+from trainer.branching import Branch, begin_mlflow_run, branched, is_on
+from trainer.checkpoint import Checkpoint, DataIdentity, TrainState, check_compatible, find_latest, warn_on_stderr
+from trainer.checkpoint_upload import Uploader
 from trainer.config import RunConfig
 from trainer.data.loader import Loader, evaluation_batches
 from trainer.data.shard_set import ShardSet
+from trainer.data_version import describe_versions
 from trainer.distributed import Ranks
 from trainer.engine import Engine, build_engine
+from trainer.health import Health
+from trainer.init_from import load_initial_weights
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import num_parameters
 from trainer.recorder import Recorder
 from trainer.status import read_status
 from trainer.stop_signal import StopSignal
 from trainer.tracking import MetricLog, NullTracker, Tracker, describe_environment, git_revision
+from trainer.watchdog import Watchdog
 
 
 @dataclass
 class Run:
-    """What a run works with. Only `state`, `loader` and `metrics` change while it goes on."""
+    """What a run works with. What has a default below changes while it goes on, and so does `state`."""
 
     config: RunConfig
     ranks: Ranks
@@ -37,9 +44,16 @@ class Run:
     tracker: MetricLog
     recorder: Recorder
     stop_signal: StopSignal
+    watchdog: Watchdog
+    health: Health
     state: TrainState
     loader: Loader | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    seconds_a_step: float | None = None
+    started_at: float = field(default_factory=time.time)
+    saved_at: float = field(default_factory=time.monotonic)
+    """Of this process's last checkpoint, or its start."""
+    uploader: Uploader | None = None
 
     @property
     def output_dir(self) -> Path:
@@ -50,40 +64,84 @@ class Run:
         if self.ranks.is_first:
             print(text, flush=True)
 
+    def warn(self, text: str) -> None:
+        """Print a warning on rank 0."""
+        if self.ranks.is_first:
+            warn_on_stderr(text)
+
     @property
     def data(self) -> DataIdentity:
         return data_identity(self.shard_sets)
 
 
 def set_up(
-    config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, stop_signal: StopSignal, allow_change: bool
+    config: RunConfig,
+    shard_sets: list[ShardSet],
+    ranks: Ranks,
+    stop_signal: StopSignal,
+    watchdog: Watchdog,
+    allow_change: bool,
+    branch: Branch | None = None,
 ) -> Run:
     """Build model and engine, and put them where the newest checkpoint stands, or at the beginning."""
     output_dir, data = Path(config.output_dir), data_identity(shard_sets)
-    latest = find_latest(output_dir, ranks)
+    latest, branch = find_start(config, ranks, branch)
     changes = check_compatible(latest.saved, config, data, ranks.world_size, allow_change) if latest else []
     if ranks.is_first:  # after the check: a refused run leaves the folder as it was
         copy_tokenizer(config, shard_sets[0])
-    next_sentence = config.data.sentence_pairs == "next_sentence"
+    next_sentence = config.data.has_sentence_pairs
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
     model.initialise(config.training.seed)
     if config.model.output_bias == "frequencies":
         counts = sum(shard_set.token_counts("train") for shard_set in shard_sets)
         model.set_output_bias(torch.from_numpy(counts))
+    notes = []
+    if config.init_from is not None and latest is None:  # a checkpoint wins
+        notes = load_initial_weights(model, config.init_from, ranks, config.tracking.uri)
     if config.training.compile:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
     rehearse(engine, config, shard_sets, ranks)
     if latest:
         checkpoint.load(engine, latest)
-    tracker = Tracker.open(config.tracking, output_dir, warn_on_stderr) if ranks.is_first else NullTracker()
     state = latest.saved.state if latest else TrainState()
-    run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, state)
+    if branch is not None:
+        state = branched(state, branch)
+    tracker = open_tracker(config, ranks, state, begin=branch is not None)
+    entropies = [shard_set.manifest.train.unigram_entropy_nats for shard_set in shard_sets]
+    health = Health(config.health, entropies[0] if len(entropies) == 1 else None)
+    run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, watchdog, health, state)
+    if config.checkpoint.upload_to is not None:
+        run.uploader = Uploader(config.checkpoint, ranks, warn_on_stderr)
     status = read_status(output_dir)
     if status and status.get("step") == state.step:
         run.metrics = status["metrics"]
+    for note in notes:
+        run.say(note)
     introduce(run, changes)
     return run
+
+
+def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[Checkpoint | None, Branch | None]:
+    """The checkpoint to go on from, and the branch that is to be taken there, unless it was before.
+
+    Raises:
+        UserError: there is no checkpoint of the branch's step, or none that is whole.
+    """
+    remote, stage = config.checkpoint.upload_to, config.zero.stage
+    latest = find_latest(config.output_dir, ranks, remote=remote, stage=stage)
+    if branch is None or (latest is not None and is_on(latest.saved.state, branch)):
+        return latest, None
+    return find_latest(config.output_dir, ranks, remote=remote, stage=stage, step=branch.step), branch
+
+
+def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool) -> MetricLog:
+    """The run's MLflow record on rank 0; with `begin` that of a new course, beside the old one's."""
+    if not ranks.is_first:
+        return NullTracker()
+    if begin:
+        return begin_mlflow_run(config.tracking, Path(config.output_dir), state, warn_on_stderr)
+    return Tracker.open(config.tracking, Path(config.output_dir), warn_on_stderr)
 
 
 def rehearse(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> None:
@@ -113,6 +171,8 @@ def introduce(run: Run, changes: list[str]) -> None:
     )
     if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":
         run.say("model.attention_probs_dropout_prob is over 0: attention takes the reference path, which is slower")
+    for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():
+        run.say(line)
     for change in changes:
         run.say(f"changed since the checkpoint: {change}")
     settings = config.model_dump(mode="json")
@@ -127,7 +187,7 @@ def introduce(run: Run, changes: list[str]) -> None:
 
 
 def parameters_of(config: RunConfig) -> int:
-    return num_parameters(config.model, config.data.sentence_pairs == "next_sentence")
+    return num_parameters(config.model, config.data.has_sentence_pairs)
 
 
 def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:

@@ -1,10 +1,10 @@
-"""The learning rate as a pure function of the step, so that a resumed run needs no scheduler state."""
+"""Learning rate and masking rate as pure functions of the step, so that a resumed run needs no scheduler state."""
 
 from __future__ import annotations
 
 import math
 
-from trainer.config import ScheduleSettings
+from trainer.config import DataSettings, ScheduleSettings
 
 
 def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSettings) -> float:
@@ -27,3 +27,13 @@ def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSett
     else:
         remaining = 1.0 - progress
     return peak * (schedule.final_ratio + (1.0 - schedule.final_ratio) * remaining)
+
+
+def masking_rate(step: int, max_steps: int, data: DataSettings) -> float:
+    """The share of tokens to predict in the step that follows `step` completed ones (0 <= step < max_steps).
+
+    Linear from `data.mlm_probability` in the first step to `data.final_mlm_probability` in the last (Yang et al. 2023,
+    "Learning Better Masking for Better Language Model Pre-training", find a falling rate to serve best).
+    """
+    progress = step / max(1, max_steps - 1)
+    return data.mlm_probability + (data.evaluated_mlm_probability - data.mlm_probability) * progress

@@ -1,4 +1,8 @@
-"""`output_dir/status.json`: where a run stands, for people and batch scripts, also when the launcher hides it."""
+"""Where a run stands and what has happened to it, on disk, also where the launcher hides it.
+
+`output_dir/status.json` is replaced at every log line; `output_dir/history.jsonl` grows by a line at each start, save,
+evaluation and end.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 STATUS_NAME = "status.json"
+HISTORY_NAME = "history.jsonl"
 State = Literal["running", "finished", "stopped", "failed"]
+Event = Literal["started", "saved", "evaluated", "ended"]
 
 
 def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None:
@@ -28,6 +34,37 @@ def read_status(output_dir: Path) -> dict[str, Any] | None:
         return json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+
+
+def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> None:
+    """Add a line to the history; `values` are JSON, `event` and the time (`at`, seconds since 1970) are added."""
+    line = json.dumps({"at": round(time.time(), 3), "event": event, **_finite(values)}, ensure_ascii=False)
+    with open(Path(output_dir) / HISTORY_NAME, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def read_history(output_dir: Path) -> list[dict[str, Any]]:
+    """The lines of the history, oldest first; torn ones are left out, and without a file there are none."""
+    try:
+        lines = (Path(output_dir) / HISTORY_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    events = []
+    for line in lines:
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            continue  # a process was killed while it wrote
+    return [event for event in events if isinstance(event, dict) and {"at", "event"} <= event.keys()]
+
+
+def record_end(output_dir: Path, state: State, cause: str | None, step: int | None = None) -> None:
+    """Note in status and history how a run ended; `cause` in words, None for all steps done."""
+    status = read_status(output_dir) or {}
+    step = status.get("step") if step is None else step
+    values = {name: value for name, value in status.items() if name not in ("state", "written_at")}
+    write_status(output_dir, state, values | {"step": step, "cause": cause})
+    append_history(output_dir, "ended", {"state": state, "step": step, "cause": cause})
 
 
 def _finite(value: Any) -> Any:

@@ -1,12 +1,13 @@
 """One optimizer step: the gradient of one global batch, the same on any number of ranks.
 
 The loss is the sum over predicted tokens divided by their number in the *global* batch, next-sentence loss likewise
-by pairs. One all-reduce before the first forward carries these counts (and the wish to stop), so every rank scales
+by pairs. One all-reduce before the first forward carries these counts (and the ranks' wishes), so every rank scales
 its sums alike; DeepSpeed averages gradients over ranks, hence the factor `world_size`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,63 +16,114 @@ import torch
 from trainer.data.loader import GlobalBatch
 from trainer.distributed import Ranks, all_reduce_sum
 from trainer.engine import Engine
+from trainer.throughput import WorkClock
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What one rank asks of all of them after this step; the wish of any counts for all."""
+
+    stop: bool = False
+    save: bool = False
 
 
 @dataclass(frozen=True)
 class GlobalCounts:
-    """What one global batch holds over all ranks."""
+    """What one global batch holds over all ranks, and what they agreed on."""
 
     masked: int
     pairs: int
     tokens: int
+    unreadable_rows: int
     stop: bool
+    save: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be predicted, as where all its samples are skipped."""
+        return not self.masked and not self.pairs
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Counts over all ranks; loss sums of this rank alone, float64, shape ()."""
+    """Counts over all ranks; sums of this rank alone, float64, shape ()."""
 
     counts: GlobalCounts
     mlm_loss_sum: torch.Tensor
     nsp_loss_sum: torch.Tensor
+    nsp_correct: torch.Tensor
     grad_norm: torch.Tensor | float
+    applied: bool
+    """Whether the weights changed: not where the loss or the gradient is not finite, or the batch is empty."""
+
+    @property
+    def is_nonfinite(self) -> bool:
+        """Whether the step was skipped because its loss or its gradient is not finite; the same on all ranks."""
+        return not self.applied and not self.counts.is_empty
 
 
 def take_step(
-    engine: Engine, global_batch: GlobalBatch, step: int, learning_rate: float, seed: int, ranks: Ranks, stop: bool
+    engine: Engine,
+    global_batch: GlobalBatch,
+    step: int,
+    learning_rate: float,
+    seed: int,
+    ranks: Ranks,
+    wishes: Wishes,
+    clock: WorkClock,
+    mark: Callable[[str], None],
 ) -> StepResult:
     """Forward and backward over this rank's micro-batches, then the update.
 
-    `step` is the number of completed steps; `stop` is this rank's wish, `StepResult.counts.stop` all ranks' answer.
+    `step` is the number of completed steps; `mark` is told what comes next (`trainer/watchdog.py`).
     """
-    counts = count_globally(global_batch, ranks, stop)
+    mark(f"step {step + 1}: counting")
+    counts = count_globally(global_batch, ranks, wishes)
     engine.set_learning_rate(learning_rate)
-    mlm_loss_sum = torch.zeros((), dtype=torch.float64, device=ranks.device)
-    nsp_loss_sum = torch.zeros((), dtype=torch.float64, device=ranks.device)
+    mlm_loss_sum, nsp_loss_sum, nsp_correct = torch.zeros(3, dtype=torch.float64, device=ranks.device).unbind()
+    if counts.is_empty:
+        # A batch consumed: not even an update by Adam's momentum, which a gradient of zero would be.
+        return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm=0.0, applied=False)
     last = len(global_batch.micro_batches) - 1
     for number, batch in enumerate(global_batch.micro_batches):
+        mark(f"step {step + 1}: micro-batch {number}")
         seed_micro_batch(seed, step, global_batch.first_slice + number)
-        output = engine.forward(batch.to(ranks.device))
+        with clock.forward():
+            output = engine.forward(batch.to(ranks.device))
         loss = output.mlm_loss_sum / max(counts.masked, 1) + output.nsp_loss_sum / max(counts.pairs, 1)
-        engine.backward(loss * ranks.world_size, is_last_micro_batch=number == last)
+        engine.backward(poisoned_unless_finite(loss) * ranks.world_size, is_last_micro_batch=number == last)
         mlm_loss_sum += output.mlm_loss_sum.detach()
         nsp_loss_sum += output.nsp_loss_sum.detach()
-    return StepResult(counts, mlm_loss_sum, nsp_loss_sum, grad_norm=engine.step())
+        nsp_correct += output.nsp_correct
+    mark(f"step {step + 1}: update")
+    grad_norm = engine.step()
+    return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm, engine.was_step_applied)
 
 
-def count_globally(global_batch: GlobalBatch, ranks: Ranks, stop: bool) -> GlobalCounts:
-    """Sum over all ranks what their micro-batches hold; any rank's wish to stop counts for all."""
+def poisoned_unless_finite(loss: torch.Tensor) -> torch.Tensor:
+    """The loss itself; where it is not finite, one whose gradient is NaN.
+
+    An infinite loss may have a finite gradient, and only a norm that is not finite has all ranks skip the step. It is
+    done on the device, so that no step waits for it.
+    """
+    return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
+
+
+def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: Wishes) -> GlobalCounts:
+    """Sum over all ranks what their micro-batches hold; any rank's wish counts for all."""
     local = torch.tensor(
         [
             sum(batch.num_masked for batch in global_batch.micro_batches),
             sum(batch.num_pairs for batch in global_batch.micro_batches),
             sum(batch.num_tokens for batch in global_batch.micro_batches),
-            int(stop),
+            sum(batch.num_unreadable_rows for batch in global_batch.micro_batches),
+            int(wishes.stop),
+            int(wishes.save),
         ],
         dtype=torch.int64,
     )
-    masked, pairs, tokens, stops = all_reduce_sum(local, ranks).tolist()
-    return GlobalCounts(masked=masked, pairs=pairs, tokens=tokens, stop=stops > 0)
+    *numbers, stops, saves = all_reduce_sum(local, ranks).tolist()
+    return GlobalCounts(*numbers, stop=stops > 0, save=saves > 0)
 
 
 def seed_micro_batch(seed: int, step: int, slice_number: int) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Literal
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_prep.cleaning import REMOVED, WHITE_SPACE, Normalisation, clean_paragraphs, normalise
+from data_prep import cleaning
+from data_prep.cleaning import REMOVED, WHITE_SPACE, Normalisation, clean, clean_paragraphs, normalise
 from data_prep.errors import UsageError
 from data_prep.settings import validate_settings
 
@@ -124,3 +126,26 @@ def test_plain_text_is_only_composed_and_spaced(text: str) -> None:
         return
     composed = " ".join(unicodedata.normalize("NFC", text).split())
     assert normalise(text, PLAIN) == (" " + composed if composed else "")
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_characters_that_stay_compose_with_no_others(form: Literal["NFC", "NFKC"]) -> None:
+    stays = {chr(number) for number in range(0x80, 0x110000) if cleaning._stays(chr(number), form)}
+    assert len(stays) > 90_000 and "\u00e9" in stays and "\u4f60" in stays
+    for character in map(chr, range(0x110000)):
+        parts = unicodedata.decomposition(character).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            composed = unicodedata.normalize(form, chr(int(parts[0], 16)) + chr(int(parts[1], 16)))
+            assert len(composed) > 1 or chr(int(parts[1], 16)) not in stays
+    # Nor does any move: reordering needs a combining class.
+    assert not any(map(unicodedata.combining, stays))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC", "none"])
+@given(text=TRICKY)
+def test_the_short_way_gives_what_the_thorough_one_gives(form: Literal["NFC", "NFKC", "none"], text: str) -> None:
+    normalisation = Normalisation(form=form)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaning, "_is_plain", lambda data, normalisation: False)
+        expected = clean(text, normalisation)
+    assert clean(text, normalisation) == expected

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import Any
 
-from data_prep.config import PreparationConfig, load_config
+import pytest
+import yaml
+
+from data_prep.config import PreparationConfig, Source, load_config
 from data_prep.errors import UsageError
-from data_prep.settings import to_yaml
+from data_prep.settings import describe, to_yaml
 
 
 def test_the_example_loads_and_shows_the_defaults() -> None:
@@ -14,6 +18,18 @@ def test_the_example_loads_and_shows_the_defaults() -> None:
     assert [source.name for source in config.sources] == ["encyclopedia", "books"]
     assert (config.sources[0].date, config.sources[1].language) == ("2026-05-01", "fr")
     assert config.model_copy(update={"sources": ()}) == PreparationConfig()
+
+
+def test_the_example_shows_every_setting() -> None:
+    shown = yaml.safe_load(Path("configs/data.yaml").read_text(encoding="utf-8"))
+    names = {line.split()[0] for line in describe(PreparationConfig)}
+    assert {name for name in names if not _holds(shown, name.split("."))} == set()
+    fields = {field for source in shown["sources"] for field in source}
+    assert fields == set(Source.model_fields)
+
+
+def _holds(values: Any, path: list[str]) -> bool:
+    return not path or (isinstance(values, dict) and path[0] in values and _holds(values[path[0]], path[1:]))
 
 
 def test_inputs_of_the_command_line_replace_the_sources() -> None:

@@ -20,10 +20,12 @@ _TASKS = textwrap.dedent(
     import os, signal, sys, time
     from pathlib import Path
     from data_prep.errors import UserError
-    from data_prep.executors import run_units
+    from data_prep import storage
+    from data_prep.executors import ProcessEngine, run_units
 
-    def square(number):
-        return number * number
+    def whoami(number):
+        time.sleep(0.05)
+        return os.getpid(), list(storage.options())
 
     def killed_once(unit):
         folder, number = unit
@@ -46,6 +48,12 @@ _TASKS = textwrap.dedent(
         folder = Path(sys.argv[2])
         if sys.argv[1] == "killed_once":
             print(sorted(result for _, result in run_units(killed_once, [(folder, n) for n in range(8)], 2)))
+        elif sys.argv[1] == "whoami":
+            storage.configure({"s3://somewhere": {"profile": "research"}})
+            with ProcessEngine(2) as engine:
+                runs = [[result for _, result in run_units(whoami, range(4), engine)] for _ in range(2)]
+            pids = [{pid for pid, _ in run} for run in runs]
+            print(pids[0] == pids[1], len(pids[0]), os.getpid() in pids[0], {tuple(names) for _, names in runs[1]})
         elif sys.argv[1] == "endless":
             list(run_units(endless, [folder, folder], 2))
         else:
@@ -88,6 +96,12 @@ def test_one_workers_error_reaches_the_caller() -> None:
 
     with pytest.raises(UserError, match="unit 5 is bad"):
         list(run_units(refuse, [5], 1))
+
+
+@pytest.mark.spawn
+def test_processes_are_kept_from_run_to_run_and_know_the_stores_options(script: Path) -> None:
+    output, _ = _start(script, "whoami").communicate(timeout=60)
+    assert output.strip() == "True 2 False {('s3://somewhere',)}"
 
 
 @pytest.mark.spawn

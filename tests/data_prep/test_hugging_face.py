@@ -21,8 +21,8 @@ from data_prep.tokenizer import (
     SPECIAL_TOKENS,
     Tokenizer,
     TokenizerSettings,
-    train_tokenizer,
 )
+from data_prep.tokenizer_training import train_tokenizer
 
 TEXT = [
     "The first rule of the house: nobody reads the letters of the others, and nobody hides them either.",

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from data_prep import mapping, prepare, storage
+from data_prep import map_phase, mapping, reduce_phase, storage
 from data_prep.cleaning import Normalisation, clean_paragraphs, normalise
 from data_prep.config import PreparationConfig, load_config
 from data_prep.errors import UsageError, UserError
@@ -26,7 +27,7 @@ from data_prep.manifest import Manifest, read_manifest
 from data_prep.mapping import Destinations, document_id
 from data_prep.plan import make_plan
 from data_prep.prepare import prepare_shards
-from data_prep.reducing import seeded_order
+from data_prep.reducing import ReduceTask, seeded_order
 from data_prep.sentences import sentence_starts
 from data_prep.shards import read_records
 from data_prep.tokenizer import Tokenizer
@@ -199,14 +200,14 @@ def test_a_compressed_copy_gives_the_same_shards(small_corpus: Path, tokenizer: 
     make([packed], tokenizer, tmp_path / "packed")
     plain, packed_files = files_of(tmp_path / "plain"), files_of(tmp_path / "packed")
     assert plain.keys() == packed_files.keys()
-    assert [name for name in plain if plain[name] != packed_files[name]] == ["manifest.json"]
+    assert [name for name in plain if plain[name] != packed_files[name]] == ["DATA_CARD.md", "manifest.json"]
 
 
 def test_small_buffers_give_the_same_shards(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make([small_corpus], tokenizer, tmp_path / "large")
-    monkeypatch.setattr("data_prep.sections.FLUSH_TOKENS", 700)
+    monkeypatch.setattr("data_prep.sections.FLUSH_BYTES", 2_000)
     monkeypatch.setattr("data_prep.mapping._BATCH_CHARACTERS", 900)
     make([small_corpus], tokenizer, tmp_path / "small")
     assert files_of(tmp_path / "large") == files_of(tmp_path / "small")
@@ -215,11 +216,12 @@ def test_small_buffers_give_the_same_shards(
 @pytest.mark.parametrize("seed", [0, 7])
 def test_the_seed_orders_the_documents_of_a_shard(seed: int) -> None:
     ids = np.array([9, 4, 9, 2**64 - 1, 4, 77], np.uint64)
-    order, duplicates = seeded_order(ids, seed)
-    assert sorted(order.tolist()) == [0, 1, 3, 5] and duplicates == 2
-    assert ids[order].tolist() == ids[::-1][seeded_order(ids[::-1], seed)[0]].tolist()
+    order = seeded_order(ids, seed)
+    assert sorted(order.tolist()) == list(range(6))
+    assert ids[order].tolist() == ids[::-1][seeded_order(ids[::-1], seed)].tolist()
+    assert order.tolist().index(0) < order.tolist().index(2) and order.tolist().index(1) < order.tolist().index(4)
     many = np.arange(100, dtype=np.uint64)
-    assert seeded_order(many, seed)[0].tolist() != seeded_order(many, seed + 1)[0].tolist()
+    assert seeded_order(many, seed).tolist() != seeded_order(many, seed + 1).tolist()
 
 
 def test_train_or_valid_depends_on_the_high_half_and_the_shard_on_the_low() -> None:
@@ -246,7 +248,7 @@ def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Token
     [
         ([" \n\t", "\u200b", ""], "nothing is left of the inputs .3 empty."),
         ([], "nothing is left of the inputs .1 empty file."),
-        (["Only one text.", "Only  one text."], "after duplicates none is left to train on"),
+        (["Only one text.", "Only  one text."], "no document is left to train on"),
         (["tiny"], "nothing is left of the inputs .1 too short."),
     ],
 )
@@ -265,7 +267,7 @@ def test_bad_input_stops_or_is_counted_by_reason(small_corpus: Path, tokenizer: 
     (tmp_path / "empty.txt").write_bytes(b"")
     inputs = [small_corpus, *(tmp_path / name for name in ("bad.jsonl", "cut.jsonl.gz", "empty.txt"))]
     with pytest.raises(UserError, match=r"bad.jsonl line 2 has a number for 'text'"):
-        make(inputs, tokenizer, tmp_path / "out")
+        make(inputs[:2], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
     manifest = make(inputs, tokenizer, tmp_path / "skipped", "documents.on_bad_input=skip")
     assert manifest.dropped == {
@@ -341,8 +343,8 @@ def test_finished_units_of_a_stopped_run_are_not_redone(
     assert num_units > 4
     for limit in (2, num_units + 2):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(prepare, "map_unit", stop_after(prepare.map_unit, limit))
-            patch.setattr(prepare, "reduce_shard", stop_after(prepare.reduce_shard, limit))
+            patch.setattr(map_phase, "map_unit", stop_after(map_phase.map_unit, limit))
+            patch.setattr(reduce_phase, "reduce_shard", stop_after(reduce_phase.reduce_shard, limit))
             make([small_corpus], tokenizer, tmp_path / "out")
         assert not (tmp_path / "out" / "manifest.json").exists()
     make([small_corpus], tokenizer, tmp_path / "out")
@@ -354,7 +356,7 @@ def test_unfinished_work_of_other_settings_is_refused(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare, "reduce_shard", lambda task: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(reduce_phase, "reduce_shard", lambda task: (_ for _ in ()).throw(KeyboardInterrupt))
         make([small_corpus], tokenizer, tmp_path / "out")
     with pytest.raises(UserError, match="unfinished work.*shards.seed was 0 and is now 1.*--fresh"):
         make([small_corpus], tokenizer, tmp_path / "out", "shards.seed=1")
@@ -506,3 +508,26 @@ def test_a_killed_run_goes_on_to_the_same_bytes(small_corpus: Path, tokenizer: T
     )
     assert result.returncode == 0, result.stderr
     assert files_of(output) == files_of(tmp_path / "whole")
+
+
+def test_a_folder_among_the_tokenizers_files_is_left_alone(small_corpus: Path, small_tokenizer: Path) -> None:
+    own = small_tokenizer.parent / "tokenizer with more"
+    shutil.copytree(small_tokenizer, own)
+    make([small_corpus], Tokenizer.load(own), own / "shards")
+    assert {path.name for path in (own / "shards" / "tokenizer").iterdir()} == {
+        path.name for path in small_tokenizer.iterdir() if path.is_file() and path.name[0] != "."
+    }
+
+
+def test_what_a_killed_worker_left_is_not_kept_in_the_data_set(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduce_shard = reduce_phase.reduce_shard
+
+    def killed_once(task: ReduceTask) -> int:
+        (Path(task.output_folder) / f".{task.name}.tar.1-ab.partial").write_bytes(b"half")
+        return reduce_shard(task)
+
+    monkeypatch.setattr(reduce_phase, "reduce_shard", killed_once)
+    make([small_corpus], tokenizer, tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*.partial"))

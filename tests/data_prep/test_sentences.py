@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from data_prep.cleaning import Normalisation, clean_paragraphs, normalise
 from data_prep.errors import UsageError
-from data_prep.sentences import check_language, sentence_starts
+from data_prep.sentences import batch_sentence_starts, check_language, known_language, sentence_starts
+from data_prep.text_batch import normalise_batch
 
 
 def sentences(paragraphs: list[str], language: str) -> list[str]:
@@ -83,3 +84,22 @@ def test_offsets_rise_from_zero_and_every_paragraph_begins_a_sentence(language: 
         position += 1 + len(paragraph.encode())
     for start in starts:
         encoded[start:].decode()  # never inside a character
+
+
+@given(st.lists(st.text(st.sampled_from("aB .!?\"')\u3002\uff01\u300d\u00e9\U0001f600\n"), max_size=80), max_size=5))
+def test_a_batch_has_the_sentences_of_its_documents(texts: list[str]) -> None:
+    batch = normalise_batch(texts, Normalisation())
+    languages = ["en", "zh", "de-AT", "ja", "ar"][: len(texts)]
+    expected = [
+        int(start) + offset
+        for text, language, start in zip(texts, languages, batch.document_starts, strict=False)
+        for offset in sentence_starts(clean_paragraphs(text, Normalisation()), language)
+    ]
+    assert batch_sentence_starts(batch, languages).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "found"), [(None, "fr"), ("", "fr"), ("de", "de"), ("pt-BR", "pt-BR"), ("German", "fr"), ("x y", "fr")]
+)
+def test_a_documents_own_language_counts_where_it_is_known(own: str | None, found: str) -> None:
+    assert known_language(own, "fr") == found

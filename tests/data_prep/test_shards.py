@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pickle
+import subprocess
+import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +88,30 @@ def test_plain_webdataset_reads_what_our_own_reader_reads(small_shards: Path) ->
 def test_the_same_records_give_the_same_bytes(tmp_path: Path, shard: ShardRecord) -> None:
     again = write_shard(str(tmp_path / "again"), "train-000003", [record([2, 3], [4]), record([1], first_id=40)])
     assert again == shard
+
+
+def test_the_tar_is_the_one_that_webdatasets_own_writer_makes(tmp_path: Path) -> None:
+    from webdataset import TarWriter
+
+    records = [record([2, 3], [4]), record([7000], first_id=40)]
+    shard = write_shard(str(tmp_path), "train-000003", records)
+    theirs = io.BytesIO()
+    with TarWriter(theirs, encoder=False, mtime=0) as writer:
+        for number, item in enumerate(records):
+            arrays = {f"{field}.npy": _npy(array) for field, array in dataclasses.asdict(item).items()}
+            writer.write({"__key__": f"000003-{number:05d}", **arrays})
+    assert (tmp_path / shard.name).read_bytes() == theirs.getvalue()
+
+
+@pytest.mark.spawn
+def test_no_process_that_writes_shards_loads_torch() -> None:
+    program = (
+        "import sys, data_prep.mapping, data_prep.reducing\n"
+        "from data_prep.shards import write_shard; write_shard(sys.argv[1], 'train-000000', [])\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", program, folder], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("name", ["index.safetensors", "missing"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
 import random
 import shutil
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import sentencepiece
@@ -17,17 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.cleaning import Normalisation, clean_paragraphs, normalise
-from data_prep.errors import UsageError, UserError
+from data_prep.errors import UserError
 from data_prep.sentences import sentence_starts
 from data_prep.tokenizer import (
     MASK_TOKEN_ID,
     SPECIAL_TOKENS,
+    UNK_TOKEN_ID,
     Tokenizer,
-    TokenizerInfo,
     TokenizerSettings,
-    train_tokenizer,
 )
-from data_prep.word_cache import WordCache
+from data_prep.tokenizer_training import train_tokenizer
 
 SMALL = TokenizerSettings(vocab_size=600, character_coverage=1.0)
 
@@ -107,18 +106,6 @@ def test_any_text_gets_sentencepieces_ids_and_comes_back(
     assert [int(tokenizer.byte_lengths[ids].sum()) for ids in encoded] == [len(text.encode()) for text in texts]
 
 
-def test_a_full_cache_starts_again_and_stays_exact(
-    tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor
-) -> None:
-    cache = WordCache(lambda texts: processor.encode(texts, num_threads=1), np.uint16, max_words=10)
-    texts = [normalise(document, SMALL.normalisation) for document in documents(20)] + [" " + "ab" * 200 + " a"]
-    for text in texts:
-        assert cache.encode([text])[0].tolist() == processor.encode(text)
-    assert len(cache) < 120
-    assert [ids.tolist() for ids in cache.encode([" long" + "x" * 500])] == [processor.encode(" long" + "x" * 500)]
-    assert all(len(word) <= 64 for word in cache._ids_of_word)
-
-
 def test_sentences_snap_to_tokens(tokenizer: Tokenizer) -> None:
     paragraphs = clean_paragraphs(documents(1)[0] + "\n\n\u4f60\u597d\u3002\u4f60\u597d\u3002", SMALL.normalisation)
     text = "".join(" " + paragraph for paragraph in paragraphs)
@@ -145,51 +132,6 @@ def test_snapped_starts_rise_from_zero(tokenizer: Tokenizer, texts: list[str], d
     assert found[0] == 0 and (np.diff(found.astype(int)) > 0).all() and found[-1] < len(tokenizer.encode(text))
 
 
-def test_training_depends_on_the_documents_not_on_their_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    shuffled = documents()
-    random.Random(1).shuffle(shuffled)
-    assert train_tokenizer([*shuffled, shuffled[0]], tmp_path, SMALL).fingerprint == tokenizer.fingerprint
-    smaller = SMALL.model_copy(update={"sample_bytes": 20_000, "vocab_size": 500})
-    infos = [train_tokenizer(texts, tmp_path, smaller) for texts in (documents(), shuffled)]
-    assert infos[0] == infos[1]
-    other_seed = train_tokenizer(shuffled, tmp_path, smaller.model_copy(update={"seed": 1}))
-    assert other_seed.fingerprint != infos[0].fingerprint
-
-
-def test_the_fingerprint_knows_the_normalisation(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    uncased = SMALL.model_copy(update={"normalisation": Normalisation(form="NFKC")})
-    info = train_tokenizer(documents(), tmp_path, uncased)
-    assert Tokenizer.load(tmp_path).pieces == tokenizer.pieces
-    assert info.fingerprint != tokenizer.fingerprint
-
-
-def test_long_lines_and_reserved_characters_are_learned_from(tmp_path: Path) -> None:
-    text = " ".join(documents(40)).replace("\n", " ") + " \u2585 "
-    assert len(text) > 3 * 4_192
-    train_tokenizer([text + "\u5c71" * 5_000], tmp_path, SMALL)
-    assert "\u5c71" in "".join(Tokenizer.load(tmp_path).pieces)
-
-
-@pytest.mark.parametrize("vocab_size", [3, 200, 100_000])
-def test_an_impossible_vocabulary_size_names_the_possible_range(tmp_path: Path, vocab_size: int) -> None:
-    settings = TokenizerSettings(vocab_size=vocab_size, character_coverage=1.0)
-    text = ["the cat sat on the mat, the rat too"]
-    with pytest.raises(UsageError, match=r"from (\d+) to (\d+) pieces") as raised:
-        train_tokenizer(text, tmp_path, settings)
-    words = str(raised.value).split()
-    low, high = (int(words[words.index(word) + 1]) for word in ("from", "to"))
-    assert low == 5 + 256 + len(set(text[0].replace(" ", "\u2581")))
-    for size in (low, high):
-        assert train_tokenizer(text, tmp_path, settings.model_copy(update={"vocab_size": size})).vocab_size == size
-
-
-@pytest.mark.parametrize("texts", [[], ["", " \n\t\x00"]])
-def test_no_text_is_a_user_error(tmp_path: Path, texts: list[str]) -> None:
-    with pytest.raises(UserError, match="no text"):
-        train_tokenizer(texts, tmp_path, SMALL)
-    assert TokenizerInfo.read(tmp_path) is None
-
-
 def _copy(tokenizer: Tokenizer, folder: Path) -> Path:
     return Path(shutil.copytree(tokenizer.folder, folder / "copy"))
 
@@ -201,13 +143,6 @@ def test_a_folder_without_its_marker_is_no_tokenizer(tokenizer: Tokenizer, tmp_p
         Tokenizer.load(folder)
 
 
-def test_a_failed_training_leaves_no_marker_of_the_one_before(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = _copy(tokenizer, tmp_path)
-    with pytest.raises(UsageError):
-        train_tokenizer(["a b"], folder, SMALL)
-    assert TokenizerInfo.read(folder) is None
-
-
 @pytest.mark.parametrize("damage", [b"", b"\x01garbage", None])
 def test_a_damaged_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, damage: bytes | None) -> None:
     folder = _copy(tokenizer, tmp_path)
@@ -217,7 +152,17 @@ def test_a_damaged_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, damage
         Tokenizer.load(folder)
 
 
-@pytest.mark.parametrize("values", ["{", "[]", '{"format_version": 1}', '{"format_version": 2}'])
+@pytest.mark.parametrize(
+    "values",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"format_version": 1, "fingerprint": 3}',
+        '{"format_version": 1}',
+        '{"format_version": 2}',
+    ],
+)
 def test_a_damaged_or_newer_info_file_is_refused(tokenizer: Tokenizer, tmp_path: Path, values: str) -> None:
     folder = _copy(tokenizer, tmp_path)
     (folder / "tokenizer_info.json").write_text(values)
@@ -244,12 +189,115 @@ def test_a_foreign_sentencepiece_model_is_refused(tokenizer: Tokenizer, tmp_path
 
 
 def test_real_text_gets_sentencepieces_ids(
-    tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor
+    tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, corpora: Path
 ) -> None:
-    default = Path(__file__).resolve().parents[3] / "shared" / "corpora"
-    path = Path(os.environ.get("CLOZEWORKS_CORPORA", default)) / "pack_small.jsonl.gz"
-    if not path.is_file():
-        pytest.skip(f"{path} is absent; set CLOZEWORKS_CORPORA to the folder of the corpora")
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
+    with gzip.open(corpora / "pack_small.jsonl.gz", "rt", encoding="utf-8") as lines:
         texts = [normalise(json.loads(line)["text"], Normalisation()) for line in itertools.islice(lines, 300)]
     assert [ids.tolist() for ids in tokenizer.encode_many(texts)] == processor.encode(texts, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def without_bytes(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("without_bytes")
+    settings = TokenizerSettings(vocab_size=400, character_coverage=1.0, byte_fallback=False, user_symbols=("<x>",))
+    train_tokenizer(documents(), folder, settings)
+    return Tokenizer.load(folder)
+
+
+UNKNOWN_TEXT = st.text(st.sampled_from("abdeknu  .,!?\u4f60\u597d\u00e9\U0001f600\u5c71\u6c34Q<x>"), max_size=60).map(
+    lambda text: normalise(text, Normalisation())
+)
+
+
+@given(st.lists(UNKNOWN_TEXT, max_size=5))
+def test_without_bytes_unknown_characters_are_sentencepieces_unk(without_bytes: Tokenizer, texts: list[str]) -> None:
+    encoded = without_bytes.encode_many(texts)
+    for text, ids in zip(texts, encoded, strict=True):
+        spans = without_bytes.spans(text)
+        assert ids.tolist() == [span.token_id for span in spans] == without_bytes.encode(text).tolist()
+        assert without_bytes.token_bytes(ids, text).tolist() == [span.stop_bytes - span.start_bytes for span in spans]
+
+
+def test_unknown_characters_side_by_side_are_one_unk_that_decodes_to_a_replacement(without_bytes: Tokenizer) -> None:
+    assert not any(piece.kind == "byte" for piece in without_bytes.vocabulary)
+    ids = without_bytes.encode(" \u5c71\u6c34 de\u5c71<x>\u6c34")
+    assert [without_bytes.pieces[i] for i in ids] == ["\u2581", "[UNK]", "\u2581de", "[UNK]", "<x>", "[UNK]"]
+    assert without_bytes.decode(ids) == " \ufffd de\ufffd<x>\ufffd"
+    assert without_bytes.byte_lengths[UNK_TOKEN_ID] == 0
+
+
+def test_sentences_begin_at_the_right_tokens_after_unknown_characters(without_bytes: Tokenizer) -> None:
+    paragraphs = ["\u5c71\u6c34 bade\u5c71bade. Bade \u6c34\u6c34.", "\u5c71. Bade!"]
+    text = "".join(" " + paragraph for paragraph in paragraphs)
+    starts = sentence_starts(paragraphs, "en")
+    assert [text.encode()[start:][:4].decode(errors="ignore") for start in starts] == [
+        " \u5c71",
+        " Bad",
+        " \u5c71",
+        " Bad",
+    ]
+    ids = without_bytes.encode(text)
+    found = without_bytes.sentence_token_starts(ids, starts, text)
+    spans = without_bytes.spans(text)
+    assert [spans[token].start_bytes for token in found] == starts
+
+
+def test_user_symbols_are_one_piece_wherever_they_stand(without_bytes: Tokenizer) -> None:
+    assert without_bytes.vocabulary[5][::2] == ("<x>", "user")
+    for text in (" <x>", " a<x>b", " <x><x>", " <x>.", " \u5c71<x>"):
+        ids = without_bytes.encode(text).tolist()
+        assert ids.count(5) == text.count("<x>") and ids == [span.token_id for span in without_bytes.spans(text)]
+
+
+def test_a_tokenizer_is_loaded_from_a_url_too(tokenizer: Tokenizer) -> None:
+    filesystem = fsspec.filesystem("memory")
+    for path in tokenizer.folder.iterdir():
+        filesystem.pipe_file(f"/tokenizers/one/{path.name}", path.read_bytes())
+    loaded = Tokenizer.load("memory://tokenizers/one")
+    assert loaded.fingerprint == tokenizer.fingerprint and loaded.url == "memory://tokenizers/one"
+    assert (loaded.folder / "tokenizer.json").is_file()
+    assert Tokenizer.load(tokenizer.folder).url == str(tokenizer.folder)
+    with pytest.raises(UserError, match="memory://tokenizers/none holds no"):
+        Tokenizer.load("memory://tokenizers/none")
+
+
+CRAFTED = {
+    "the name of a byte": (b"<0x41>", b"<0xZZ>"),
+    "a byte twice": (b"<0x41>", b"<0x42>"),
+    "no UTF-8": (b"\xe2\x96\x81de", b"\xff\xff\xffde"),
+    "a space within": (b"\xe2\x96\x81de", b"d\xe2\x96\x81e"),
+    "another special token": (b"[MASK]", b"[MUSK]"),
+}
+
+
+@pytest.mark.parametrize("old, new", CRAFTED.values(), ids=CRAFTED.keys())
+def test_a_crafted_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, old: bytes, new: bytes) -> None:
+    folder = _copy(tokenizer, tmp_path)
+    model = (folder / "tokenizer.model").read_bytes()
+    assert old in model
+    (folder / "tokenizer.model").write_bytes(model.replace(old, new))
+    with pytest.raises(UserError, match="tokenizer.model is"):
+        Tokenizer.load(folder)
+
+
+def test_no_flipped_byte_of_a_model_ends_in_a_traceback(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = _copy(tokenizer, tmp_path)
+    model = (folder / "tokenizer.model").read_bytes()
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(150):
+        damaged = bytearray(model)
+        damaged[draw.randrange(len(model))] ^= 1 << draw.randrange(8)
+        (folder / "tokenizer.model").write_bytes(damaged)
+        try:
+            assert Tokenizer.load(folder).fingerprint == tokenizer.fingerprint  # a byte that says nothing of the ids
+        except UserError:
+            refused += 1
+    assert refused > 100
+
+
+def test_a_missing_model_is_a_user_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = _copy(tokenizer, tmp_path)
+    (folder / "tokenizer.model").unlink()
+    with pytest.raises(UserError, match="tokenizer.model"):
+        Tokenizer.load(folder)

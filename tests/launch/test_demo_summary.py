@@ -34,13 +34,12 @@ def manifest(entropy: float | None = 6.9) -> Manifest:
     split = {"shards": [], "documents": 90, "sentences": 90, "tokens": 4_000_000, "unigram_entropy_nats": 7.1}
     return Manifest.model_validate(
         {
-            "format_version": 1,
+            "format_version": 2,
             "clozeworks_version": "0",
             "tokenizer": {"fingerprint": "0" * 64, "vocab_size": 8192, "token_dtype": "uint16"},
             "config": {},
             "inputs": [],
             "sources": [],
-            "dropped": {},
             "train": split,
             "valid": {**split, "documents": 10, "tokens": 40_000, "unigram_entropy_nats": entropy},
             "token_counts": {"name": "token_counts.safetensors", "bytes": 0, "sha256": "0" * 64},

@@ -64,12 +64,11 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     empty = {"shards": [], "documents": 0, "sentences": 0, "tokens": 0, "unigram_entropy_nats": None}
     counts = {"documents": count, "sentences": len(sentences), "tokens": len(tokens)}
     manifest = {
-        "format_version": 1,
+        "format_version": 2,
         "clozeworks_version": "0",
         "config": {},
         "inputs": [],
         "sources": [],
-        "dropped": {},
         "tokenizer": {"fingerprint": "0" * 64, "vocab_size": 8192, "token_dtype": "uint16"},
         "train": empty,
         "valid": {**empty, "shards": [shard], **counts},

@@ -57,8 +57,9 @@ def test_a_folder_without_manifest_is_no_shard_set(tmp_path):
 
 def test_a_password_in_a_url_is_in_no_output(tmp_path):
     url = "data.shards=http://user:hunter2@127.0.0.1:9/shards?sig=hunter2"
-    refused = pretrain("--config", "tiny_cpu", url, cwd=tmp_path)
-    explained = pretrain("--config", "tiny_cpu", url, "--dry-run", cwd=tmp_path)
+    at_once = {"CLOZEWORKS_RETRY_SECONDS": "0"}
+    refused = pretrain("--config", "tiny_cpu", url, cwd=tmp_path, **at_once)
+    explained = pretrain("--config", "tiny_cpu", url, "--dry-run", cwd=tmp_path, **at_once)
     assert_refused(refused, 1, "http://127.0.0.1:9/shards")
     assert explained.returncode == 0 and "http://127.0.0.1:9/shards" in explained.stdout
     assert "hunter2" not in refused.stderr + refused.stdout + explained.stdout + explained.stderr

@@ -55,7 +55,7 @@ class Training:
     def start(self, num_ranks: int = 2, *more: str) -> subprocess.Popen[str]:
         """Start under the deepspeed launcher."""
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(num_ranks)]
-        return self._popen([*launcher, "--master_port", str(free_port()), PRETRAIN, *self._arguments(), *more])
+        return self._popen([*launcher, "--master_port", str(free_port()), PRETRAIN, *self.arguments(), *more])
 
     def run(self, num_ranks: int = 2, *more: str) -> str:
         """Start, wait, and return all output; the training must have finished well."""
@@ -93,7 +93,7 @@ class Training:
             except psutil.NoSuchProcess:
                 pass
 
-    def _arguments(self) -> list[str]:
+    def arguments(self) -> list[str]:
         config = self.preset or str(self.folder / "tiny.yaml")
         (self.folder / "tiny.yaml").write_text(TINY_RUN, encoding="utf-8")
         return [

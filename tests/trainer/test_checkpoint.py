@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,11 @@ def test_a_checkpoint_gives_back_state_weights_and_moments(tmp_path):
 
 def test_a_checkpoint_holds_no_secret_of_the_configuration(tmp_path):
     config = make_config(str(tmp_path), 0)
-    data = config.data.model_copy(update={"shards": "https://user:word@host/shards?sig=word"})
+    data = config.data.model_copy(update={"shards": "https://user:hunter2@host/shards?sig=hunter2"})
     config = config.model_copy(update={"data": data})
     saved = checkpoints.save(tmp_path, StillEngine(), TrainState(step=1), config, IDENTITY)
     state = (saved.folder / "state.json").read_text()
-    assert "https://host/shards" in state and "word" not in state
+    assert "https://host/shards" in state and "hunter2" not in state
 
 
 def test_the_tensor_file_is_what_safetensors_would_read(tmp_path):
@@ -237,6 +238,27 @@ def test_a_system_that_takes_no_more_bytes_makes_no_checkpoint(tmp_path):
     assert find_latest(tmp_path, warn=refuse).step == 1
 
 
+def test_a_disk_that_is_full_for_real_leaves_the_last_good_checkpoint(tmp_path):
+    """A file system in memory that holds one checkpoint of the toy and a half."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("a file system may not be mounted here")
+    try:
+        save(disk, 1)
+        warnings: list[str] = []
+        config, engine = make_config(str(disk), 0), StillEngine()
+        assert checkpoints.save(disk, engine, TrainState(step=2), config, IDENTITY, warn=warnings.append) is None
+        assert (
+            len(warnings) == 1 and "No space left on device" in warnings[0] and "the last good one stays" in warnings[0]
+        )
+        assert os.listdir(disk / "checkpoints") == ["step-00000001"]
+        assert find_latest(disk, warn=refuse).step == 1
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
 def test_another_model_is_refused_with_the_parameter_that_differs(tmp_path):
     save(tmp_path, 1)
     engine = StillEngine()
@@ -258,7 +280,6 @@ def test_pieces_that_do_not_cover_the_parameters_are_refused(tmp_path):
 
 
 def test_weights_are_read_without_deepspeed(tmp_path):
-    import subprocess
     import sys
 
     folder = save(tmp_path, 1)

@@ -2,9 +2,9 @@ import pytest
 
 from data_prep.errors import UsageError
 from data_prep.settings import load_settings, to_yaml, validate_settings
-from trainer.config import RunConfig, without_secrets
+from trainer.config import DataSettings, ModelSettings, RunConfig, without_secrets
 
-PRESETS = ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu"]
+PRESETS = ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -24,6 +24,23 @@ def test_bert_large_is_the_published_architecture():
         4096,
     )
     assert model.padded_vocab_size == 30528
+
+
+def test_modern_large_is_the_published_architecture():
+    model = load_settings(RunConfig, "modern_large").model
+    assert (model.num_hidden_layers, model.hidden_size, model.intermediate_size) == (28, 1024, 2624)
+    assert model.attention_kinds[:7] == ("global", "local", "local", "global", "local", "local", "global")
+    assert (model.local_attention, model.global_rope_theta, model.local_rope_theta) == (128, 160_000, 10_000)
+    assert (model.position_embedding, model.norm_position, model.hidden_act) == ("rotary", "pre", "geglu")
+    assert not model.bias and model.type_vocab_size == 0 and model.layer_norm_eps == 1e-5
+
+
+def test_a_family_brings_its_options_and_given_ones_count_before_them():
+    assert ModelSettings(family="modernbert", local_attention=64).local_attention == 64
+    assert ModelSettings(family="modernbert").hidden_act == "geglu"
+    assert ModelSettings(family="custom").model_dump(exclude={"family"}) == ModelSettings().model_dump(
+        exclude={"family"}
+    )
 
 
 def test_phases_are_the_runs_steps_and_lengths():
@@ -56,6 +73,21 @@ def test_phases_are_the_runs_steps_and_lengths():
         ),
         (["trainning.seed=3"], "did you mean training"),
         (["data.sentence_pairs=next_sentence", "model.type_vocab_size=1"], "model.type_vocab_size=1; set it to 2"),
+        (["model.norm=rmsnorm"], "model.family=bert does not have model.norm=rmsnorm (BERT has LayerNorm)"),
+        (["model.hidden_act=geglu", "model.bias=false"], "model.bias=False (BERT has biases"),
+        (["model.family=modernbert", "model.norm_position=post"], "(ModernBERT normalises before each sublayer)"),
+        (["model.family=modernbert"], "ModernBERT has neither segments nor a head for pairs"),
+        (["model.family=modernbert", "model.num_attention_heads=128"], "gives heads of odd size 1"),
+        (["model.family=modernbert", "model.local_attention=127"], "half of it lies on each side"),
+        (["model.family=modernbert", "model.local_attention=null"], "model.local_attention is not set"),
+        (["model.family=modernbert", "model.global_attn_every_n_layers=1"], "model.local_attention=128 is never used"),
+        (
+            ["model.family=custom", "model.position_embedding=sinusoidal", "model.hidden_size=129"]
+            + ["model.num_attention_heads=3"],
+            "model.hidden_size=129 is odd",
+        ),
+        (["model.family=roberta"], "model.family"),
+        (["model.family=[bert]"], "model.family"),
     ],
 )
 def test_a_contradiction_names_setting_rule_and_remedy(overrides, said):
@@ -71,12 +103,12 @@ def test_a_phase_that_contradicts_is_named_by_its_number():
 
 
 def test_a_configuration_to_keep_holds_no_secret():
-    url = "https://user:word@host/shards?sig=word"
+    url = "https://user:hunter2@host/shards?sig=hunter2"
     config = load_settings(RunConfig, "tiny_cpu", [f"data.shards=[{{url: '{url}'}}]", "tracking.uri=sqlite:///m.db"])
     kept = without_secrets(config)
     assert kept.data.components[0].url == "https://host/shards"
     assert kept.tracking.uri == "sqlite:///m.db" and kept.training == config.training
-    assert "word" not in kept.model_dump_json()
+    assert "hunter2" not in kept.model_dump_json()
 
 
 def test_a_run_that_ends_early_takes_fewer_steps_in_its_phases():
@@ -99,3 +131,21 @@ def test_steps_are_required_without_phases():
     }
     with pytest.raises(UsageError, match="training.max_steps is required"):
         validate_settings(RunConfig, values, "test")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"shards": [{"url": "a", "weight": 1}, {"url": "b"}]}, r"data.shards\[1\] has no weight and others have"),
+        ({"shards": [{"url": "a", "weight": 1}], "sampling_alpha": 0.5}, "leave out the one or the other"),
+    ],
+)
+def test_shares_of_a_mixture_do_not_contradict_each_other(data: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataSettings(**data)
+
+
+def test_a_configuration_to_keep_shows_where_a_store_is_and_not_its_key() -> None:
+    options = "storage_options={'s3://shards': {key: me, secret: hunter2, endpoint_url: 'http://store:9000'}}"
+    kept = without_secrets(load_settings(RunConfig, "tiny_cpu", [options]))
+    assert "http://store:9000" in kept.model_dump_json() and "hunter2" not in kept.model_dump_json()

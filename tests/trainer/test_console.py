@@ -3,7 +3,9 @@ from trainer.console import duration, evaluation_line, step_line
 
 def test_a_step_line_tells_epoch_step_loss_perplexity_rate_speed_and_time_left():
     metrics = {"train/loss": 3.0, "train/mlm_loss": 2.302585, "train/nsp_loss": 0.7, "train/learning_rate": 1e-3}
-    line = step_line(50, 3000, 0.25, metrics, 12345.6, 3723)
+    metrics |= {"train/tokens_per_second": 12345.6, "train/data_wait_share": 0.05}
+    line = step_line(50, 3000, 0.25, metrics, 3723)
+    assert "waiting" not in line and "mfu" not in line
     for part in (
         "epoch 0.25",
         "step 50/3,000",
@@ -14,6 +16,12 @@ def test_a_step_line_tells_epoch_step_loss_perplexity_rate_speed_and_time_left()
         "left 1:02:03",
     ):
         assert part in line
+
+
+def test_a_step_line_tells_mfu_and_waiting_where_there_is_something_to_tell():
+    speed = {"train/learning_rate": 0.0, "train/tokens_per_second": 1.0, "train/mfu": 0.414}
+    line = step_line(1, 2, 0.0, speed | {"train/data_wait_share": 0.3}, 0)
+    assert "all samples skipped" in line and "mfu 41.4%  waiting for data 30%" in line
 
 
 def test_an_evaluation_stands_beside_the_unigram_entropy():

@@ -6,7 +6,9 @@ from trainer.config import RunConfig
 from trainer.dry_run import batch_lines, explain, flops_lines, memory_lines, parameter_lines, shard_lines
 
 
-@pytest.mark.parametrize("preset", ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu"])
+@pytest.mark.parametrize(
+    "preset", ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
+)
 def test_closed_form_and_count_stand_side_by_side_and_agree(preset):
     lines = parameter_lines(load_settings(RunConfig, preset))
     assert lines[0].split() == ["module", "closed", "form", "counted", "formula"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from safetensors.torch import load_file
 from data_prep.cleaning import Normalisation
 from data_prep.errors import UsageError, UserError
 from data_prep.manifest import SourceRecord
-from data_prep.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from data_prep.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizer_training import train_tokenizer
 from trainer import export_checks, export_files
 from trainer.config import RunConfig
 from trainer.export import export_model
+from trainer.model.families import MODERNBERT_OPTIONS
 from trainer.model.pretraining import PretrainingModel
 from trainer.model_card import TrainingFacts
 
@@ -24,7 +27,19 @@ FACTS = TrainingFacts(
     step=10,
     tokens_seen=640,
     data_digests={"s3://host/shards": "0" * 64},
-    sources=(SourceRecord(name="tales", licence="CC-BY-4.0", language="en", documents=2, sentences=4, tokens=40),),
+    sources=(
+        SourceRecord(
+            name="tales",
+            licence="CC-BY-4.0",
+            language="en",
+            dropped={},
+            documents=2,
+            sentences=4,
+            tokens=40,
+            words=30,
+            text_bytes=150,
+        ),
+    ),
     scores={"valid/mlm_loss": 5.25},
 )
 
@@ -39,7 +54,10 @@ def tokenizer_folder(tmp_path_factory) -> Path:
     return folder
 
 
-def make_config(sentence_pairs: str = "next_sentence", **data: str) -> RunConfig:
+MODERN = {"family": "modernbert", "num_hidden_layers": 4, "local_attention": 8}
+
+
+def make_config(sentence_pairs: str = "next_sentence", model: dict[str, Any] | None = None, **data: str) -> RunConfig:
     return RunConfig.model_validate(
         {
             "output_dir": "runs/one",
@@ -50,6 +68,7 @@ def make_config(sentence_pairs: str = "next_sentence", **data: str) -> RunConfig
                 "num_attention_heads": 2,
                 "intermediate_size": 48,
                 "max_position_embeddings": 48,
+                **(model or {}),
             },
             "data": {"shards": "shards", "sequence_length": 40, "sentence_pairs": sentence_pairs, **data},
             "training": {"max_steps": 20, "micro_batch_tokens": 40, "global_batch_tokens": 40},
@@ -117,6 +136,54 @@ def test_an_uncased_tokenizer_passes_the_gate(tmp_path):
     assert loaded("A CAF\u00c9")["input_ids"] == loaded("a cafe")["input_ids"]
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": True}, {"local_attention": None, "global_attn_every_n_layers": 1}, {"family": "custom"}]
+)
+def test_modernbert_is_exported_as_transformers_modernbert(tokenizer_folder, tmp_path, options):
+    if options.get("family") == "custom":  # what a custom model computes counts, not what it is called
+        options = {**MODERNBERT_OPTIONS, **options}
+    config = make_config("none", {**MODERN, **options})
+    report = export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out", FACTS)
+    assert report.parity.num_logits > 100 * 384
+    with export_checks.quiet_transformers():
+        _, info = transformers.ModernBertForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+        assert not any(info.values())
+        assert transformers.AutoModel.from_pretrained(tmp_path / "out").config.model_type == "modernbert"
+        answers = transformers.pipeline("fill-mask", model=str(tmp_path / "out"))("the capital of [MASK] is Paris.")
+    assert len(answers) == 5
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert set(loaded("the capital")) == {"input_ids", "attention_mask"}
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "A ModernBERT encoder" in card and "- modernbert\n" in card and "pooler" not in card
+
+
+def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, monkeypatch):
+    config = make_config("none", MODERN)
+    write = export_files.hugging_face_config
+    wrongly = {"local_attention": 10}
+    monkeypatch.setattr(export_files, "hugging_face_config", lambda *arguments: write(*arguments) | wrongly)
+    with pytest.raises(UserError, match="logits that differ"):
+        export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "options", "said"),
+    [
+        ("none", {"norm": "rmsnorm"}, "model.norm=rmsnorm"),
+        ("next_sentence", {"position_embedding": "sinusoidal"}, "model.position_embedding=sinusoidal"),
+        ("next_sentence", {**MODERNBERT_OPTIONS, "type_vocab_size": 2}, "model.type_vocab_size=2"),
+    ],
+)
+def test_what_transformers_cannot_compute_is_not_exported_and_told_why(
+    tokenizer_folder, tmp_path, pairs, options, said
+):
+    config = make_config(pairs, {"family": "custom", **options})
+    with pytest.raises(UserError, match=said) as caught:
+        export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
+    assert "fills masks from its own checkpoints" in str(caught.value)
+    assert not left_behind(tmp_path / "out")
+
+
 def test_sentence_transformer_files_ask_for_mean_pooling(exported):
     modules = json.loads((exported / "modules.json").read_text())
     assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling"]
@@ -140,7 +207,7 @@ def test_provenance_tells_what_was_checked(exported):
 
 def test_no_credentials_of_the_configuration_are_exported(exported):
     files = [path for path in exported.rglob("*") if path.is_file()]
-    assert len(files) == 12
+    assert len(files) == 13
     assert not [path for path in files if b"secret" in path.read_bytes()]
     assert "shards: s3://host/shards\n" in (exported / "training_config.yaml").read_text()
 
@@ -184,8 +251,8 @@ def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeyp
     config = make_config("none")
     convert = export_files.to_hugging_face
 
-    def convert_wrongly(weights):
-        converted = convert(weights)
+    def convert_wrongly(weights, family):
+        converted = convert(weights, family)
         prefix = "bert.encoder.layer.1.attention.self"
         converted[f"{prefix}.query.weight"], converted[f"{prefix}.value.weight"] = (
             converted[f"{prefix}.value.weight"],
@@ -202,9 +269,11 @@ def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeyp
 def test_the_gate_refuses_weights_that_transformers_does_not_find(tokenizer_folder, tmp_path, monkeypatch):
     config = make_config()
     convert = export_files.to_hugging_face
-    monkeypatch.setattr(
-        export_files, "to_hugging_face", lambda w: {n: t for n, t in convert(w).items() if "pooler" not in n}
-    )
+
+    def convert_in_part(weights, family):
+        return {name: weight for name, weight in convert(weights, family).items() if "pooler" not in name}
+
+    monkeypatch.setattr(export_files, "to_hugging_face", convert_in_part)
     with pytest.raises(UserError, match="bert.pooler.dense.weight"):
         export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
     assert not left_behind(tmp_path / "out")

@@ -12,7 +12,8 @@ import torch
 from data_prep import storage
 from data_prep.errors import UserError
 from data_prep.manifest import FileRecord
-from data_prep.tokenizer import TokenizerSettings, train_tokenizer
+from data_prep.tokenizer import TokenizerSettings
+from data_prep.tokenizer_training import train_tokenizer
 from trainer.checkpoint_format import DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config import RunConfig
 from trainer.export import export_checkpoint

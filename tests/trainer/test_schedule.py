@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import ScheduleSettings
-from trainer.schedule import learning_rate
+from trainer.config import DataSettings, ScheduleSettings
+from trainer.schedule import learning_rate, masking_rate
 
 
 def rates(max_steps: int, **settings: object) -> list[float]:
@@ -61,3 +61,13 @@ def test_matches_the_schedule_of_transformers_where_both_have_it():
         optimizer.step()
         theirs.step()
     assert rates(10, name="linear") == pytest.approx(expected)
+
+
+def test_the_masking_rate_goes_straight_from_the_first_step_to_the_last() -> None:
+    falling = DataSettings(shards="x", mlm_probability=0.3, final_mlm_probability=0.15)
+    rates = [masking_rate(step, 4, falling) for step in range(4)]
+    assert rates == pytest.approx([0.3, 0.25, 0.2, 0.15])
+    assert (falling.max_mlm_probability, falling.evaluated_mlm_probability) == (0.3, 0.15)
+    assert masking_rate(0, 1, falling) == 0.3
+    constant = DataSettings(shards="x")
+    assert {masking_rate(step, 9, constant) for step in range(9)} == {0.15}

@@ -70,14 +70,16 @@ def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
     """Two ranks at one ZeRO stage: a folder of runs, and the report of each; made once a session.
 
     By precision `PRECISION-whole` of 4 steps, `PRECISION-halves` of 2 steps and then 2 more in a new engine, both with
-    dropout; and `plain` of 2 steps without dropout, then a step whose loss is NaN.
+    dropout; and `plain` of 2 steps without dropout. The whole ones and `plain` end with a step whose loss is NaN.
     """
     folder = Path(tempfile.mkdtemp(prefix="toy-training-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     jobs: dict[str, dict[str, Any]] = {}
     for precision in ("fp32", "bf16") if stage else ("fp32",):
         common = {"stage": stage, "precision": precision, "accumulation": 2}
-        jobs[f"{precision}-whole"] = common | {"output_dir": str(folder / f"{precision}-whole"), "steps": 4}
+        # The poisoned step at its end changes nothing: the course is compared bitwise with one that has none.
+        whole = {"output_dir": str(folder / f"{precision}-whole"), "steps": 4, "poison": True}
+        jobs[f"{precision}-whole"] = common | whole
         halves = common | {"output_dir": str(folder / f"{precision}-halves"), "steps": 2}
         jobs[f"{precision}-first-half"] = jobs[f"{precision}-second-half"] = halves
     jobs["plain"] = {

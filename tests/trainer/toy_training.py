@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from data_prep import storage
 from data_prep.errors import UserError
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import DataIdentity, TrainState
+from trainer.checkpoint_upload import Uploader
 from trainer.config import (
     CheckpointSettings,
     DataSettings,
@@ -111,8 +113,13 @@ def take_step(engine: Engine, ranks: Ranks, step: int, accumulation: int, dropou
 
 def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Start or resume, train `steps` steps, save; report losses, norms and whether the forward's weights are right."""
-    config = make_config(job["output_dir"], job["stage"], job.get("precision", "fp32"), job.get("offload", False))
-    found = checkpoints.find_latest(config.output_dir, ranks)
+    output_dir, remote = job["output_dir"].replace("RANK", str(ranks.rank)), job.get("upload_to")
+    config = make_config(output_dir, job["stage"], job.get("precision", "fp32"), job.get("offload", False))
+    if remote is not None:  # each rank is a node with a disk of its own
+        ranks = replace(ranks, local_rank=0)
+        settings = config.checkpoint.model_copy(update={"upload_to": remote})
+        config = config.model_copy(update={"checkpoint": settings})
+    found = checkpoints.find_latest(config.output_dir, ranks, remote=remote, stage=job["stage"])
     engine = build_engine(ToyModel(), config, ranks)
     engine.prepare(lambda: engine.forward(global_batch(0)[:2]))
     first = 0
@@ -133,6 +140,10 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     state = TrainState(step=first + job["steps"])
     identity = DataIdentity(manifest_digests=("d",), tokenizer_fingerprint="f")
     saved = checkpoints.save(config.output_dir, engine, state, config, identity)
+    if remote is not None:
+        uploader = Uploader(config.checkpoint, ranks, print)
+        uploader.submit(saved)
+        assert uploader.close()
     report = {
         "first": first,
         "losses": [loss for loss, _ in results],

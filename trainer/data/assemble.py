@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -47,6 +47,16 @@ def read_segments(segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
     tokens = {number: shards[number].read_tokens() for number in set(numbers)}
     runs = zip(numbers, segments.starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
     return np.concatenate([tokens[number][start:stop] for number, start, stop in runs])
+
+
+def without_damaged(segments: Segments, shards: Sequence[Shard]) -> tuple[Segments, int]:
+    """Leave out the rows whose shard cannot be read; returns also their number."""
+    damaged = [number for number in np.unique(segments.shards).tolist() if not shards[number].is_readable()]
+    if not damaged:
+        return segments, 0
+    gone = np.isin(segments.shards, damaged)
+    kept = Segments(**{field.name: getattr(segments, field.name)[~gone] for field in fields(Segments)})
+    return kept, len(np.unique(segments.rows[gone]))
 
 
 def assemble_rows(segments: Segments, tokens: np.ndarray, num_rows: int, shape: RowShape) -> Rows:

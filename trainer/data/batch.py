@@ -41,6 +41,8 @@ class Batch:
     """(C,) int64: 0 = B follows A, 1 = B is from another document, -100 where unused."""
     sequence_length: int
     """L: places in a row, the largest length of a sequence."""
+    num_unreadable_rows: int = 0
+    """Rows that are dead because their shard is damaged (`data.on_corrupt_shard=skip`)."""
 
     @property
     def num_rows(self) -> int:
@@ -68,22 +70,24 @@ class Batch:
     def pack(self) -> torch.Tensor:
         """All of it as one (N,) int64 tensor: one tensor is handed on between processes faster than eight."""
         tensors = [getattr(self, name) for name in TENSOR_NAMES]
-        header = torch.tensor([self.sequence_length, *(tensor.numel() for tensor in tensors)])
+        numbers = (self.sequence_length, self.num_unreadable_rows)
+        header = torch.tensor([*numbers, *(tensor.numel() for tensor in tensors)])
         return torch.cat([header, *(_as_int64(tensor) for tensor in tensors)])
 
     @classmethod
     def unpack(cls, packed: torch.Tensor) -> Batch:
         """The batch that `pack` made; its tensors share the memory of `packed`."""
-        sequence_length, *numbers = packed[: len(TENSOR_NAMES) + 1].tolist()
+        header_size = len(TENSOR_NAMES) + 2
+        sequence_length, num_unreadable_rows, *numbers = packed[:header_size].tolist()
         sizes = dict(zip(TENSOR_NAMES, numbers, strict=True))
         words = [-(-size // 2) if name == "cu_seqlens" else size for name, size in sizes.items()]
-        parts = packed[len(TENSOR_NAMES) + 1 :].split(words)
+        parts = packed[header_size:].split(words)
         tensors = dict(zip(TENSOR_NAMES, parts, strict=True))
         tensors["cu_seqlens"] = tensors["cu_seqlens"].view(torch.int32)[: sizes["cu_seqlens"]]
-        return cls(**tensors, sequence_length=sequence_length)
+        return cls(**tensors, sequence_length=sequence_length, num_unreadable_rows=num_unreadable_rows)
 
 
-TENSOR_NAMES = tuple(field.name for field in fields(Batch) if field.name != "sequence_length")
+TENSOR_NAMES = tuple(field.name for field in fields(Batch) if field.type == "torch.Tensor")
 
 
 def _as_int64(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ one gives exactly what it would have given had it never stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from data_prep import storage
 from data_prep.errors import UserError
+from data_prep.tokenizer import Tokenizer
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import DataSettings, Phase
 from trainer.data.batch import Batch
@@ -25,6 +27,7 @@ from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace
 from trainer.data.sentence_pairs import PairCounts
 from trainer.data.shard_set import Shard, ShardSet, Split
+from trainer.data.words import piece_kinds
 from trainer.data.workers import obey_rank_alone
 
 _PREFETCHED_MICRO_BATCHES = 4
@@ -70,6 +73,7 @@ class _Stretch:
     position: Position
     next_position: Position
     skipped_samples: int
+    mlm_probability: float
 
 
 class Loader:
@@ -84,6 +88,8 @@ class Loader:
         seed: int,
         rank: int,
         world_size: int,
+        mlm_probability: Callable[[int], float],
+        step: int,
         pin_memory: bool = False,
     ) -> None:
         """Plan the epoch that `position` stands in.
@@ -91,19 +97,23 @@ class Loader:
         Args:
             shard_sets: the opened `data.components`, in their order.
             phase: gives row length and batch sizes; `position.phase` is only passed on.
+            mlm_probability: share of tokens to predict after so many completed steps, at most
+                `data.max_mlm_probability`.
+            step: optimizer steps completed at `position`.
 
         Raises:
             UserError: the data set is empty or smaller than one global batch.
         """
         self._arithmetic = batch_arithmetic(phase, world_size)
         self._position = position
+        self._mlm_probability = mlm_probability
+        self._step = step
         self._first_slice = rank * self._arithmetic.accumulation_steps
         self._num_workers = data.num_workers
         self._pin_memory = pin_memory
         components = [_shards_of(shard_set, "train") for shard_set in shard_sets]
         settings = _row_settings(data, phase)
-        weights = [component.weight for component in data.components]
-        self._samples = SampleSpace(components, weights, settings, seed, Purpose.TRAINING)
+        self._samples = SampleSpace(components, _weights(data, shard_sets), settings, seed, Purpose.TRAINING)
         self._dataset = MicroBatches(
             self._samples,
             row_shape([shard for shards in components for shard in shards], settings),
@@ -111,6 +121,7 @@ class Loader:
             self._arithmetic.micro_batch_rows,
             seed,
             Purpose.TRAINING,
+            skip_corrupt_shards=data.on_corrupt_shard == "skip",
         )
         self._check_size(position.epoch)
 
@@ -165,7 +176,7 @@ class Loader:
     def _stretches(self) -> Iterator[_Stretch]:
         """The global batches from the position on, without end."""
         position, global_rows = self._position, self._arithmetic.global_rows
-        while True:
+        for step in itertools.count(self._step):
             num_samples = self.num_samples(position.epoch)
             skipped = 0
             if num_samples is not None and position.next_sample + global_rows > num_samples:
@@ -173,7 +184,7 @@ class Loader:
                 position = Position(position.phase, position.epoch + 1, 0)
                 self._check_size(position.epoch)
             following = replace(position, next_sample=position.next_sample + global_rows)
-            yield _Stretch(position, following, skipped)
+            yield _Stretch(position, following, skipped, self._mlm_probability(step))
             position = following
 
     def slices(self) -> Iterator[Slice]:
@@ -185,7 +196,12 @@ class Loader:
         for stretch in self._stretches():
             first = stretch.position.next_sample
             for number in own:
-                yield Slice(stretch.position.epoch, first + bounds[number], first + bounds[number + 1])
+                yield Slice(
+                    stretch.position.epoch,
+                    first + bounds[number],
+                    first + bounds[number + 1],
+                    stretch.mlm_probability,
+                )
 
     def _check_size(self, epoch: int) -> None:
         num_samples, arithmetic = self.num_samples(epoch), self._arithmetic
@@ -219,7 +235,13 @@ def evaluation_batches(
     samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
     num_rows = phase.micro_batch_tokens // phase.sequence_length
     batches = MicroBatches(
-        samples, row_shape(shards, settings), _masking(data, shard_sets[0]), num_rows, seed, Purpose.EVALUATION
+        samples,
+        row_shape(shards, settings),
+        _masking(data, shard_sets[0]),
+        num_rows,
+        seed,
+        Purpose.EVALUATION,
+        skip_corrupt_shards=data.on_corrupt_shard == "skip",
     )
     total = samples.open_pass(epoch=0).num_rows
     if max_tokens is not None:
@@ -227,7 +249,7 @@ def evaluation_batches(
     rows_of_all_ranks = num_rows * world_size
     for first in range(0, total, rows_of_all_ranks):
         own = first + rank * num_rows
-        yield batches.build(Slice(0, min(own, total), min(own + num_rows, total)))
+        yield batches.build(Slice(0, min(own, total), min(own + num_rows, total), data.evaluated_mlm_probability))
 
 
 @dataclass(frozen=True)
@@ -241,11 +263,30 @@ class _Slices:
 
 
 def _row_settings(data: DataSettings, phase: Phase) -> RowSettings:
-    return RowSettings(phase.sequence_length, data.sentence_pairs == "next_sentence", data.short_seq_probability)
+    task = None if data.sentence_pairs == "none" else data.sentence_pairs
+    return RowSettings(phase.sequence_length, task, data.short_seq_probability)
+
+
+def _weights(data: DataSettings, shard_sets: Sequence[ShardSet]) -> list[float]:
+    """Of each component, the one given, else its tokens tempered (Conneau et al. 2019, "XLM-R", section 3.1)."""
+    tokens = [shard_set.manifest.train.tokens for shard_set in shard_sets]
+    return [
+        component.weight if component.weight is not None else count**data.sampling_alpha
+        for component, count in zip(data.components, tokens, strict=True)
+    ]
 
 
 def _masking(data: DataSettings, shard_set: ShardSet) -> Masking:
-    return Masking(data.mlm_probability, data.mask_share, data.random_share, shard_set.manifest.tokenizer.vocab_size)
+    kinds = None if data.mask_unit == "token" else piece_kinds(Tokenizer.load(shard_set.tokenizer_folder).pieces)
+    return Masking(
+        data.max_mlm_probability,
+        data.mask_share,
+        data.random_share,
+        shard_set.manifest.tokenizer.vocab_size,
+        data.mask_unit,
+        kinds,
+        data.mean_span_words,
+    )
 
 
 def _shards_of(shard_set: ShardSet, split: Split) -> list[Shard]:

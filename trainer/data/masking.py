@@ -1,36 +1,53 @@
 """Masking for the masked language model: which tokens are predicted, and what the model sees in their place.
 
-Devlin et al. 2018, section 3.1: of the tokens to predict, 80% become [MASK], 10% a random token, 10% stay. A row
-predicts exactly k = floor(p n + u) of its n tokens, u in [0, 1) from the row's key, so the expectation is exactly p
-and k never exceeds the fixed capacity. A pure function of the rows and their keys, for a whole micro-batch at once.
+Devlin et al. 2018, section 3.1: of the tokens to predict, 80% become [MASK], 10% a random token, 10% stay. Chosen are
+single tokens, whole words, or spans (Joshi et al. 2019, "SpanBERT"). A row predicts k = floor(p n + u) of its n
+tokens, u in [0, 1) from the row's key, so the expectation is exactly p and k never exceeds the fixed capacity. A pure
+function of the rows and their keys, for a whole micro-batch at once.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from data_prep.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS
 from trainer.data.batch import IGNORED
+from trainer.data.mask_units import choose_parts, choose_tokens, choose_whole, split_spans
 from trainer.data.randomness import below, fold, high_bits, low_bits, uniform
+from trainer.data.words import word_starts
 
 NUM_SPECIAL_TOKENS = len(SPECIAL_TOKENS)
 
 # Counters under a row's key: 0 to L - 1 choose places, these draw the rest.
 _TREATMENT = 1 << 32
 _NUM_MASKED = 1 << 33
+_SPANS = 1 << 34
+
+MaskingUnit = Literal["token", "word", "span"]
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are masked; `vocab_size` is the tokenizer's, not the padded one of the model."""
+    """How tokens are masked; `vocab_size` is the tokenizer's, not the padded one of the model.
+
+    Attributes:
+        mlm_probability: the largest share of the tokens that is ever predicted; fixes the capacity of a batch.
+        unit: what is masked together.
+        kinds: (vocab_size,) the `piece_kinds` of the vocabulary, for words and spans.
+        mean_span_words: of the geometric distribution of span lengths, in words.
+    """
 
     mlm_probability: float
     mask_share: float
     random_share: float
     vocab_size: int
+    unit: MaskingUnit = "token"
+    kinds: np.ndarray | None = None
+    mean_span_words: float = 3.0
 
     def max_masked(self, sequence_length: int) -> int:
         """The most tokens that a row can predict."""
@@ -49,19 +66,27 @@ class MaskedRows:
     """(R * max_masked,) int64: the original ids, then -100 where unused."""
 
 
-def mask_rows(input_ids: np.ndarray, keys: np.ndarray, masking: Masking) -> MaskedRows:
+def mask_rows(
+    input_ids: np.ndarray, keys: np.ndarray, masking: Masking, probability: float | None = None
+) -> MaskedRows:
     """Mask rows of L places.
 
     Args:
         input_ids: (R, L) int64; ids below `NUM_SPECIAL_TOKENS` are never chosen.
         keys: (R,) uint64, of (seed, epoch, sample).
+        probability: share of the tokens to predict here and now, at most `masking.mlm_probability`, its default.
     """
     num_rows, sequence_length = input_ids.shape
-    positions = np.flatnonzero(_choose(input_ids >= NUM_SPECIAL_TOKENS, keys, masking.mlm_probability))
+    probability = masking.mlm_probability if probability is None else probability
+    assert probability <= masking.mlm_probability, "the capacity is that of the largest share"
+    chosen, unit_starts = _choose(input_ids, keys, masking, probability)
+    positions = np.flatnonzero(chosen)
     originals = input_ids.reshape(-1)[positions]
     rows, places = np.divmod(positions, sequence_length)
     draws = fold(keys[rows], places + _TREATMENT)
-    share = high_bits(draws)
+    # A span is treated as one, so that none of its tokens gives away the others.
+    share_draws = draws if unit_starts is None else fold(keys[rows], unit_starts.reshape(-1)[positions] + _TREATMENT)
+    share = high_bits(share_draws)
     random_ids = NUM_SPECIAL_TOKENS + below(low_bits(draws), masking.vocab_size - NUM_SPECIAL_TOKENS)
     seen = np.where(share < (masking.mask_share + masking.random_share) * 2**32, random_ids, originals)
     seen = np.where(share < masking.mask_share * 2**32, MASK_TOKEN_ID, seen)
@@ -76,16 +101,19 @@ def mask_rows(input_ids: np.ndarray, keys: np.ndarray, masking: Masking) -> Mask
     return MaskedRows(masked_ids, masked_positions, labels)
 
 
-def _choose(maskable: np.ndarray, keys: np.ndarray, probability: float) -> np.ndarray:
-    """Exactly k of each row's maskable places: those with the smallest hashes; (R, L) bool."""
-    num_rows, sequence_length = maskable.shape
-    num_masked = np.floor(probability * maskable.sum(1) + uniform(fold(keys, _NUM_MASKED))).astype(np.int64)
-    hashes = fold(keys[:, None], np.arange(sequence_length))
-    # The place in the lowest bits: hashes of a row are never equal, so k is exact.
-    place_bits = np.uint64((sequence_length - 1).bit_length())
-    hashes >>= place_bits
-    hashes <<= place_bits
-    hashes |= np.arange(sequence_length, dtype=np.uint64)
-    hashes[~maskable] = np.iinfo(np.uint64).max
-    thresholds = np.sort(hashes, axis=1)[np.arange(num_rows), np.maximum(num_masked - 1, 0)]
-    return maskable & (hashes <= thresholds[:, None]) & (num_masked > 0)[:, None]
+def _choose(
+    input_ids: np.ndarray, keys: np.ndarray, masking: Masking, probability: float
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Which places are predicted, (R, L) bool; and with spans the place at which each one's span begins, (R, L)."""
+    maskable = input_ids >= NUM_SPECIAL_TOKENS
+    budgets = np.floor(probability * maskable.sum(1) + uniform(fold(keys, _NUM_MASKED))).astype(np.int64)
+    hashes = fold(keys[:, None], np.arange(input_ids.shape[1]))
+    if masking.unit == "token":
+        return choose_tokens(maskable, hashes, budgets), None
+    assert masking.kinds is not None, "words and spans need the kinds of the vocabulary's pieces"
+    starts = word_starts(input_ids, maskable, masking.kinds)
+    if masking.unit == "word":
+        return choose_whole(maskable, starts, hashes, budgets), None
+    cuts = uniform(fold(keys[:, None], np.arange(input_ids.shape[1]) + _SPANS))
+    starts = split_spans(maskable, starts, cuts, masking.mean_span_words)
+    return choose_parts(maskable, starts, hashes, budgets)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from data_prep.errors import UserError
-from trainer.data.assemble import RowShape, assemble_rows, read_segments
+from trainer.data.assemble import RowShape, assemble_rows, read_segments, without_damaged
 from trainer.data.batch import Batch
 from trainer.data.masking import Masking, mask_rows
 from trainer.data.randomness import Purpose, fold, root_key
@@ -23,18 +23,28 @@ class Slice:
     epoch: int
     first: int
     stop: int
+    mlm_probability: float
 
 
 class MicroBatches(Dataset):
     """Builds the micro-batch of any slice."""
 
     def __init__(
-        self, samples: SampleSpace, shape: RowShape, masking: Masking, num_rows: int, seed: int, usage: Purpose
+        self,
+        samples: SampleSpace,
+        shape: RowShape,
+        masking: Masking,
+        num_rows: int,
+        seed: int,
+        usage: Purpose,
+        skip_corrupt_shards: bool = False,
     ) -> None:
+        """`skip_corrupt_shards` gives dead rows for those of a damaged shard, which otherwise is an error."""
         self._samples = samples
         self._shape = shape
         self._masking = masking
         self._num_rows = num_rows
+        self._skip_corrupt_shards = skip_corrupt_shards
         self._mask_key = root_key(seed, usage, Purpose.MASKING)
 
     def __getitem__(self, which: Slice) -> torch.Tensor | UserError:
@@ -49,9 +59,12 @@ class MicroBatches(Dataset):
         length = self._shape.sequence_length
         numbers = np.arange(which.first, which.first + self._num_rows)
         segments, shards = self._samples.segments(which.epoch, numbers[: which.stop - which.first])
+        num_unreadable_rows = 0
+        if self._skip_corrupt_shards:
+            segments, num_unreadable_rows = without_damaged(segments, shards)
         rows = assemble_rows(segments, read_segments(segments, shards), self._num_rows, self._shape)
         keys = fold(fold(self._mask_key, which.epoch), numbers)
-        masked = mask_rows(rows.input_ids.reshape(self._num_rows, length), keys, self._masking)
+        masked = mask_rows(rows.input_ids.reshape(self._num_rows, length), keys, self._masking, which.mlm_probability)
         return Batch(
             input_ids=torch.from_numpy(masked.input_ids),
             position_ids=torch.from_numpy(rows.position_ids),
@@ -62,4 +75,5 @@ class MicroBatches(Dataset):
             cls_positions=torch.from_numpy(rows.cls_positions),
             next_sentence_labels=torch.from_numpy(rows.next_sentence_labels),
             sequence_length=length,
+            num_unreadable_rows=num_unreadable_rows,
         )

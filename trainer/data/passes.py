@@ -6,10 +6,8 @@ grow with the data set. Only sentence pairs need every shard planned once at the
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -17,11 +15,17 @@ from trainer.data.assemble import RowShape
 from trainer.data.order import WINDOW_SHARDS, EpochOrder
 from trainer.data.packing import DocumentRows, RowPlan, Segments, max_document_sequences, num_document_rows
 from trainer.data.randomness import Purpose, fold
-from trainer.data.sentence_pairs import PairCounts, PairPlan, PairRows, max_pairs_in_row, plan_pairs
+from trainer.data.recently_used import RecentlyUsed
+from trainer.data.sentence_pairs import (
+    PairCounts,
+    PairPlan,
+    PairRows,
+    PairTask,
+    max_pair_sequences,
+    max_pairs_in_row,
+    plan_pairs,
+)
 from trainer.data.shard_set import Shard
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,15 @@ class RowSettings:
     """What a row is: the settings that the order of samples depends on."""
 
     sequence_length: int
-    next_sentence: bool
+    pair_task: PairTask | None
     short_seq_probability: float
 
 
 def row_shape(shards: Sequence[Shard], settings: RowSettings) -> RowShape:
     """The fixed shapes of the rows of `shards`."""
     length = settings.sequence_length
-    if settings.next_sentence:
-        pairs = max_pairs_in_row(length)
-        return RowShape(length, max_sequences=pairs + 1, max_pairs=pairs)
+    if settings.pair_task is not None:
+        return RowShape(length, max_pair_sequences(length, settings.pair_task), max_pairs_in_row(length))
     shortest = min(shard.record.min_document_tokens for shard in shards)
     return RowShape(length, max_document_sequences(shortest, length), max_pairs=0)
 
@@ -51,7 +54,7 @@ class Pass:
         self._settings = settings
         self._pair_key = fold(key, Purpose.SENTENCE_PAIRS)
         self._pair_plans: RecentlyUsed[int, PairPlan] = RecentlyUsed(self._plan_pairs, 2 * WINDOW_SHARDS)
-        self._windows: RecentlyUsed[int, RowPlan] = RecentlyUsed(self._plan_window, 2)
+        self._windows: RecentlyUsed[int, RowPlan] = RecentlyUsed(self._open_window, 2)
         self.pair_counts: PairCounts | None = None
         """What became of the sentences, with sentence pairs."""
         self._order = EpochOrder(self._count_rows(), key)
@@ -71,7 +74,7 @@ class Pass:
         return merge_segments(parts)
 
     def _count_rows(self) -> list[int]:
-        if not self._settings.next_sentence:
+        if self._settings.pair_task is None:
             return [num_shard_rows(shard, self._settings) for shard in self._shards]
         counts = [self._pair_plans.get(number).counts for number in range(len(self._shards))]
         self.pair_counts = sum(counts, PairCounts())
@@ -80,13 +83,25 @@ class Pass:
     def _plan_pairs(self, number: int) -> PairPlan:
         shard, settings = self._shards[number], self._settings
         key = fold(self._pair_key, number)
+        assert settings.pair_task is not None
         return plan_pairs(
-            shard.read_index(), shard.itemsize, settings.sequence_length, settings.short_seq_probability, key
+            shard.read_index(),
+            shard.itemsize,
+            settings.sequence_length,
+            settings.short_seq_probability,
+            key,
+            settings.pair_task,
         )
+
+    def _open_window(self, window: int) -> RowPlan:
+        """Plan a window, and have its shards and those of the next fetched from remote stores."""
+        for number in np.concatenate(self._order.windows[window : window + 2]).tolist():
+            self._shards[number].prefetch()
+        return self._plan_window(window)
 
     def _plan_window(self, window: int) -> RowPlan:
         numbers = self._order.windows[window].tolist()
-        if self._settings.next_sentence:
+        if self._settings.pair_task is not None:
             return PairRows([self._pair_plans.get(number) for number in numbers])
         shards = [self._shards[number] for number in numbers]
         indexes = [shard.read_index() for shard in shards]
@@ -115,20 +130,3 @@ def merge_segments(parts: Sequence[tuple[np.ndarray, Segments, list[Shard]]]) ->
         for field in fields(Segments)
     }
     return Segments(**columns), shards
-
-
-class RecentlyUsed(Generic[Key, Value]):
-    """Values made on demand, of which the `capacity` used last are kept."""
-
-    def __init__(self, make: Callable[[Key], Value], capacity: int) -> None:
-        self._make = make
-        self._capacity = capacity
-        self._values: OrderedDict[Key, Value] = OrderedDict()
-
-    def get(self, key: Key) -> Value:
-        if key not in self._values:
-            self._values[key] = self._make(key)
-            if len(self._values) > self._capacity:
-                self._values.popitem(last=False)
-        self._values.move_to_end(key)
-        return self._values[key]

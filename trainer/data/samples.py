@@ -14,8 +14,9 @@ from data_prep import storage
 from data_prep.errors import UserError
 from trainer.data.order import Mixture
 from trainer.data.packing import Segments
-from trainer.data.passes import Pass, RecentlyUsed, RowSettings, merge_segments, num_shard_rows
+from trainer.data.passes import Pass, RowSettings, merge_segments, num_shard_rows
 from trainer.data.randomness import Purpose, root_key
+from trainer.data.recently_used import RecentlyUsed
 from trainer.data.shard_set import Shard
 
 
@@ -66,7 +67,7 @@ class SampleSpace:
 
     def _find_passes(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(number of the pass, place in it) of a component's samples, by how many of its samples came before."""
-        if not self._settings.next_sentence:
+        if self._settings.pair_task is None:
             return np.divmod(earlier, self._rows_of_pass[component])
         # With sentence pairs each pass has its own number of rows.
         starts = self._pass_starts.setdefault((epoch, component), [0])

@@ -1,16 +1,20 @@
-"""Sentence pairs for next-sentence prediction, planned from sentence lengths alone.
+"""Sentence pairs for next-sentence or sentence-order prediction, planned from sentence lengths alone.
 
 After Devlin et al. 2018, section 3.1 and Appendix A.2, and their published data program: sentences of a document are
 gathered until a target length is reached, the chunk is cut between two sentences into A and B, and in half of the
 cases B is replaced by a random place of another document, when the replaced sentences are used again. What follows a
 chunk depends on nothing but the sentence at which it begins: so the successor of *every* sentence is computed at
 once, and all documents are then walked from chunk to chunk in lock-step.
+
+For sentence-order prediction (Lan et al. 2019, "ALBERT", section 3.1) A and B always follow each other, and half of
+the pairs are given in the wrong order. A chunk of one sentence has no order: it is an A alone, without a label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 
@@ -20,24 +24,32 @@ from trainer.data.bin_packing import pack_rows
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments, document_starts, expand_ranges
 from trainer.data.randomness import below, fold, high_bits, low_bits
 
+PairTask = Literal["next_sentence", "sentence_order"]
 IS_NEXT, IS_RANDOM = 0, 1
 """Labels as in Hugging Face's `next_sentence_label`."""
+IN_ORDER, IS_SWAPPED = 0, 1
+"""Labels as in Hugging Face's `sentence_order_label`."""
 SPECIAL_PLACES = 3
 """[CLS] A [SEP] B [SEP]."""
 SHORTEST_PAIR = SPECIAL_PLACES + 2
+SHORTEST_SINGLE = 3
+"""[CLS] A [SEP]."""
 
-_LENGTH, _CUT, _DOCUMENT, _SENTENCE, _TRUNCATE_A, _TRUNCATE_B = range(6)
+_LENGTH, _CUT, _DOCUMENT, _SENTENCE, _TRUNCATE_A, _TRUNCATE_B, _SWAP = range(7)
 _REDRAWS = 16
 
 
 @dataclass(frozen=True)
 class PairCounts:
-    """What became of the sentences of an epoch's shards; the 50% of random B hold over chunks of two and more."""
+    """What became of the sentences of an epoch's shards; the 50% hold over chunks of two sentences and more."""
 
     pairs: int = 0
     random_pairs: int = 0
-    single_sentence_pairs: int = 0
-    """Chunks of one sentence (a document's only or last one, or a long one): their B is always random."""
+    """Pairs whose B is from another document."""
+    swapped_pairs: int = 0
+    """Pairs in the wrong order."""
+    single_sentence_chunks: int = 0
+    """A document's only or last sentence, or a long one: B is always random, or with sentence order there is none."""
     dropped_chunks: int = 0
     """Chunks of one sentence in a shard without another document to take B from."""
     truncated_tokens: int = 0
@@ -49,10 +61,22 @@ class PairCounts:
         names = [field.name for field in fields(self)]
         return PairCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
+    def __str__(self) -> str:
+        kinds = (
+            f"{self.random_pairs:,} with a random B" if not self.swapped_pairs else f"{self.swapped_pairs:,} swapped"
+        )
+        return (
+            f"{self.pairs:,} sentence pairs ({kinds}), {self.single_sentence_chunks:,} chunks of a single sentence, "
+            f"{self.dropped_chunks:,} chunks dropped, {self.truncated_tokens:,} tokens cut to fit"
+        )
+
 
 @dataclass(frozen=True)
 class PairPlan:
-    """The pairs of one shard, K of them, in the order of its rows; starts count tokens as `document_starts` does."""
+    """The pairs of one shard, K of them, in the order of its rows; starts count tokens as `document_starts` does.
+
+    A single has a B of no tokens and no label.
+    """
 
     row_starts: np.ndarray
     """(num_rows + 1,) int64: first pair of each row, then K."""
@@ -61,7 +85,7 @@ class PairPlan:
     lengths: np.ndarray
     """(K, 2) int32: tokens of A and of B."""
     labels: np.ndarray
-    """(K,) int8: IS_NEXT or IS_RANDOM."""
+    """(K,) int8: IS_NEXT or IS_RANDOM; IN_ORDER or IS_SWAPPED; -100 for a single."""
     counts: PairCounts
 
 
@@ -99,8 +123,19 @@ def max_pairs_in_row(sequence_length: int) -> int:
     return sequence_length // SHORTEST_PAIR
 
 
+def max_pair_sequences(sequence_length: int, task: PairTask) -> int:
+    """The most sequences in a row, dead places included."""
+    shortest = SHORTEST_PAIR if task == "next_sentence" else SHORTEST_SINGLE
+    return sequence_length // shortest + 1
+
+
 def plan_pairs(
-    index: ShardIndex, itemsize: int, sequence_length: int, short_seq_probability: float, key: np.uint64
+    index: ShardIndex,
+    itemsize: int,
+    sequence_length: int,
+    short_seq_probability: float,
+    key: np.uint64,
+    task: PairTask = "next_sentence",
 ) -> PairPlan:
     """Plan the pairs of one shard for one epoch, a pure function of the arguments.
 
@@ -110,11 +145,14 @@ def plan_pairs(
     """
     text = _Text.of(index)
     capacity = sequence_length - SPECIAL_PLACES
-    some_other = len(index.document_ids) > 0 and bool((index.document_ids != index.document_ids[0]).any())
+    in_order = task == "sentence_order"
+    some_other = (
+        not in_order and len(index.document_ids) > 0 and bool((index.document_ids != index.document_ids[0]).any())
+    )
     targets, a_ends, chunk_ends, is_random = _cut_chunks(text, capacity, short_seq_probability, some_other, key)
     firsts = _walk(text, np.where(is_random, a_ends, chunk_ends))
     singles = chunk_ends[firsts] == firsts + 1
-    dropped = singles & (not some_other)
+    dropped = singles & (not some_other and not in_order)
     dropped_tokens = text.tokens(firsts[dropped], firsts[dropped] + 1).sum()
     firsts, singles = firsts[~dropped], singles[~dropped]
 
@@ -123,29 +161,38 @@ def plan_pairs(
     b_firsts, b_ends = a_ends.copy(), chunk_ends[firsts]
     remaining = targets[firsts] - text.tokens(firsts, a_ends)
     b_firsts[random], b_ends[random] = _random_places(text, index.document_ids, firsts[random], remaining[random], key)
+    if in_order:
+        a_ends[singles] = b_firsts[singles] = b_ends[singles]
     lengths = np.stack([text.tokens(firsts, a_ends), text.tokens(b_firsts, b_ends)], axis=1)
     fitted = fit_pairs(lengths, capacity)
     shifts = _front_cuts(lengths - fitted, firsts, key)
     tar_shifts = document_starts(index, itemsize) - text.offsets[text.document_firsts[:-1]]
-    halves = np.stack([firsts, b_firsts], axis=1)
+    halves = np.stack([firsts, np.where(lengths[:, 1] > 0, b_firsts, firsts)], axis=1)
     starts = text.offsets[halves] + shifts + tar_shifts[text.documents[halves]]
+    labels = np.where(random, IS_RANDOM, IS_NEXT)
+    if in_order:
+        swapped = (high_bits(fold(fold(key, _SWAP), firsts)) < 2**31) & ~singles
+        starts[swapped], fitted[swapped] = starts[swapped, ::-1], fitted[swapped, ::-1]
+        labels = np.where(singles, IGNORED, np.where(swapped, IS_SWAPPED, IN_ORDER))
 
-    rows = pack_rows(fitted.sum(1) + SPECIAL_PLACES, sequence_length)
+    places = fitted.sum(1) + SPECIAL_PLACES - (fitted[:, 1] == 0)
+    rows = pack_rows(places, sequence_length)
     order = np.argsort(rows, kind="stable")
     num_rows = int(rows.max(initial=-1)) + 1
     return PairPlan(
         row_starts=np.searchsorted(rows[order], np.arange(num_rows + 1)),
         starts=starts[order],
         lengths=fitted[order].astype(np.int32),
-        labels=np.where(random, IS_RANDOM, IS_NEXT)[order].astype(np.int8),
+        labels=labels[order].astype(np.int8),
         counts=PairCounts(
-            pairs=len(firsts),
+            pairs=int((labels != IGNORED).sum()),
             random_pairs=int(random.sum()),
-            single_sentence_pairs=int(singles.sum()),
+            swapped_pairs=int((labels == IS_SWAPPED).sum()) if in_order else 0,
+            single_sentence_chunks=int(singles.sum()),
             dropped_chunks=int(dropped.sum()),
-            truncated_tokens=int((lengths - fitted).sum() + dropped_tokens),
+            truncated_tokens=int(lengths.sum() - fitted.sum() + dropped_tokens),
             rows=num_rows,
-            filled_places=int(fitted.sum() + SPECIAL_PLACES * len(firsts)),
+            filled_places=int(places.sum()),
         ),
     )
 
@@ -251,11 +298,13 @@ class PairRows:
         starts = self._row_starts[rows]
         of_rows, pairs = expand_ranges(starts, self._row_starts[rows + 1] - starts)
         labels = np.stack([self._labels[pairs].astype(np.int64), np.full(len(pairs), IGNORED)], axis=1)
+        lengths = self._lengths[pairs].astype(np.int64).reshape(-1)
+        there = lengths > 0  # a single has no B
         return Segments(
-            rows=np.repeat(of_rows, 2),
-            shards=np.repeat(self._shards[pairs], 2),
-            starts=self._starts[pairs].reshape(-1),
-            lengths=self._lengths[pairs].astype(np.int64).reshape(-1),
-            types=np.tile([SEGMENT_A, SEGMENT_B], len(pairs)),
-            labels=labels.reshape(-1),
+            rows=np.repeat(of_rows, 2)[there],
+            shards=np.repeat(self._shards[pairs], 2)[there],
+            starts=self._starts[pairs].reshape(-1)[there],
+            lengths=lengths[there],
+            types=np.tile([SEGMENT_A, SEGMENT_B], len(pairs))[there],
+            labels=labels.reshape(-1)[there],
         )

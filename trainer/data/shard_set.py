@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,18 +19,32 @@ from data_prep.errors import UsageError, UserError
 from data_prep.manifest import TOKENIZER_FOLDER, Manifest, ShardRecord, read_manifest
 from data_prep.shards import ShardIndex, read_index
 from data_prep.tokenizer import Tokenizer
+from trainer.data.order import WINDOW_SHARDS
+from trainer.data.prefetch import Prefetcher
+from trainer.data.recently_used import RecentlyUsed
+from trainer.data.shard_cache import CachedFile, DamagedFile, ShardCache
+from trainer.data.verified import is_sound
+
+_CACHE_BYTES = 100_000_000_000
+_COPY_BYTES = 8 << 20
+_VERIFIED = ".verified"
 
 Split = Literal["train", "valid"]
 
 
-@dataclass
 class ShardSet:
     """A data set that `read_manifest` accepted; shards are checked and mapped when they are first read."""
 
-    url: str
-    manifest: Manifest
-    cache_dir: Path | None = None
-    _mapped: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+    def __init__(self, url: str, manifest: Manifest, cache_dir: Path | None, cache_bytes: int = _CACHE_BYTES) -> None:
+        """Use `open_shard_set`."""
+        self.url, self.manifest = url, manifest
+        self._cache_dir = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
+        self._cache = ShardCache(self._cache_dir, cache_bytes, _download)
+        self._prefetcher = Prefetcher(self._cache) if storage.is_remote(url) else None
+        self._records = {record.name: record for split in (manifest.train, manifest.valid) for record in split.shards}
+        # Those of this window of the order and the next; the map of another is dropped, and with it its disk space.
+        self._mapped: RecentlyUsed[str, np.ndarray] = RecentlyUsed(self._check_and_map, 2 * WINDOW_SHARDS)
+        self._damaged: set[str] = set()
 
     @property
     def tokenizer_folder(self) -> str:
@@ -46,11 +63,26 @@ class ShardSet:
         """The whole tar as (bytes / itemsize,) token ids, mapped; `ShardIndex.token_offsets` says where they are.
 
         Raises:
-            UserError: its size or sha256 is not the manifest's; looked at when this process first reads it.
+            DamagedFile: it is missing, or its size or sha256 is not the manifest's; looked at when it is first read.
+            UserError: the store or the cache folder refuses.
         """
-        if record.name not in self._mapped:
-            self._mapped[record.name] = self._check_and_map(record)
-        return self._mapped[record.name]
+        return self._mapped.get(record.name)
+
+    def is_readable(self, record: ShardRecord) -> bool:
+        """Whether the shard is sound; the first time that one is not, it is named on standard error."""
+        if record.name in self._damaged:
+            return False
+        try:
+            self.read_tokens(record)
+        except DamagedFile as error:
+            print(f"warning: {error}; its rows are passed over and counted", file=sys.stderr, flush=True)
+            self._damaged.add(record.name)
+        return record.name not in self._damaged
+
+    def prefetch(self, record: ShardRecord) -> None:
+        """Have a remote shard fetched in the background, which will be needed soon."""
+        if self._prefetcher is not None and record.name not in self._damaged:
+            self._prefetcher.ask(self._file(record))
 
     def token_counts(self, split: Split) -> np.ndarray:
         """How often each token id stands in a split, (vocab_size,) int64.
@@ -68,23 +100,30 @@ class ShardSet:
             )
         return safetensors.numpy.load(data)[split]
 
-    def _check_and_map(self, record: ShardRecord) -> np.ndarray:
-        url = storage.join(self.url, record.name)
-        path = storage.local_copy(url, self.cache_dir, record.sha256)
+    def _check_and_map(self, name: str) -> np.ndarray:
+        record = self._records[name]
+        if self._prefetcher is not None:
+            self._prefetcher.forget(self._file(record))
+            return np.asarray(self._cache.map(self._file(record), self.token_dtype))
+        path = storage.local_path(storage.join(self.url, name))
         remedy = "restore it, or make the shards again; 'python -m data_prep verify' checks them all"
+        if not path.is_file():
+            raise DamagedFile(f"shard {path} is missing; {remedy}")
         if path.stat().st_size != record.bytes:
-            raise UserError(
-                f"shard {storage.redact(url)} is damaged: it has {path.stat().st_size} bytes "
-                f"and the manifest says {record.bytes}; {remedy}"
+            raise DamagedFile(
+                f"shard {path} is damaged: it has {path.stat().st_size} bytes and the manifest says {record.bytes}; "
+                f"{remedy}"
             )
-        found = storage.sha256_of(path)
-        if found != record.sha256:
-            raise UserError(
-                f"shard {storage.redact(url)} is damaged: its sha256 is {found} "
-                f"and the manifest says {record.sha256}; {remedy}"
+        if not is_sound(path, record.sha256, self._cache_dir / _VERIFIED):
+            raise DamagedFile(
+                f"shard {path} is damaged: its sha256 is {storage.sha256_of(path)} and the manifest says "
+                f"{record.sha256}; {remedy}"
             )
         # A plain array over the map: slices of np.memmap cost microseconds each.
         return np.asarray(np.memmap(path, self.token_dtype, mode="r"))
+
+    def _file(self, record: ShardRecord) -> CachedFile:
+        return CachedFile(storage.join(self.url, record.name), record.bytes, record.sha256)
 
 
 @dataclass(frozen=True)
@@ -105,14 +144,40 @@ class Shard:
     def read_tokens(self) -> np.ndarray:
         return self.shard_set.read_tokens(self.record)
 
+    def is_readable(self) -> bool:
+        return self.shard_set.is_readable(self.record)
 
-def open_shard_set(url: str, cache_dir: str | Path | None = None) -> ShardSet:
-    """Open the shard set at `url`; copies of remote shards are kept in `cache_dir`.
+    def prefetch(self) -> None:
+        self.shard_set.prefetch(self.record)
+
+
+def open_shard_set(
+    url: str, cache_dir: str | Path | None = None, cache_bytes: int = _CACHE_BYTES, digest: str | None = None
+) -> ShardSet:
+    """Open the shard set at `url`; copies of remote shards are kept in `cache_dir`, of about `cache_bytes` in all.
+
+    Args:
+        digest: of the version to open; by default the current one.
 
     Raises:
         UserError: there is no manifest, or it is damaged or of another format.
+        UnknownVersion: no version that is kept has that digest.
     """
-    return ShardSet(url, read_manifest(url), None if cache_dir is None else Path(cache_dir))
+    return ShardSet(url, read_manifest(url, digest), None if cache_dir is None else Path(cache_dir), cache_bytes)
+
+
+def _download(url: str, path: Path) -> None:
+    """Write the file at a URL to a local path.
+
+    Raises:
+        DamagedFile: there is none.
+        UserError: it cannot be read.
+        OSError: the path cannot be written.
+    """
+    if not storage.exists(url):
+        raise DamagedFile(f"shard {storage.redact(url)} is missing; restore it, or make the shards again")
+    with storage.open_read(url) as source, open(path, "wb") as target:
+        shutil.copyfileobj(source, target, _COPY_BYTES)
 
 
 def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer_folder: str | None, vocab_size: int) -> None:

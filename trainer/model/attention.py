@@ -1,60 +1,78 @@
 """Attention among the places of one sequence, for sequences packed into rows without padding.
 
-On CUDA in fp16 or bf16 it is variable-length flash attention (`torch.nn.attention.varlen`), which has no
-dropout. Everywhere else it is the reference: sequences never cross a row, so attention within rows, under a
-mask that joins places of the same sequence, is the same function.
+Three ways to the same function:
+
+- varlen: on CUDA in fp16 or bf16, variable-length flash attention (`torch.nn.attention.varlen`), which has no dropout;
+- by_sequence: on the CPU, one call for each sequence, so that short sequences cost little;
+- masked: everywhere, and with dropout. Sequences never cross a row, so attention within rows, under a mask that joins
+  places of the same sequence, is the same function.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from trainer.data.batch import Batch
+from trainer.model.cpu_attention import attend_by_sequence
+from trainer.model.positions import Rotation
+
+Kernel = Literal["varlen", "by_sequence", "masked"]
 
 MAX_FLASH_HEAD_SIZE = 256
 
 
 class AttentionLayout(NamedTuple):
-    """Where the sequences of a micro-batch lie; made once, shared by every layer.
+    """Where the sequences of a micro-batch lie and how far a place sees; made once, shared by all layers of a kind.
 
     A NamedTuple, not a dataclass: DeepSpeed's module hooks walk through tuples and warn about other types.
     """
 
+    kernel: Kernel
     cu_seqlens: torch.Tensor
     """(S + 1,) int32: starts of the sequences, then T; unused entries repeat T."""
     sequence_length: int
     """L: places in a row, the largest length of a sequence."""
     num_rows: int
     """R; T = R * L."""
+    reach: int | None
+    """Places that a place sees to each side of itself; None: all of its sequence."""
     bias: torch.Tensor | None
-    """(R, 1, L, L) in the dtype of the hidden states: 0 within a sequence, -inf between sequences; None where
-    variable-length attention runs, which needs none."""
+    """In the dtype of the hidden states, 0 between places that see each other and -inf between others. masked:
+    (R, 1, L, L); by_sequence: (L, L) from the start of any sequence, None without `reach`; varlen: None."""
+    rotation: Rotation | None
+    """Turns queries and keys by their positions; None without rotary positions."""
 
 
-def uses_varlen(device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> bool:
-    """Whether variable-length flash attention can serve; if not, the reference does."""
-    return (
+def choose_kernel(device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> Kernel:
+    """The fastest way that serves; `dropout` is on the attention probabilities."""
+    if dropout > 0.0:
+        return "masked"
+    if device.type == "cpu":
+        return "by_sequence"
+    is_served = (
         device.type == "cuda"
         and dtype in (torch.float16, torch.bfloat16)
-        and dropout == 0.0
         and head_size % 8 == 0
         and head_size <= MAX_FLASH_HEAD_SIZE
         and _has_flash_attention(device)
     )
+    return "varlen" if is_served else "masked"
 
 
-def attention_layout(batch: Batch, dtype: torch.dtype, varlen: bool) -> AttentionLayout:
-    """The layout of `batch` for hidden states of `dtype`, with the reference's mask unless `varlen`."""
-    return AttentionLayout(
-        cu_seqlens=batch.cu_seqlens,
-        sequence_length=batch.sequence_length,
-        num_rows=batch.num_rows,
-        bias=None if varlen else _same_sequence_bias(batch, dtype),
-    )
+def attention_layout(
+    batch: Batch, dtype: torch.dtype, kernel: Kernel, reach: int | None = None, rotation: Rotation | None = None
+) -> AttentionLayout:
+    """The layout of `batch` for hidden states of `dtype`."""
+    bias = None
+    if kernel == "masked":
+        bias = _as_bias(_are_apart(batch, reach), dtype)
+    elif kernel == "by_sequence" and reach is not None:
+        bias = _as_bias(_are_far(batch, reach), dtype)
+    return AttentionLayout(kernel, batch.cu_seqlens, batch.sequence_length, batch.num_rows, reach, bias, rotation)
 
 
 def attend(
@@ -62,12 +80,14 @@ def attend(
 ) -> torch.Tensor:
     """Scaled dot-product attention within each sequence.
 
-    `query`, `key`, `value` and the result are (T, num_heads, head_size); `dropout` on the attention
-    probabilities needs the reference (a layout with a bias).
+    `query`, `key`, `value` and the result are (T, num_heads, head_size); `dropout` on the attention probabilities
+    needs a masked layout.
     """
-    if layout.bias is None:
+    if layout.kernel == "varlen":
         return _attend_varlen(query, key, value, layout)
-    return _attend_reference(query, key, value, layout, dropout)
+    if layout.kernel == "by_sequence":
+        return attend_by_sequence(query, key, value, layout.cu_seqlens, layout.bias)
+    return _attend_masked(query, key, value, layout, dropout)
 
 
 def _attend_varlen(
@@ -76,11 +96,13 @@ def _attend_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     # The maximum is the constant row length, not the longest sequence met: no copy to the host, no recompilation.
-    length = layout.sequence_length
-    return varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_seqlens, length, length)
+    length, reach = layout.sequence_length, -1 if layout.reach is None else layout.reach
+    return varlen_attn(
+        query, key, value, layout.cu_seqlens, layout.cu_seqlens, length, length, window_size=(reach, reach)
+    )
 
 
-def _attend_reference(
+def _attend_masked(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: AttentionLayout, dropout: float
 ) -> torch.Tensor:
     rows = (layout.num_rows, layout.sequence_length, *query.shape[1:])
@@ -92,13 +114,24 @@ def _attend_reference(
     return attended.transpose(1, 2).flatten(0, 1)  # (R, heads, L, size) -> (T, heads, size)
 
 
-def _same_sequence_bias(batch: Batch, dtype: torch.dtype) -> torch.Tensor:
-    """An additive mask: scaled_dot_product_attention would turn a boolean one into this at each layer."""
+def _are_apart(batch: Batch, reach: int | None) -> torch.Tensor:
+    """(R, 1, L, L) bool: whether two places of a row are of different sequences, or further apart than `reach`."""
     places = torch.arange(batch.input_ids.numel(), device=batch.cu_seqlens.device, dtype=torch.int32)
     sequences = torch.bucketize(places, batch.cu_seqlens[1:], right=True)  # (T,): number of each place's sequence
     sequences = sequences.view(batch.num_rows, 1, batch.sequence_length)
     differs = sequences.unsqueeze(-1) != sequences.unsqueeze(-2)  # (R, 1, L, L)
-    return torch.zeros(differs.shape, dtype=dtype, device=differs.device).masked_fill_(differs, float("-inf"))
+    return differs if reach is None else differs | _are_far(batch, reach)
+
+
+def _are_far(batch: Batch, reach: int) -> torch.Tensor:
+    """(L, L) bool: whether two places are further apart than `reach`."""
+    places = torch.arange(batch.sequence_length, device=batch.cu_seqlens.device)
+    return (places.unsqueeze(-1) - places).abs() > reach
+
+
+def _as_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An additive mask: scaled_dot_product_attention would turn a boolean one into this at each layer."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 @cache

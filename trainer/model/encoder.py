@@ -8,8 +8,10 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelSettings
 from trainer.data.batch import Batch
-from trainer.model.attention import AttentionLayout, attention_layout, uses_varlen
-from trainer.model.layers import Block, Embeddings
+from trainer.model.attention import AttentionLayout, attention_layout, choose_kernel
+from trainer.model.blocks import build_block
+from trainer.model.layers import Embeddings, build_norm
+from trainer.model.positions import rotation
 
 
 class Encoder(nn.Module):
@@ -20,22 +22,35 @@ class Encoder(nn.Module):
         self.config = config
         self.activation_checkpointing = activation_checkpointing
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(build_block(config, number) for number in range(config.num_hidden_layers))
+        self.final_norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """(T, hidden_size) hidden states of the last block."""
         hidden_states = self.embeddings(batch)
-        layout = self._layout(batch, hidden_states)
-        for layer in self.layers:
+        layouts = self._layouts(batch, hidden_states)
+        for layer, kind in zip(self.layers, self.config.attention_kinds, strict=True):
             if self.activation_checkpointing and torch.is_grad_enabled():
-                hidden_states = checkpoint(layer, hidden_states, layout, use_reentrant=False)
+                hidden_states = checkpoint(layer, hidden_states, layouts[kind], use_reentrant=False)
             else:
-                hidden_states = layer(hidden_states, layout)
-        return hidden_states
+                hidden_states = layer(hidden_states, layouts[kind])
+        return self.final_norm(hidden_states)
 
-    def _layout(self, batch: Batch, hidden_states: torch.Tensor) -> AttentionLayout:
+    def _layouts(self, batch: Batch, hidden_states: torch.Tensor) -> dict[str, AttentionLayout]:
+        """One layout for all global layers and one for all local ones."""
         config = self.config
         dropout = config.attention_probs_dropout_prob if self.training else 0.0
-        head_size = config.hidden_size // config.num_attention_heads
-        varlen = uses_varlen(hidden_states.device, hidden_states.dtype, head_size, dropout)
-        return attention_layout(batch, hidden_states.dtype, varlen)
+        kernel = choose_kernel(hidden_states.device, hidden_states.dtype, config.head_size, dropout)
+        reaches = {"global": None, "local": config.local_attention and config.local_attention // 2}
+        thetas = {"global": config.global_rope_theta, "local": config.local_rope_theta}
+        is_rotary = config.position_embedding == "rotary"
+        return {
+            kind: attention_layout(
+                batch,
+                hidden_states.dtype,
+                kernel,
+                reaches[kind],
+                rotation(batch.position_ids, config.head_size, thetas[kind]) if is_rotary else None,
+            )
+            for kind in sorted(set(config.attention_kinds))
+        }

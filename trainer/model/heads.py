@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from trainer.config import ModelSettings
-from trainer.model.layers import WordEmbeddings
+from trainer.model.layers import ACTIVATIONS, WordEmbeddings, build_norm
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Dense, GELU and LayerNorm, then the tied decoder (the word matrix) and a bias per vocabulary row.
+    """Dense, activation and norm, then the tied decoder (the word matrix) and a bias per vocabulary row.
 
     The rows that pad the vocabulary (`padded_vocab_size > vocab_size`) are rows like any other that are never
     a target: they take part in the softmax and training drives them down. An export keeps them, so both
@@ -20,13 +19,14 @@ class MaskedLanguageModelHead(nn.Module):
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.norm = build_norm(config)
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
 
     def forward(self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings) -> torch.Tensor:
         """(P, hidden_size) of the predicted places to logits (P, padded_vocab_size)."""
-        return word_embeddings(self.norm(F.gelu(self.dense(hidden_states))), self.bias)
+        return word_embeddings(self.norm(self.activation(self.dense(hidden_states))), self.bias)
 
 
 class Pooler(nn.Module):

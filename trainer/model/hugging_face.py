@@ -1,82 +1,63 @@
-"""Our weights and settings as those of transformers' BERT, both ways.
+"""Our weights and settings as those of transformers' BERT and ModernBERT, both ways.
 
-Names differ, and our one query-key-value matrix is three there; nothing is computed, so the map is exact.
+Names differ, and our one query-key-value matrix is three in BERT; nothing is computed, so the map is exact. The rows
+that pad the vocabulary are real rows on both sides (`MaskedLanguageModelHead` says why).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from data_prep.errors import UserError
-from data_prep.tokenizer import PAD_TOKEN_ID
 from trainer.config import ModelSettings
+from trainer.model import bert, modernbert
+from trainer.model.families import RULES, violations
 
-_MODULES = {
-    "encoder.embeddings.word_embeddings": "bert.embeddings.word_embeddings",
-    "encoder.embeddings.position_embeddings": "bert.embeddings.position_embeddings",
-    "encoder.embeddings.token_type_embeddings": "bert.embeddings.token_type_embeddings",
-    "encoder.embeddings.norm": "bert.embeddings.LayerNorm",
-    "mlm_head": "cls.predictions",
-    "mlm_head.dense": "cls.predictions.transform.dense",
-    "mlm_head.norm": "cls.predictions.transform.LayerNorm",
-    "pooler.dense": "bert.pooler.dense",
-    "next_sentence_head.dense": "cls.seq_relationship",
-}
-_BLOCK_MODULES = {
-    "attention.output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "feed_forward.intermediate": "intermediate.dense",
-    "feed_forward.output": "output.dense",
-    "feed_forward_norm": "output.LayerNorm",
-}
-_QKV = ("query", "key", "value")
-_BLOCK = re.compile(r"encoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
+FAMILIES: dict[str, ModuleType] = {"bert": bert, "modernbert": modernbert}
+
+
+def family_in_transformers(config: ModelSettings, next_sentence: bool) -> str:
+    """The family whose class in transformers computes what `config` says; a custom model may be of one, too.
+
+    Raises:
+        UserError: there is none; it says what stands in the way.
+    """
+    reasons = []
+    for family in [config.family] if config.family in FAMILIES else list(RULES):
+        found = violations(family, dict(config))
+        if next_sentence and family == "modernbert":
+            found.append("the head for sentence pairs (ModernBERT has none)")
+        if not found:
+            return family
+        reasons.append(f"not as {family}, for {'; '.join(found)}")
+    raise UserError(
+        f"transformers has no class that computes this model: {', and '.join(reasons)}. It can neither be exported "
+        "nor begin with a Hugging Face checkpoint; it trains, is evaluated and fills masks from its own checkpoints"
+    )
 
 
 def hugging_face_config(config: ModelSettings, next_sentence: bool) -> dict[str, Any]:
-    """The contents of config.json: `BertForPreTraining`, or `BertForMaskedLM` where there is no pooler.
-
-    `vocab_size` counts the padded rows, which are real rows of both models (`MaskedLanguageModelHead` says
-    why).
-    """
-    return {
-        "architectures": ["BertForPreTraining" if next_sentence else "BertForMaskedLM"],
-        "model_type": "bert",
-        "vocab_size": config.padded_vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-        "hidden_act": config.hidden_act,
-        "hidden_dropout_prob": config.hidden_dropout_prob,
-        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
-        "max_position_embeddings": config.max_position_embeddings,
-        "type_vocab_size": config.type_vocab_size,
-        "initializer_range": config.initializer_range,
-        "layer_norm_eps": config.layer_norm_eps,
-        "pad_token_id": PAD_TOKEN_ID,
-        "tie_word_embeddings": True,
-        "dtype": "float32",
-    }
+    """The contents of config.json."""
+    return FAMILIES[family_in_transformers(config, next_sentence)].hugging_face_config(config, next_sentence)
 
 
-def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename `weights` (those of `PretrainingModel`) to transformers' names, splitting each QKV matrix.
+def to_hugging_face(weights: Mapping[str, torch.Tensor], family: str) -> dict[str, torch.Tensor]:
+    """Rename `weights` (those of `PretrainingModel`) to transformers' names, splitting BERT's QKV matrices.
 
     Works for anything of a parameter's shape, gradients too. The tied decoder has no entry of its own.
     """
     converted: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
-        targets = hugging_face_names(name)
+        targets = FAMILIES[family].hugging_face_names(name)
         converted.update(zip(targets, tensor.chunk(len(targets)), strict=True))
     return converted
 
 
-def from_hugging_face(weights: Mapping[str, torch.Tensor], names: list[str]) -> dict[str, torch.Tensor]:
+def from_hugging_face(weights: Mapping[str, torch.Tensor], names: list[str], family: str) -> dict[str, torch.Tensor]:
     """The tensors for our parameters `names`, from transformers' state dict.
 
     Raises:
@@ -84,26 +65,13 @@ def from_hugging_face(weights: Mapping[str, torch.Tensor], names: list[str]) -> 
     """
     converted: dict[str, torch.Tensor] = {}
     for name in names:
-        sources = hugging_face_names(name)
+        sources = FAMILIES[family].hugging_face_names(name)
         missing = [source for source in sources if source not in weights]
         if missing:
             raise UserError(
-                f"the Hugging Face weights lack {', '.join(missing)} for {name}; they are not those of a BERT "
+                f"the Hugging Face weights lack {', '.join(missing)} for {name}; they are not those of a {family} "
                 "with the heads that this configuration trains"
             )
         tensors = [weights[source] for source in sources]
         converted[name] = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     return converted
-
-
-def hugging_face_names(name: str) -> list[str]:
-    """Transformers' name for our parameter `name`; three for a QKV matrix or bias."""
-    block = _BLOCK.fullmatch(name)
-    if block is None:
-        module, _, kind = name.rpartition(".")
-        return [f"{_MODULES[module]}.{kind}"]
-    number, module, kind = block.groups()
-    prefix = f"bert.encoder.layer.{number}"
-    if module == "attention.qkv":
-        return [f"{prefix}.attention.self.{part}.{kind}" for part in _QKV]
-    return [f"{prefix}.{_BLOCK_MODULES[module]}.{kind}"]

@@ -1,7 +1,7 @@
-"""The layers of BERT: embeddings, self-attention, feed-forward, and the post-norm block of both.
+"""The layers of an encoder: embeddings, self-attention, feed-forward and norms; options are chosen when they are made.
 
-Devlin et al. 2018 (BERT); Vaswani et al. 2017, section 3 (the block). Hidden states are flat, (T,
-hidden_size): the places of all rows end to end.
+Devlin et al. 2018 (BERT); Vaswani et al. 2017, section 3; Warner et al. 2024, section 2.1 (ModernBERT). Hidden states
+are flat, (T, hidden_size): the places of all rows end to end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from data_prep.tokenizer import PAD_TOKEN_ID
 from trainer.config import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.attention import AttentionLayout, attend
+from trainer.model.positions import build_position_embeddings, rotate
+
+ACTIVATIONS = {"gelu": F.gelu, "geglu": F.gelu, "relu": F.relu}
+"""Of the feed-forward layer and the MLM head; GELU is the exact one (erf)."""
 
 
 class WordEmbeddings(nn.Embedding):
@@ -32,20 +36,25 @@ class WordEmbeddings(nn.Embedding):
 
 
 class Embeddings(nn.Module):
-    """Word, learned position and token-type embeddings, summed and normalised."""
+    """Word embeddings, and those of token types and positions where the model has them, summed and normalised."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         self.word_embeddings = WordEmbeddings(config.padded_vocab_size, config.hidden_size, padding_idx=PAD_TOKEN_ID)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.token_type_embeddings = (
+            nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
+        )
+        self.position_embeddings = build_position_embeddings(config)
+        self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """(T, hidden_size)."""
-        embeddings = self.word_embeddings(batch.input_ids) + self.token_type_embeddings(batch.token_type_ids)
-        embeddings = embeddings + self.position_embeddings(batch.position_ids)
+        embeddings = self.word_embeddings(batch.input_ids)
+        if self.token_type_embeddings is not None:
+            embeddings = embeddings + self.token_type_embeddings(batch.token_type_ids)
+        if self.position_embeddings is not None:
+            embeddings = embeddings + self.position_embeddings(batch.position_ids).to(embeddings.dtype)
         return self.dropout(self.norm(embeddings))
 
 
@@ -54,47 +63,57 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.num_heads = config.num_attention_heads
-        self.head_size = config.hidden_size // config.num_attention_heads
+        self.num_heads, self.head_size = config.num_attention_heads, config.head_size
         self.dropout_probability = config.attention_probs_dropout_prob
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
     def forward(self, hidden_states: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
         qkv = self.qkv(hidden_states).unflatten(-1, (3, self.num_heads, self.head_size))  # (T, 3, heads, size)
+        query, key, value = qkv.unbind(1)
+        if layout.rotation is not None:
+            query, key = rotate(query, layout.rotation), rotate(key, layout.rotation)
         dropout = self.dropout_probability if self.training else 0.0
-        attended = attend(*qkv.unbind(1), layout, dropout)  # (T, heads, size)
+        attended = attend(query, key, value, layout, dropout)  # (T, heads, size)
         return self.output(attended.flatten(1))
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with the exact (erf) GELU between."""
+    """Two linear layers with the activation between."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.output = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
+        self.output = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
-        return self.output(F.gelu(self.intermediate(hidden_states)))
+        return self.output(self.activation(self.intermediate(hidden_states)))
 
 
-class Block(nn.Module):
-    """Self-attention and feed-forward, each followed by dropout, residual sum and LayerNorm (post-norm)."""
+class GatedFeedForward(nn.Module):
+    """GeGLU (Shazeer 2020): one linear layer gives values and gates, GELU is on the values."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.attention = SelfAttention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.intermediate = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.bias)
+        self.output = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
-    def forward(self, hidden_states: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
-        attended = self.dropout(self.attention(hidden_states, layout))
-        hidden_states = self.attention_norm(attended + hidden_states)
-        transformed = self.dropout(self.feed_forward(hidden_states))
-        return self.feed_forward_norm(transformed + hidden_states)
+        values, gates = self.intermediate(hidden_states).chunk(2, dim=-1)
+        return self.output(F.gelu(values) * gates)
+
+
+def build_feed_forward(config: ModelSettings) -> nn.Module:
+    """The feed-forward layer that `hidden_act` names."""
+    return GatedFeedForward(config) if config.hidden_act == "geglu" else FeedForward(config)
+
+
+def build_norm(config: ModelSettings) -> nn.Module:
+    """LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), which neither centres nor shifts."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)

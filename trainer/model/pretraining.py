@@ -18,6 +18,10 @@ from trainer.model.encoder import Encoder
 from trainer.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
 from trainer.model.initialisation import initialise
 
+MAX_GRAPHS = 64
+"""Of all blocks: ModernBERT has 3 kinds, in training and evaluation 6 graphs a phase. Beyond torch's own limit of 8 a
+block would run uncompiled with a warning."""
+
 
 class Predictions(NamedTuple):
     """What the model says of one micro-batch, in its own precision."""
@@ -42,7 +46,7 @@ class PretrainingOutput(NamedTuple):
 
 
 class PretrainingModel(nn.Module):
-    """BERT with its pretraining heads (Devlin et al. 2018, section 3.1); no pooler without `next_sentence`."""
+    """An encoder with the heads of pretraining (Devlin et al. 2018, section 3.1); no pooler without `next_sentence`."""
 
     def __init__(self, config: ModelSettings, next_sentence: bool, activation_checkpointing: bool = False) -> None:
         super().__init__()
@@ -74,7 +78,7 @@ class PretrainingModel(nn.Module):
 
     def initialise(self, seed: int) -> None:
         """Set every weight anew from `seed`, the same on every device."""
-        initialise(self, seed, self.config.initializer_range)
+        initialise(self, seed, self.config)
 
     def set_output_bias(self, token_counts: torch.Tensor) -> None:
         """Begin at the log of each piece's frequency: the best prediction without context.
@@ -88,10 +92,14 @@ class PretrainingModel(nn.Module):
         with torch.no_grad():
             self.mlm_head.bias.copy_((counts / counts.sum()).log())
 
-    def compile_blocks(self) -> None:
-        """Compile each block in place with torch.compile; the shapes within a phase never change."""
+    def compile_blocks(self, backend: str = "inductor") -> None:
+        """Compile each block in place with torch.compile, for the fixed shapes of each phase.
+
+        Blocks of one kind share their graphs: the kinds times the phases, in training and in evaluation.
+        """
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
         for layer in self.encoder.layers:
-            layer.compile()
+            layer.compile(backend=backend, dynamic=False)
 
 
 def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Sizes in closed form: parameters by module, operations per token, memory per rank by part.
 
-Formulas use the names of `ModelSettings`, so that each can be checked by hand.
+Formulas use the names of `ModelSettings`, so that each can be checked by hand; a few more are in `evaluate`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from torch import nn
 from trainer.config import ModelSettings
 
 FLOPS_FORMULA = (
-    "6 * num_hidden_layers * (4 * hidden_size**2 + 2 * hidden_size * intermediate_size)"
-    " + 12 * num_hidden_layers * hidden_size * sequence_length"
+    "6 * num_hidden_layers * (4 * hidden_size**2 + num_feed_forward_matrices * hidden_size * intermediate_size)"
+    " + 12 * hidden_size * (num_global_layers * sequence_length"
+    " + num_local_layers * min(sequence_length, local_attention))"
     " + mlm_probability * 6 * (hidden_size**2 + hidden_size * padded_vocab_size)"
 )
 """Operations per token of forward and backward, where a multiplication and an addition are two. In words: 6
-per weight of the blocks' matrices (2 forward, 4 backward), attention as if each row were one sequence, and
-the MLM head on the share of places that is predicted. For BERT-large 1.879e9 at length 128 and 1.992e9 at
-512."""
+per weight of the blocks' matrices (2 forward, 4 backward; the feed-forward layer has 2 matrices, 3 with a gate),
+attention as if each row were one sequence, of which a local layer sees a window, and the MLM head on the share of
+places that is predicted. For BERT-large 1.879e9 at length 128 and 1.992e9 at 512."""
 
 PAIR_FLOPS_FORMULA = "6 * (hidden_size**2 + 2 * hidden_size) / sequence_length"
 """What pooler and next-sentence head add, reckoned at one pair per row."""
@@ -35,6 +36,7 @@ _MODULES = {
     r"encoder\.layers\.\d+\.attention\.": "layers.attention",
     r"encoder\.layers\.\d+\.feed_forward\.": "layers.feed_forward",
     r"encoder\.layers\.\d+\.\w+_norm\.": "layers.norms",
+    r"encoder\.final_norm\.": "final_norm",
     r"mlm_head\.": "mlm_head",
     r"pooler\.": "pooler",
     r"next_sentence_head\.": "next_sentence_head",
@@ -51,32 +53,70 @@ class ParameterRow(NamedTuple):
 
 def parameter_table(config: ModelSettings, next_sentence: bool) -> list[ParameterRow]:
     """Parameters by module with the formula of each, `total` last; the tied decoder counts once, as `word`."""
-    hidden, intermediate, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    vocab, positions, types = config.padded_vocab_size, config.max_position_embeddings, config.type_vocab_size
-    rows = [
-        ParameterRow("embeddings.word", "padded_vocab_size * hidden_size", vocab * hidden),
-        ParameterRow("embeddings.position", "max_position_embeddings * hidden_size", positions * hidden),
-        ParameterRow("embeddings.token_type", "type_vocab_size * hidden_size", types * hidden),
-        ParameterRow("embeddings.norm", "2 * hidden_size", 2 * hidden),
-        ParameterRow(
-            "layers.attention",
-            "num_hidden_layers * (4 * hidden_size**2 + 4 * hidden_size)",
-            layers * (4 * hidden**2 + 4 * hidden),
-        ),
-        ParameterRow(
-            "layers.feed_forward",
-            "num_hidden_layers * (2 * hidden_size * intermediate_size + intermediate_size + hidden_size)",
-            layers * (2 * hidden * intermediate + intermediate + hidden),
-        ),
-        ParameterRow("layers.norms", "num_hidden_layers * 4 * hidden_size", layers * 4 * hidden),
-        ParameterRow(
-            "mlm_head", "hidden_size**2 + 3 * hidden_size + padded_vocab_size", hidden**2 + 3 * hidden + vocab
-        ),
-    ]
-    if next_sentence:
-        rows.append(ParameterRow("pooler", "hidden_size**2 + hidden_size", hidden**2 + hidden))
-        rows.append(ParameterRow("next_sentence_head", "2 * hidden_size + 2", 2 * hidden + 2))
+    formulas = parameter_formulas(config, next_sentence)
+    rows = [ParameterRow(module, formula, evaluate(formula, config)) for module, formula in formulas.items()]
     return [*rows, ParameterRow("total", "sum of the above", sum(row.count for row in rows))]
+
+
+def parameter_formulas(config: ModelSettings, next_sentence: bool) -> dict[str, str]:
+    """The formula of each module that the model has."""
+
+    def linear(weights: str, biases: str) -> str:
+        return f"{weights} + {biases}" if config.bias else weights
+
+    norm = "2 * hidden_size" if config.norm == "layernorm" and config.bias else "hidden_size"
+    is_gated = config.hidden_act == "geglu"
+    attention = linear("4 * hidden_size**2", "4 * hidden_size")
+    feed_forward = linear(
+        f"{3 if is_gated else 2} * hidden_size * intermediate_size",
+        f"{'2 * ' if is_gated else ''}intermediate_size + hidden_size",
+    )
+    formulas = {
+        "embeddings.word": "padded_vocab_size * hidden_size",
+        "embeddings.position": "max_position_embeddings * hidden_size",
+        "embeddings.token_type": "type_vocab_size * hidden_size",
+        "embeddings.norm": norm,
+        "layers.attention": f"num_hidden_layers * ({attention})",
+        "layers.feed_forward": f"num_hidden_layers * ({feed_forward})",
+        "layers.norms": f"num_block_norms * {norm}",
+        "final_norm": norm,
+        "mlm_head": f"{linear('hidden_size**2', 'hidden_size')} + {norm} + padded_vocab_size",
+        "pooler": "hidden_size**2 + hidden_size",
+        "next_sentence_head": "2 * hidden_size + 2",
+    }
+    absent = {
+        "embeddings.position": config.position_embedding != "learned",
+        "embeddings.token_type": config.type_vocab_size == 0,
+        "embeddings.norm": not config.embedding_norm,
+        "final_norm": config.norm_position == "post",
+        "pooler": not next_sentence,
+        "next_sentence_head": not next_sentence,
+    }
+    return {module: formula for module, formula in formulas.items() if not absent.get(module)}
+
+
+def evaluate(formula: str, config: ModelSettings, **values: float) -> float:
+    """The value of one of this module's formulas, so that what is printed is what is reckoned."""
+    names = config.model_dump() | {
+        "padded_vocab_size": config.padded_vocab_size,
+        "num_block_norms": num_block_norms(config),
+        "num_feed_forward_matrices": num_feed_forward_matrices(config),
+        "num_global_layers": config.attention_kinds.count("global"),
+        "num_local_layers": config.attention_kinds.count("local"),
+        "local_attention": config.local_attention or 0,
+    }
+    return eval(formula, {"__builtins__": {}, "min": min}, names | values)
+
+
+def num_feed_forward_matrices(config: ModelSettings) -> int:
+    """Matrices of hidden_size * intermediate_size in a block: in and out, and the gate where there is one."""
+    return 3 if config.hidden_act == "geglu" else 2
+
+
+def num_block_norms(config: ModelSettings) -> int:
+    """Norms in all blocks: two each, but none before the attention of the first where embeddings were normalised."""
+    skips_first = config.norm_position == "pre" and config.embedding_norm
+    return 2 * config.num_hidden_layers - skips_first
 
 
 def counted_parameters(model: nn.Module) -> dict[str, int]:
@@ -100,12 +140,9 @@ def flops_per_token(
 
     Recomputation by activation checkpointing is not counted: it is no useful work.
     """
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    blocks = 6 * layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
-    attention = 12 * layers * hidden * sequence_length
-    mlm_head = mlm_probability * 6 * (hidden**2 + hidden * config.padded_vocab_size)
-    pairs = 6 * (hidden**2 + 2 * hidden) / sequence_length if next_sentence else 0.0
-    return blocks + attention + mlm_head + pairs
+    values = {"sequence_length": sequence_length, "mlm_probability": mlm_probability}
+    formulas = [FLOPS_FORMULA, PAIR_FLOPS_FORMULA] if next_sentence else [FLOPS_FORMULA]
+    return float(sum(evaluate(formula, config, **values) for formula in formulas))
 
 
 def memory_per_rank(
@@ -128,7 +165,7 @@ def memory_per_rank(
     - gradients (accumulated in fp32): 4 N, stages 2 and 3: / W
     - master_weights (fp32): 4 N / W from stage 1; at stage 0 4 N, and none in fp32
     - optimizer (two fp32 moments): 8 N, from stage 1: / W
-    - activations: see `activation_bytes`
+    - activations: the sum of `activation_bytes`
     - logits: (b + 12) bytes for each of mlm_probability * micro_batch_tokens * padded_vocab_size (the logits,
       their fp32 copy, its log-softmax and the gradient)
     """
@@ -136,31 +173,47 @@ def memory_per_rank(
     number_bytes = 4 if precision == "fp32" else 2
     state_ranks, gradient_ranks, weight_ranks = (world_size if stage >= first else 1 for first in (1, 2, 3))
     keeps_master = stage >= 1 or precision != "fp32"
-    num_rows = micro_batch_tokens // sequence_length
-    num_logits = num_rows * math.ceil(mlm_probability * sequence_length) * config.padded_vocab_size
+    activations = activation_bytes(config, micro_batch_tokens, number_bytes, activation_checkpointing)
+    num_predictions = micro_batch_tokens // sequence_length * math.ceil(mlm_probability * sequence_length)
     return {
         "weights": math.ceil(number_bytes * total / weight_ranks),
         "gradients": math.ceil(4 * total / gradient_ranks),
         "master_weights": math.ceil(4 * total / state_ranks) if keeps_master else 0,
         "optimizer": math.ceil(8 * total / state_ranks),
-        "activations": activation_bytes(config, micro_batch_tokens, number_bytes, activation_checkpointing),
-        "logits": (number_bytes + 12) * num_logits,
+        "activations": sum(activations.values()),
+        "logits": (number_bytes + 12) * num_predictions * config.padded_vocab_size,
     }
 
 
 def activation_bytes(
     config: ModelSettings, micro_batch_tokens: int, number_bytes: int, activation_checkpointing: bool
-) -> int:
-    """Roughly what the blocks keep for the backward, with attention that keeps no (L, L) matrix.
+) -> dict[str, int]:
+    """What the encoder's parts keep for the backward, with attention that keeps no (L, L) matrix.
 
-    A block keeps per place, in b bytes each: its input, q, k, v, the attended values, the two sums before the
-    norms and the first norm's output (8 hidden_size), GELU's input and output (2 intermediate_size); and
-    dropout's masks (2 hidden_size bytes). With checkpointing every block keeps its input only, and one at a
-    time all of it.
+    Per place, in numbers of `number_bytes`, each part its inputs too:
+
+    - embeddings: the sum before their norm (hidden_size)
+    - attention, a block: input, q, k, v and the attended values (5 hidden_size); rotary positions keep the turned q and
+      k besides (2 hidden_size); and in float32 the log-sum-exp of every head
+    - feed_forward, a block: input (hidden_size), and what the activation takes and gives (2 intermediate_size), or with
+      a gate values, gates, the activated values and the product (4 intermediate_size)
+    - norms: the input of every norm in and after the blocks (hidden_size)
+
+    Dropout after embeddings, attention and feed-forward keeps a mask of hidden_size bytes each (on CUDA; the CPU keeps
+    numbers). With checkpointing every block keeps its input only (checkpoints), and one at a time all of it.
     """
-    per_block = number_bytes * (8 * config.hidden_size + 2 * config.intermediate_size)
-    if config.hidden_dropout_prob:
-        per_block += 2 * config.hidden_size
-    if not activation_checkpointing:
-        return micro_batch_tokens * config.num_hidden_layers * per_block
-    return micro_batch_tokens * (config.num_hidden_layers * number_bytes * config.hidden_size + per_block)
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    mask = hidden if config.hidden_dropout_prob else 0
+    rotated = 2 * hidden if config.position_embedding == "rotary" else 0
+    inner = (4 if config.hidden_act == "geglu" else 2) * config.intermediate_size
+    num_final_norms = int(config.norm_position == "pre")
+    kept_blocks = 1 if activation_checkpointing else layers
+    kept_norms = math.ceil(num_block_norms(config) / layers) if activation_checkpointing else num_block_norms(config)
+    per_place = {
+        "embeddings": config.embedding_norm * number_bytes * hidden + mask,
+        "attention": kept_blocks * (number_bytes * (5 * hidden + rotated) + 4 * config.num_attention_heads + mask),
+        "feed_forward": kept_blocks * (number_bytes * (hidden + inner) + mask),
+        "norms": (kept_norms + num_final_norms) * number_bytes * hidden,
+        "checkpoints": layers * number_bytes * hidden if activation_checkpointing else 0,
+    }
+    return {part: micro_batch_tokens * size for part, size in per_place.items()}

@@ -112,13 +112,12 @@ def write_corpus(
             unigram_entropy_nats=None,
         )
     manifest = Manifest(
-        format_version=1,
+        format_version=2,
         clozeworks_version="0",
         tokenizer=TokenizerRecord(fingerprint=fingerprint, vocab_size=max(first_id + num_tokens, 6), token_dtype=dtype),
         config={},
         inputs=(),
         sources=(),
-        dropped={},
         token_counts=FileRecord(name="token_counts.safetensors", bytes=0, sha256="0" * 64),
         **splits,
     )
@@ -211,7 +210,10 @@ def read_rows(batch: Batch) -> list[Row]:
     cls_positions, cls_labels = (batch.cls_positions.numpy()[judged], batch.next_sentence_labels.numpy()[judged])
     classes = dict(zip(cls_positions.tolist(), cls_labels.tolist(), strict=True))
     if len(batch.cls_positions):
-        assert sorted(classes) == np.flatnonzero(originals == CLS_TOKEN_ID).tolist()
+        of_b = np.flatnonzero(batch.token_type_ids.numpy())
+        with_b = np.unique(starts[np.searchsorted(starts, of_b, side="right") - 1])
+        assert sorted(classes) == with_b.tolist(), "what has a B is judged"
+        assert (originals[with_b] == CLS_TOKEN_ID).all()
     rows = []
     for first in range(0, total, length):
         place = slice(first, first + length)

@@ -3,11 +3,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing import active_children
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +21,13 @@ from data_prep.errors import UserError
 from trainer.config import DataSettings, Phase
 from trainer.data.batch import IGNORED
 from trainer.data.loader import GlobalBatch, Loader, Position, evaluation_batches
+from trainer.data.sentence_pairs import IN_ORDER
 from trainer.data.shard_set import open_shard_set
 
 LENGTH = 32
 GLOBAL_ROWS = 15
 START = Position(phase=0, epoch=0, next_sample=0)
-MODES = ["none", "next_sentence"]
+MODES = ["none", "next_sentence", "sentence_order"]
 
 
 def phase_of(micro_rows: int = 4, global_rows: int = GLOBAL_ROWS, length: int = LENGTH) -> Phase:
@@ -45,7 +48,7 @@ def loader_of(
     world_size: int = 1, **phase: int,
 ) -> Loader:  # fmt: skip
     data = data_of(corpus, mode, num_workers)
-    return Loader([corpus.shard_set], data, phase_of(**phase), position, seed, rank, world_size)
+    return Loader([corpus.shard_set], data, phase_of(**phase), position, seed, rank, world_size, lambda step: 0.15, 0)
 
 
 def rows_of_batches(batches: list[GlobalBatch], rows_of: Callable) -> list[list]:
@@ -89,7 +92,7 @@ def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_ste
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize(("num_workers", "start"), [(1, 0), (2, 14)])
+@pytest.mark.parametrize(("num_workers", "start"), [(1, 0), (2, 14), (4, 3)])
 def test_global_batches_are_the_same_with_workers(
     corpus, rows_of: Callable, reference, num_workers: int, start: int
 ) -> None:
@@ -178,9 +181,29 @@ def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, row
     assert labels[0] > 50 and labels[1] > 50
 
 
+def test_pairs_in_order_or_swapped_follow_each_other_in_one_document(corpus, rows_of: Callable) -> None:
+    labels: Counter = Counter()
+    for global_batch in itertools.islice(loader_of(corpus, "sentence_order"), 20):
+        for row in (row for batch in global_batch.micro_batches for row in rows_of(batch)):
+            judged = iter(row.next_sentence_labels)
+            for start, stop in itertools.pairwise((*row.sequence_starts, LENGTH)):
+                ids = np.array(row.original_ids[start:stop])
+                types = np.array(row.token_type_ids[start:stop])[ids >= corpus.first_id]
+                tokens = ids[ids >= corpus.first_id] - corpus.first_id
+                a, b = tokens[types == 0], tokens[types == 1]
+                if not len(b):
+                    continue
+                label = next(judged)
+                labels[label] += 1
+                first, second = (a, b) if label == IN_ORDER else (b, a)
+                assert len(set(corpus.document_of[tokens])) == 1
+                assert corpus.sentence_of[first[-1]] < corpus.sentence_of[second[0]]
+    assert abs(labels[IN_ORDER] / labels.total() - 0.5) < 5 * 0.5 / np.sqrt(labels.total()) and labels.total() > 100
+
+
 def test_pair_counts_are_reported(corpus) -> None:
     counts = loader_of(corpus, "next_sentence").pair_counts(0)
-    assert counts is not None and counts.pairs > 100 and counts.single_sentence_pairs > 0
+    assert counts is not None and counts.pairs > 100 and counts.single_sentence_chunks > 0
     assert loader_of(corpus).pair_counts(0) is None
 
 
@@ -318,7 +341,7 @@ def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_pas
     shard_sets = [corpus.shard_set for corpus in mixed]
 
     def batches(position: Position, rank: int, world_size: int, count: int) -> list[GlobalBatch]:
-        loader = Loader(shard_sets, data, phase_of(8, 128), position, 0, rank, world_size)
+        loader = Loader(shard_sets, data, phase_of(8, 128), position, 0, rank, world_size, lambda step: 0.15, 0)
         assert loader.num_samples(0) is None
         return list(itertools.islice(loader, count))
 
@@ -358,3 +381,87 @@ def test_fewer_shards_than_ranks_give_every_rank_as_much(tmp_path, corpus_at: Ca
         found += rows_of(batch.micro_batches[0])
         assert (batch.micro_batches[0].labels != IGNORED).any() == bool(rows_of(batch.micro_batches[0]))
     assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("alpha", "share"), [(1.0, 2000 / 2300), (0.5, 2000**0.5 / (2000**0.5 + 300**0.5)), (0.0, 0.5)]
+)
+def test_a_mixture_without_weights_is_drawn_by_tempered_tokens(mixed: tuple, alpha: float, share: float) -> None:
+    shard_sets = [corpus.shard_set for corpus in mixed]
+    assert [shard_set.manifest.train.tokens for shard_set in shard_sets] == [2000, 300]
+    data = DataSettings(shards=[{"url": corpus.shard_set.url} for corpus in mixed], sampling_alpha=alpha, num_workers=0)
+    loader = Loader(shard_sets, data, phase_of(8, 128), START, 0, 0, 1, lambda step: 0.15, 0)
+    rows = [
+        bool((batch.input_ids.reshape(-1, batch.sequence_length)[row] >= 10_000).any())
+        for step in itertools.islice(loader, 32)
+        for batch in step.micro_batches
+        for row in range(batch.num_rows)
+    ]
+    assert len(rows) == 4096 and 1 - sum(rows) / 4096 == pytest.approx(share, abs=1 / 4096)
+
+
+def damaged_copy(corpus, folder: Path, name: str) -> DataSettings:
+    """The corpus with a flipped bit in a shard, to be read with the policy to skip."""
+    shutil.copytree(corpus.shard_set.url, folder)
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    return DataSettings(shards=str(folder), num_workers=0, on_corrupt_shard="skip")
+
+
+def test_rows_of_a_damaged_shard_keep_their_places_without_predictions(
+    corpus, rows_of: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = damaged_copy(corpus, tmp_path / "damaged", "train-000003.tar")
+    shard_set = open_shard_set(data.shards, tmp_path / "cache")
+    broken = shard_set.manifest.train.shards[3]
+    sound = list(itertools.islice(loader_of(corpus), 30))
+
+    def batches(position: Position, rank: int, world_size: int, count: int) -> list[GlobalBatch]:
+        loader = Loader([shard_set], data, phase_of(), position, 0, rank, world_size, lambda step: 0.15, 0)
+        return list(itertools.islice(loader, count))
+
+    alone = batches(START, 0, 1, 30)
+    assert capsys.readouterr().err.count("train-000003.tar is damaged") == 1
+    lost = 0
+    for found, expected in zip(alone, sound, strict=True):
+        assert (found.position, found.next_position) == (expected.position, expected.next_position)
+        for batch, whole in zip(found.micro_batches, expected.micro_batches, strict=True):
+            lost += batch.num_unreadable_rows
+            rows, whole_rows = rows_of(batch), rows_of(whole)
+            assert len(rows) == len(whole_rows) - batch.num_unreadable_rows
+            assert [row for row in whole_rows if row in rows] == rows, "all other rows are as they were"
+    own = set(corpus.train_ids[corpus.shard_of[: len(corpus.train_ids)] == 3].tolist())
+    gone = sum(bool(own & set(row.tokens)) for step in sound for batch in step.micro_batches for row in rows_of(batch))
+    assert lost == gone > 0 and broken.documents
+    later = [batches(alone[10].next_position, rank, 4, 2) for rank in range(4)]
+    split = [sum((rows_of_batches(part, rows_of)[step] for part in later), []) for step in range(2)]
+    assert split == rows_of_batches(alone[11:13], rows_of)
+
+
+def test_a_damaged_shard_is_an_error_by_default(corpus, tmp_path: Path) -> None:
+    data = damaged_copy(corpus, tmp_path / "damaged", "train-000003.tar").model_copy(
+        update={"on_corrupt_shard": "error"}
+    )
+    shard_set = open_shard_set(data.shards, tmp_path / "cache")
+    loader = Loader([shard_set], data, phase_of(), START, 0, 0, 1, lambda step: 0.15, 0)
+    with pytest.raises(UserError, match=r"train-000003\.tar is damaged"):
+        list(itertools.islice(loader, 30))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_remote_shards_give_the_same_batches_through_a_cache_that_holds_few(
+    corpus, rows_of: Callable, tmp_path: Path, mode: str
+) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for path in Path(corpus.shard_set.url).iterdir():
+        memory.pipe_file(f"/loader-{mode}/{path.name}", path.read_bytes())
+    size = max(shard.bytes for shard in corpus.shard_set.manifest.train.shards)
+    remote = open_shard_set(f"memory://loader-{mode}", tmp_path / "cache", cache_bytes=3 * size)
+    data = DataSettings(shards=remote.url, num_workers=0, sentence_pairs=mode)
+    loader = Loader([remote], data, phase_of(), START, 0, 0, 1, lambda step: 0.15, 0)
+    expected = rows_of_batches(list(itertools.islice(loader_of(corpus, mode), 20)), rows_of)
+    assert rows_of_batches(list(itertools.islice(loader, 20)), rows_of) == expected
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("[!.]*")) <= 3 * size

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from data_prep.tokenizer import CLS_TOKEN_ID, MASK_TOKEN_ID, PAD_TOKEN_ID, SEP_T
 from trainer.data.batch import IGNORED
 from trainer.data.masking import NUM_SPECIAL_TOKENS, Masking, mask_rows
 from trainer.data.randomness import fold, root_key
+from trainer.data.words import PieceKind, word_starts
 
 VOCAB_SIZE = 1000
 BERT = Masking(mlm_probability=0.15, mask_share=0.8, random_share=0.1, vocab_size=VOCAB_SIZE)
@@ -125,3 +129,45 @@ def test_rates_agree_with_transformers() -> None:
     for share in (lambda seen, labels: seen == MASK_TOKEN_ID, lambda seen, labels: seen == labels):
         ours_mean, theirs_mean = share(our_seen, our_labels).mean(), share(their_seen, their_labels).mean()
         assert abs(ours_mean - theirs_mean) < 5 * np.sqrt(2 * 0.8 * 0.2 / len(our_labels))
+
+
+@pytest.fixture(scope="module")
+def kinds() -> np.ndarray:
+    """A vocabulary in which every third piece begins a word."""
+    return np.where(np.arange(VOCAB_SIZE) % 3 == 0, PieceKind.OPENS, PieceKind.JOINS).astype(np.int8)
+
+
+def test_words_are_masked_whole(kinds: np.ndarray) -> None:
+    ids = text_rows(64, 128)
+    masked = mask_rows(ids, keys(64), replace(BERT, unit="word", kinds=kinds))
+    chosen = np.zeros(ids.shape, bool)
+    chosen.reshape(-1)[masked.masked_positions[masked.labels != IGNORED]] = True
+    starts = word_starts(ids, ids >= NUM_SPECIAL_TOKENS, kinds)
+    inside = (ids >= NUM_SPECIAL_TOKENS) & ~starts
+    assert inside.any() and (chosen[:, 1:] == chosen[:, :-1])[inside[:, 1:]].all()
+    # Words are short beside the budget, so nearly all of it is spent.
+    assert 0.145 < chosen.sum() / (ids >= NUM_SPECIAL_TOKENS).sum() <= 0.153
+
+
+def test_a_span_is_treated_as_one(kinds: np.ndarray) -> None:
+    ids = text_rows(64, 128)
+    masked = mask_rows(ids, keys(64), replace(BERT, unit="span", kinds=kinds))
+    positions = masked.masked_positions[masked.labels != IGNORED]
+    assert abs(len(positions) - 0.15 * (ids >= NUM_SPECIAL_TOKENS).sum()) < 5 * np.sqrt(64 / 4)
+    hidden = masked.input_ids[positions] == MASK_TOKEN_ID
+    neighbours = np.diff(positions) == 1
+    assert neighbours.mean() > 0.8, "spans are long here: words of three pieces on average, spans of three words"
+    assert (hidden[1:] == hidden[:-1])[neighbours].mean() > 0.95, "but for spans that touch"
+    assert 0.6 < hidden.mean() < 0.95
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+def test_a_lower_rate_masks_a_part_of_the_same_places(unit: str, kinds: np.ndarray) -> None:
+    ids = text_rows(16, 128)
+    masking = replace(BERT, mlm_probability=0.3, unit=unit, kinds=kinds)
+    many, few = (mask_rows(ids, keys(16), masking, rate) for rate in (0.3, 0.15))
+    assert len(many.labels) == len(few.labels), "capacities are those of the largest rate"
+    count = (few.labels != IGNORED).sum()
+    assert abs(count - 0.15 * (ids >= NUM_SPECIAL_TOKENS).sum()) < 40
+    if unit == "token":
+        assert set(few.masked_positions[:count]) <= set(many.masked_positions[many.labels != IGNORED])

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.shards import ShardIndex
+from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B
 from trainer.data.randomness import root_key
 from trainer.data.sentence_pairs import (
+    IN_ORDER,
     IS_NEXT,
     IS_RANDOM,
+    IS_SWAPPED,
     SPECIAL_PLACES,
     PairPlan,
     PairRows,
@@ -140,8 +143,8 @@ def test_pairs_of_text_as_in_the_wild(
     index = index_of(documents_of(np.random.default_rng(0), 4000), documents_a_record=100)
     plan = plan_pairs(index, 4, sequence_length, 0.1, root_key(0))
     counts = plan.counts
-    judged = counts.pairs - counts.single_sentence_pairs
-    assert abs((counts.random_pairs - counts.single_sentence_pairs) / judged - 0.5) < 5 * 0.5 / np.sqrt(judged)
+    judged = counts.pairs - counts.single_sentence_chunks
+    assert abs((counts.random_pairs - counts.single_sentence_chunks) / judged - 0.5) < 5 * 0.5 / np.sqrt(judged)
     assert counts.filled_places / (counts.rows * sequence_length) > 0.97
 
 
@@ -199,3 +202,31 @@ def test_a_plan_is_a_pure_function_of_its_key(index_of: IndexMaker, documents_of
     assert halves(first) == halves(again)
     assert np.array_equal(first.row_starts, again.row_starts)
     assert halves(first) != halves(other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(documents, st.integers(16, 64), st.integers(0, 100))
+def test_sentence_order_uses_every_sentence_once_and_swaps_half(
+    index_of: IndexMaker, documents: list[list[int]], sequence_length: int, seed: int
+) -> None:
+    index = index_of(documents, documents_a_record=len(documents))
+    plan = plan_pairs(index, 4, sequence_length, 0.1, root_key(seed), "sentence_order")
+    document_of = np.repeat(np.arange(len(documents)), index.document_lengths)
+    used: list[int] = []
+    for a, b, label in halves(plan):
+        assert len(a) + len(b) + SPECIAL_PLACES - (not b) <= sequence_length and len(a)
+        assert (label == IGNORED) == (not b)
+        used += [*a, *b]
+        if b:
+            first, second = (a, b) if label == IN_ORDER else (b, a)
+            assert document_of[first[0]] == document_of[second[-1]] and first[-1] < second[0]
+    assert len(used) == len(set(used)) == sum(index.document_lengths) - plan.counts.truncated_tokens
+    counts = plan.counts
+    assert counts.pairs + counts.single_sentence_chunks == len(plan.labels)
+    assert counts.swapped_pairs == (plan.labels == IS_SWAPPED).sum() and not counts.random_pairs
+
+
+def test_half_of_the_pairs_are_swapped(index_of: IndexMaker, documents_of: Callable[..., list]) -> None:
+    plan = plan_pairs(index_of(documents_of(np.random.default_rng(0), 400)), 4, 128, 0.1, root_key(0), "sentence_order")
+    assert plan.counts.pairs > 1000
+    assert abs(plan.counts.swapped_pairs / plan.counts.pairs - 0.5) < 5 * 0.5 / np.sqrt(plan.counts.pairs)

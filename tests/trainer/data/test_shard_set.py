@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +12,16 @@ import numpy as np
 import pytest
 
 from data_prep.errors import UserError
-from data_prep.tokenizer import TokenizerSettings, train_tokenizer
+from data_prep.tokenizer import TokenizerSettings
+from data_prep.tokenizer_training import train_tokenizer
 from trainer.data import shard_set as shard_set_module
+from trainer.data import verified
+from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import document_starts
-from trainer.data.shard_set import check_own_tokenizer, check_tokenizer, open_shard_set
+from trainer.data.passes import Pass, RowSettings
+from trainer.data.randomness import root_key
+from trainer.data.shard_cache import DamagedFile
+from trainer.data.shard_set import Shard, check_own_tokenizer, check_tokenizer, open_shard_set
 
 DOCUMENTS = [[[4, 3], [5]], [[2], [2, 2], [9], [1]]]
 
@@ -70,6 +78,28 @@ def test_a_checked_shard_is_not_read_again(
     assert shard.read_tokens() is first
 
 
+def test_a_shard_that_another_process_checked_is_not_read_again_unless_it_was_written_since(
+    tmp_path: Path, corpus_at: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus_at(tmp_path / "data", DOCUMENTS)
+
+    def open_first() -> Shard:
+        return open_shard_set(str(tmp_path / "data"), tmp_path / "cache").shards("train")[0]
+
+    open_first().read_tokens()
+    with monkeypatch.context() as patch:
+        patch.setattr(verified.storage, "sha256_of", lambda path: pytest.fail("read again"))
+        open_first().read_tokens()
+    path = tmp_path / "data" / "train-000000.tar"
+    times, data = path.stat(), bytearray(path.read_bytes())
+    data[700] ^= 1
+    with open(path, "r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(DamagedFile, match="its sha256 is"):
+        open_first().read_tokens()
+
+
 def test_remote_shards_are_copied_to_the_cache(tmp_path: Path, corpus_at: Callable) -> None:
     import fsspec
 
@@ -80,7 +110,26 @@ def test_remote_shards_are_copied_to_the_cache(tmp_path: Path, corpus_at: Callab
     remote = open_shard_set("memory://shards-of-this-test", tmp_path / "cache")
     for ours, theirs in zip(corpus.shard_set.shards("train"), remote.shards("train"), strict=True):
         assert np.array_equal(ours.read_tokens(), theirs.read_tokens())
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert sorted(path.name.partition("-")[2] for path in (tmp_path / "cache").glob("[!.]*")) == [
+        "train-000000.tar",
+        "train-000001.tar",
+    ]
+
+
+def test_a_window_fetches_its_remote_shards_and_the_next_windows_ahead(tmp_path: Path, corpus_at: Callable) -> None:
+    import fsspec
+
+    corpus_at(tmp_path / "local", [[[5, 5]]] * 40)
+    memory = fsspec.filesystem("memory")
+    for path in (tmp_path / "local").iterdir():
+        memory.pipe_file(f"/shards-ahead/{path.name}", path.read_bytes())
+    shards = open_shard_set("memory://shards-ahead", tmp_path / "cache").shards("train")
+    opened = Pass(shards, RowSettings(16, None, 0.1), root_key(0))
+    opened.segments(np.array([0]))
+    deadline = time.monotonic() + 20
+    while len(list((tmp_path / "cache").glob("[!.]*.tar"))) < 2 * WINDOW_SHARDS and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(list((tmp_path / "cache").glob("[!.]*.tar"))) == 2 * WINDOW_SHARDS
 
 
 def test_the_tokenizer_must_be_that_of_the_shards(

@@ -48,6 +48,22 @@ def tiny_config() -> ModelSettings:
 
 
 @pytest.fixture
+def modern_config() -> ModelSettings:
+    """Four layers, of which the first and the last are global; a window far shorter than the longest sequence."""
+    return ModelSettings(
+        family="modernbert",
+        vocab_size=61,
+        pad_vocab_size_to_multiple_of=16,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=32,
+        local_attention=6,
+    )
+
+
+@pytest.fixture
 def make_model() -> Callable[..., PretrainingModel]:
     """A model whose norms and biases are not at their initial ones and zeros, so that nothing cancels unseen."""
 

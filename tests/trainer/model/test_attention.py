@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from trainer.data.batch import Batch
-from trainer.model.attention import attend, attention_layout, uses_varlen
+from trainer.model.attention import AttentionLayout, Kernel, attend, attention_layout, choose_kernel
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 ROW_LENGTH = 16
 BOUNDARIES = [0, 5, 6, 16, 32, 32, 32]
 """Two rows: sequences of 5, 1 and 10 places, then one that fills its row; two unused entries."""
+CPU_KERNELS: tuple[Kernel, ...] = ("masked", "by_sequence")
+REACHES = (None, 0, 1, 4, 100)
 
 
 def make_batch(device: str = "cpu") -> Batch:
@@ -34,66 +38,108 @@ def draw_qkv(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Te
     return torch.randn(3, BOUNDARIES[-1], 2, 8, generator=generator, dtype=torch.float64).to(dtype).unbind(0)
 
 
-def attend_by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d)) v, one sequence and one head at a time."""
+def attend_by_hand(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, reach: int | None = None
+) -> torch.Tensor:
+    """softmax(q k^T / sqrt(d)) v, one place of one head at a time."""
     result = torch.zeros_like(query)
     for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
-        for head in range(query.shape[1]):
-            q, k, v = (tensor[start:end, head] for tensor in (query, key, value))
-            result[start:end, head] = torch.softmax(q @ k.T / q.shape[-1] ** 0.5, dim=-1) @ v
+        for place in range(start, end):
+            seen = slice(start, end) if reach is None else slice(max(start, place - reach), min(end, place + reach + 1))
+            for head in range(query.shape[1]):
+                scores = key[seen, head] @ query[place, head] / query.shape[-1] ** 0.5
+                result[place, head] = torch.softmax(scores, dim=-1) @ value[seen, head]
     return result
 
 
-def test_reference_agrees_with_attention_computed_sequence_by_sequence():
-    query, key, value = draw_qkv()
-    attended = attend(query, key, value, attention_layout(make_batch(), torch.float64, varlen=False))
-    torch.testing.assert_close(attended, attend_by_hand(query, key, value), rtol=1e-12, atol=1e-12)
+def layout_of(kernel: Kernel, reach: int | None = None, dtype: torch.dtype = torch.float64) -> AttentionLayout:
+    return attention_layout(make_batch(), dtype, kernel, reach)
 
 
-def test_a_sequence_of_one_place_attends_to_itself_alone():
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_each_place_attends_to_its_sequence_as_far_as_it_sees(kernel, reach):
     query, key, value = draw_qkv()
-    attended = attend(query, key, value, attention_layout(make_batch(), torch.float64, varlen=False))
-    torch.testing.assert_close(attended[5], value[5])
+    attended = attend(query, key, value, layout_of(kernel, reach))
+    torch.testing.assert_close(attended, attend_by_hand(query, key, value, reach), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("reach", [None, 4])
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_gradients_are_those_of_attention_by_hand(kernel, reach):
+    gradients = []
+    for function in (lambda *qkv: attend(*qkv, layout_of(kernel, reach)), lambda *qkv: attend_by_hand(*qkv, reach)):
+        qkv = [tensor.clone().requires_grad_() for tensor in draw_qkv()]
+        weights = torch.arange(qkv[0].numel(), dtype=torch.float64).view_as(qkv[0]).sin()
+        (function(*qkv) * weights).sum().backward()
+        gradients.append([tensor.grad for tensor in qkv])
+    for ours, by_hand in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, by_hand, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_a_sequence_of_one_place_attends_to_itself_alone(kernel):
+    query, key, value = draw_qkv()
+    torch.testing.assert_close(attend(query, key, value, layout_of(kernel))[5], value[5])
+
+
+def test_the_operator_for_sequences_keeps_torchs_contract():
+    """Schema, fake tensors and autograd, which torch.compile relies on."""
+    qkv = [tensor.requires_grad_() for tensor in draw_qkv(torch.float32)]
+    for reach in (None, 4):
+        layout = layout_of("by_sequence", reach, torch.float32)
+        torch.library.opcheck(torch.ops.clozeworks.attend_by_sequence.default, (*qkv, layout.cu_seqlens, layout.bias))
 
 
 def test_the_mask_joins_exactly_the_places_of_one_sequence():
-    bias = attention_layout(make_batch(), torch.float32, varlen=False).bias
+    bias = layout_of("masked").bias
     assert bias is not None and bias.shape == (2, 1, ROW_LENGTH, ROW_LENGTH)
     sizes = (bias == 0).sum(dim=-1).squeeze(1)  # how many places each place sees
     assert sizes[0].tolist() == [5] * 5 + [1] + [10] * 10
     assert sizes[1].tolist() == [16] * 16
 
 
-def test_attention_dropout_takes_effect_in_the_reference():
+def test_a_window_of_128_reaches_64_places_to_each_side():
+    """Both ends are seen, as in ModernBERT: 129 places with the place itself."""
+    length = 200
+    batch = replace(make_batch(), input_ids=torch.zeros(length), cu_seqlens=torch.tensor([0, length]))
+    layout = attention_layout(replace(batch, sequence_length=length), torch.float32, "masked", reach=64)
+    seen = layout.bias[0, 0, 100] == 0
+    assert seen.sum() == 129 and seen[36] and seen[164] and not seen[35] and not seen[165]
+
+
+def test_attention_dropout_takes_effect_in_the_masked_way():
     query, key, value = draw_qkv(torch.float32)
-    layout = attention_layout(make_batch(), torch.float32, varlen=False)
+    layout = layout_of("masked", dtype=torch.float32)
     torch.manual_seed(0)
     dropped = attend(query, key, value, layout, dropout=0.5)
     assert not torch.allclose(dropped, attend(query, key, value, layout))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cpu_takes_the_reference(dtype):
-    assert not uses_varlen(torch.device("cpu"), dtype, head_size=64, dropout=0.0)
+def test_the_cpu_goes_by_sequence_and_with_dropout_takes_the_mask(dtype):
+    assert choose_kernel(torch.device("cpu"), dtype, head_size=64, dropout=0.0) == "by_sequence"
+    assert choose_kernel(torch.device("cpu"), dtype, head_size=64, dropout=0.1) == "masked"
 
 
 @needs_gpu
 def test_flash_attention_serves_half_precision_without_dropout_only():
     device = torch.device("cuda", 0)
-    assert uses_varlen(device, torch.bfloat16, head_size=64, dropout=0.0)
-    assert not uses_varlen(device, torch.float32, head_size=64, dropout=0.0)
-    assert not uses_varlen(device, torch.bfloat16, head_size=64, dropout=0.1)
-    assert not uses_varlen(device, torch.bfloat16, head_size=20, dropout=0.0)
+    assert choose_kernel(device, torch.bfloat16, head_size=64, dropout=0.0) == "varlen"
+    assert choose_kernel(device, torch.float32, head_size=64, dropout=0.0) == "masked"
+    assert choose_kernel(device, torch.bfloat16, head_size=64, dropout=0.1) == "masked"
+    assert choose_kernel(device, torch.bfloat16, head_size=20, dropout=0.0) == "masked"
 
 
 @needs_gpu
-def test_flash_attention_agrees_with_the_reference_forward_and_backward():
+@pytest.mark.parametrize("reach", [None, 4])
+def test_flash_attention_agrees_with_the_mask_forward_and_backward(reach):
     """bf16 keeps 8 bits: both sides round inputs alike and results apart by about 2**-8."""
     batch = make_batch("cuda")
     results = []
-    for varlen in (True, False):
+    for kernel in ("varlen", "masked"):
         qkv = [tensor.cuda().requires_grad_() for tensor in draw_qkv(torch.bfloat16)]
-        attended = attend(*qkv, attention_layout(batch, torch.bfloat16, varlen))
+        attended = attend(*qkv, attention_layout(batch, torch.bfloat16, kernel, reach))
         attended.float().square().sum().backward()
         results.append([attended.detach(), *(tensor.grad for tensor in qkv)])
     for ours, reference in zip(*results, strict=True):

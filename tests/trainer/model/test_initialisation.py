@@ -49,3 +49,18 @@ def test_output_bias_from_frequencies_predicts_them_without_context(tiny_config)
     predicted = model.mlm_head.bias.softmax(dim=0)
     assert torch.allclose(predicted[: len(counts)], counts / counts.sum(), atol=1e-6)
     assert 0 < predicted[len(counts) :].sum() < 1e-6
+
+
+def test_depth_scaled_matrices_into_the_residual_stream_are_smaller(tiny_config):
+    scaled = tiny_config.model_copy(update={"initialisation": "depth_scaled"})
+    plain, weights = initialised(tiny_config), initialised(scaled)
+    into_stream = {name for name in weights if name.endswith(("attention.output.weight", "feed_forward.output.weight"))}
+    assert len(into_stream) == 2 * tiny_config.num_hidden_layers
+    for name, weight in weights.items():
+        factor = (2 * tiny_config.num_hidden_layers) ** -0.5 if name in into_stream else 1.0
+        torch.testing.assert_close(weight, plain[name] * factor)
+
+
+def test_rms_norms_begin_at_one(tiny_config):
+    weights = initialised(tiny_config.model_copy(update={"norm": "rmsnorm"}))
+    assert (weights["encoder.layers.0.attention_norm.weight"] == 1.0).all()

@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from trainer.config import ModelSettings
+from trainer.model import encoder
 from trainer.model.pretraining import PretrainingModel
 
 
@@ -16,15 +20,60 @@ def gradients(model, batch) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def test_a_documents_hidden_states_are_the_same_alone_and_packed(tiny_config, make_model, make_documents, pack):
-    documents = make_documents([5, 1, 10, 16, 3])
-    model = make_model(tiny_config)
+COMBINATIONS = {
+    "position_embedding": ["learned", "sinusoidal", "rotary"],
+    "norm": ["layernorm", "rmsnorm"],
+    "norm_position": ["post", "pre"],
+    "embedding_norm": [True, False],
+    "hidden_act": ["gelu", "geglu", "relu"],
+    "bias": [True, False],
+    "type_vocab_size": [0, 2],
+    "window_and_period": [(None, 1), (4, 2), (64, 3)],
+}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    options=st.fixed_dictionaries({name: st.sampled_from(values) for name, values in COMBINATIONS.items()}),
+    lengths=st.lists(st.integers(1, 16), min_size=1, max_size=5),
+    in_training_with_dropout_0=st.booleans(),
+)
+def test_a_documents_hidden_states_are_the_same_alone_and_packed(
+    tiny_config, make_model, make_documents, pack, options, lengths, in_training_with_dropout_0
+):
+    window, period = options.pop("window_and_period")
+    sizes = tiny_config.model_dump(include={"vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"})
+    config = ModelSettings(
+        family="custom",
+        **sizes,
+        **options,
+        num_hidden_layers=3,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0.0,
+        local_attention=window,
+        global_attn_every_n_layers=period,
+    )
+    documents = make_documents(lengths)
+    model = make_model(config).train(in_training_with_dropout_0)
     packed = pack(documents, 16)
     together = model.encoder(packed.batch)
+    assert together.isfinite().all()
     for document, start in zip(documents, packed.starts, strict=True):
         length = len(document.input_ids)
         alone = model.encoder(pack([document], 16).batch)
-        torch.testing.assert_close(together[start : start + length], alone[:length], rtol=1e-5, atol=1e-5)
+        scale = alone.abs().max().item()
+        torch.testing.assert_close(together[start : start + length], alone[:length], rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_both_cpu_ways_of_attention_give_the_same_model(modern_config, make_model, make_documents, pack, monkeypatch):
+    batch = pack(make_documents([9, 6, 30, 16, 1]), 32).batch
+    model = make_model(modern_config, next_sentence=False)
+    results = []
+    for kernel in ("by_sequence", "masked"):
+        monkeypatch.setattr(encoder, "choose_kernel", lambda *_, kernel=kernel: kernel)
+        results.append(gradients(model, batch))
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(gradient, results[1][name], rtol=1e-5, atol=1e-5 * gradient.abs().max().item())
 
 
 def test_losses_are_sums_over_labels_other_than_ignored(tiny_config, make_model, make_documents, pack):

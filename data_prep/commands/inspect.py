@@ -1,0 +1,68 @@
+"""`python -m data_prep inspect DIR`: show decoded documents of a data set, or how its tokenizer takes a text apart."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+
+from data_prep import storage
+from data_prep.commands.data_set import add_data_set, open_data_set
+from data_prep.errors import UsageError
+from data_prep.inspect_report import document_report, inspect_report, parse_document_id
+from data_prep.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
+from data_prep.terminal import printable
+from data_prep.tokenizer import Tokenizer
+
+HELP = "show decoded documents of a data set, or how its tokenizer takes a text apart"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_data_set(parser, "folder or URL of a data set (or of a tokenizer, for the last two)")
+    parser.add_argument("--split", choices=("train", "valid"), default="train")
+    parser.add_argument("--shard", type=int, default=0, metavar="N", help="number of the shard (default 0)")
+    parser.add_argument("--documents", type=int, default=3, metavar="K", help="how many documents (default 3)")
+    parser.add_argument("--skip", type=int, default=0, metavar="M", help="leave out the first M documents (default 0)")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--document", metavar="ID", help="find this document in any shard; show it whole, with source")
+    instead.add_argument("--tokenizer", metavar="TEXT", help="show pieces and ids of a text, and the merges one by one")
+    instead.add_argument("--vocabulary", metavar="FILE", help="write the vocabulary, a piece a line")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Print what is asked for.
+
+    Raises:
+        UserError: there is no such data set, shard or document, or it is damaged.
+    """
+    for line in _lines(arguments):
+        print(line)
+
+
+def _lines(arguments: argparse.Namespace) -> Iterable[str]:
+    folder = open_data_set(arguments)
+    if arguments.tokenizer is not None:
+        from data_prep.explain import explain
+
+        return map(printable, explain(_tokenizer(folder), arguments.tokenizer))
+    if arguments.vocabulary is not None:
+        return _write_vocabulary(_tokenizer(folder), arguments.vocabulary)
+    if arguments.document is not None:
+        return document_report(folder, parse_document_id(arguments.document))
+    for name in ("documents", "skip"):
+        if getattr(arguments, name) < 0:
+            raise UsageError(f"--{name}={getattr(arguments, name)} is not possible; give 0 or more")
+    return inspect_report(folder, arguments.split, arguments.shard, arguments.documents, arguments.skip)
+
+
+def _tokenizer(folder: str) -> Tokenizer:
+    """The tokenizer at `folder`, or that of the data set there."""
+    if storage.exists(storage.join(folder, MANIFEST_NAME)):
+        folder = storage.join(folder, TOKENIZER_FOLDER)
+    return Tokenizer.load(folder)
+
+
+def _write_vocabulary(tokenizer: Tokenizer, url: str) -> Iterator[str]:
+    from data_prep.explain import vocabulary_lines
+
+    storage.write_bytes(url, "".join(f"{line}\n" for line in vocabulary_lines(tokenizer)).encode())
+    yield f"{storage.redact(url)}: {tokenizer.vocab_size:,} pieces"

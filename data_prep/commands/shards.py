@@ -1,0 +1,70 @@
+"""`python -m data_prep shards`: make a shard set of a corpus, or one range's share of it, or add to one."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from data_prep import storage
+from data_prep.commands.options import Preparation, add_shard_making, engine, num_workers, preparation
+from data_prep.errors import UsageError
+from data_prep.estimate import estimate, estimate_report
+from data_prep.executors import start_worker_server
+from data_prep.manifest import Manifest
+from data_prep.prepare import map_range, prepare_shards
+from data_prep.shard_range import ShardRange
+from data_prep.stats_report import table_lines
+from data_prep.stats_tables import source_table, split_table, step_table
+
+HELP = "make a shard set of a corpus"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shard_making(parser)
+    parser.add_argument(
+        "--shard-range",
+        metavar="I/N",
+        help="read only share I (from 1) of N, such as in an array of jobs; 'merge' does the rest once all are done",
+    )
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Make the shards, and print what they hold.
+
+    Raises:
+        UserError: not all of it could be done.
+    """
+    shard_range = None if arguments.shard_range is None else ShardRange.parse(arguments.shard_range)
+    if shard_range is not None and arguments.fresh:
+        raise UsageError(
+            "--fresh in one range would remove what the others have done; remove the output folder, or run 'merge' "
+            "with --fresh, before all ranges"
+        )
+    if arguments.executor == "process" and arguments.workers != 1 and not arguments.dry_run:
+        start_worker_server()
+    asked = preparation(arguments, overrides)
+    if arguments.dry_run:
+        workers = num_workers(arguments.workers if arguments.workers is not None else asked.config.num_workers)
+        token_bytes = np.dtype(asked.tokenizer.token_dtype).itemsize
+        estimates = estimate(asked.plan, asked.tokenizer)
+        print("\n".join(estimate_report(asked.plan, estimates, token_bytes, workers, asked.output)))
+        return
+    with engine(arguments, asked.config) as where:
+        if shard_range is not None:
+            is_work = map_range(asked.plan, asked.tokenizer, asked.output, where, shard_range)
+            done = "is done" if is_work else "was done already"
+            print(f"range {shard_range} {done}; once all are, 'python -m data_prep merge' does the rest")
+            return
+        made = prepare_shards(asked.plan, asked.tokenizer, asked.output, where, arguments.fresh)
+    print_result(asked, *made)
+
+
+def print_result(asked: Preparation, manifest: Manifest, is_new: bool) -> None:
+    """Say what the data set holds, and whether it did so before."""
+    place = storage.redact(asked.output)
+    if not is_new:
+        print(f"{place} is complete already, of the same inputs, settings and tokenizer; nothing was done")
+    for table in (split_table(manifest), step_table(manifest), source_table(manifest)):
+        print("\n".join(table_lines(table)), end="\n\n")
+    print(place)

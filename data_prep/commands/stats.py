@@ -1,0 +1,41 @@
+"""`python -m data_prep stats DIR`: show counts, lengths and frequencies of a data set, as text or as a page."""
+
+from __future__ import annotations
+
+import argparse
+
+from data_prep import storage
+from data_prep.commands.data_set import add_data_set, open_data_set
+from data_prep.errors import UsageError
+from data_prep.stats import read_statistics
+from data_prep.stats_report import stats_report
+
+HELP = "show counts, lengths and frequencies of a data set"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_data_set(parser)
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="also write a page (index.html) with its plots (PNG) into this folder or URL"
+    )
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Print the report; with --output write the page too.
+
+    Raises:
+        UserError: the data set is damaged, or the page cannot be written.
+    """
+    output = arguments.output
+    if output is not None and not storage.is_remote(output) and storage.local_path(output).is_file():
+        raise UsageError(f"--output={output} is a file; name a folder")
+    statistics = read_statistics(open_data_set(arguments))
+    for line in stats_report(statistics):
+        print(line)
+    if output is not None:
+        # Imported here: matplotlib takes a second, and a terminal needs none.
+        from data_prep.plots import draw_plots
+        from data_prep.stats_page import write_page
+
+        page = write_page(output, statistics, draw_plots(statistics))
+        print(f"\npage and plots: {storage.redact(page)}")

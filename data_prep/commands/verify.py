@@ -1,0 +1,56 @@
+"""`python -m data_prep verify DIR`: check every byte and count of a data set, and that what was removed is gone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from data_prep import storage
+from data_prep.commands.data_set import add_data_set, open_data_set
+from data_prep.commands.options import add_workers, num_workers
+from data_prep.errors import UserError
+from data_prep.manifest import Manifest
+from data_prep.plan import absolute
+from data_prep.terminal import printable
+from data_prep.verify import verify_shards
+from data_prep.versions import files_of_older_versions, unfinished_work
+
+HELP = "check every byte and count of a data set"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_data_set(parser)
+    parser.add_argument(
+        "--version", metavar="N", help="number or digest of an older version to check (default: the current one)"
+    )
+    add_workers(parser)
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Print one line where the set is sound.
+
+    Raises:
+        UserError: it is not; every problem is named.
+    """
+    folder = absolute(open_data_set(arguments))
+    manifest, problems = verify_shards(folder, num_workers(arguments.workers), arguments.version)
+    if problems:
+        for problem in problems[1:]:
+            print(printable(f"problem: {problem}"), file=sys.stderr)
+        raise UserError(printable(f"{storage.redact(folder)} is not sound, {len(problems)} problem(s): {problems[0]}"))
+    print(_sound(manifest))
+    if manifest.removals and files_of_older_versions(folder):
+        print("note: what was removed is still in files of older versions; 'remove --purge' deletes them")
+    for command in unfinished_work(folder):
+        print(f"note: a command '{command}' was begun here and is not finished; run it again")
+
+
+def _sound(manifest: Manifest) -> str:
+    splits = (manifest.train, manifest.valid)
+    removed = sum(removal.documents for removal in manifest.removals)
+    return (
+        f"ok: {len(manifest.shards)} shards, {sum(split.documents for split in splits):,} documents, "
+        f"{sum(split.sentences for split in splits):,} sentences, {sum(split.tokens for split in splits):,} tokens, "
+        f"version {manifest.version} ({manifest.digest[:16]}), tokenizer {manifest.tokenizer.fingerprint[:16]}"
+        + (f"; none of the {removed:,} removed documents is there" if removed else "")
+    )

@@ -1,0 +1,13 @@
+"""A bijection of 64-bit words that looks random: the step from a number to a hash of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def mix(values: np.ndarray) -> np.ndarray:
+    """The finishing step of splitmix64 (Steele et al. 2014), of every value of a uint64 array."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,17 @@
+"""Text from a corpus or a configuration made safe to show: it moves no cursor and turns no line around."""
+
+from __future__ import annotations
+
+import re
+
+# C0 and C1 controls (escape sequences begin with one), line separators, the characters that override the direction
+# of what follows them (Unicode TR 9, and the "trojan source" attack), and lone surrogates, which cannot be encoded.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text with every character that could act on a terminal or a page written out, as in `\\x1b`.
+
+    Letters of right-to-left scripts stay as they are: each line has its own direction and ends it.
+    """
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,99 @@
+"""Look a run over before it burns any GPU: `doctor.py --config FILE [--hostfile FILE] [section.field=value ...]`.
+
+Each line begins with ok, warn or fail and, where it is not ok, ends with the remedy. Exit status: 0 where nothing
+failed, 1 where something did, 2 wrong usage or configuration. It needs neither a launcher nor the other hosts; with
+--hostfile it asks them by ssh. Nothing is left behind but MLflow's database, where that is a file and was not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+from data_prep import storage
+from data_prep.errors import run_command
+from data_prep.settings import load_settings
+from launch.status import duration
+from trainer import preflight, preflight_services
+from trainer.config import RunConfig
+from trainer.preflight import Finding, guarded
+from trainer.status import read_status
+from trainer.throughput import flops_per_place, peak_flops
+
+ASSUMED_MFU = 0.4
+"""Where the run has not been measured yet; this model's class reaches it on well-fed GPUs."""
+
+MAX_SPAWNED_RANKS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="doctor.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="ranks of the run (default: all slots, or all GPUs here)"
+    )
+    parser.add_argument("--hostfile", metavar="FILE", help="the deepspeed launcher's: lines HOST slots=N")
+    arguments = parser.parse_intermixed_args()
+    config = load_settings(RunConfig, arguments.config, arguments.overrides)
+    storage.configure(config.storage_options)
+    hosts = preflight_services.read_hostfile(arguments.hostfile) if arguments.hostfile else {}
+    use_cuda = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda"
+    device = torch.device("cuda", 0) if use_cuda else torch.device("cpu")
+    world_size = arguments.ranks or sum(hosts.values()) or (torch.cuda.device_count() if use_cuda else 1)
+    levels = set()
+    for finding in examine(config, world_size, hosts, device):
+        print(finding, flush=True)
+        levels.add(finding.level)
+    sys.exit(1 if "fail" in levels else 0)
+
+
+def examine(config: RunConfig, world_size: int, hosts: dict[str, int], device: torch.device) -> Iterator[Finding]:
+    """All checks, in the order in which a run would meet what they look at."""
+    yield from guarded("batch", lambda: preflight.check_batches(config, world_size))
+    yield from guarded("data", lambda: preflight.check_data(config, world_size))
+    yield from guarded("memory", lambda: preflight.check_memory(config, world_size, device))
+    yield from guarded("disk", lambda: preflight.check_disk(config))
+    yield from guarded("store", lambda: preflight.check_store(config))
+    yield from guarded("clock", lambda: preflight.check_clock(config))
+    yield from guarded("compiler", lambda: preflight.check_compiler(config))
+    yield from guarded("op cache", preflight.check_op_cache)
+    yield from guarded("mlflow", lambda: preflight_services.check_mlflow(config))
+    yield from guarded("host", lambda: preflight_services.check_hosts(hosts))
+    local = min(world_size, torch.cuda.device_count() if device.type == "cuda" else MAX_SPAWNED_RANKS)
+    yield from guarded("collective", lambda: preflight_services.check_collective(local, device.type))
+    yield estimate(config, world_size, device)
+
+
+def estimate(config: RunConfig, world_size: int, device: torch.device) -> Finding:
+    """Time and cost of the whole run, from what it measured itself or else from the device's peak."""
+    status = read_status(Path(config.output_dir)) or {}
+    if status.get("seconds_per_step") and status.get("world_size"):
+        seconds = config.max_steps * status["seconds_per_step"] * status["world_size"] / world_size
+        basis = f"by the speed of this run on {status['world_size']} ranks"
+    else:
+        peak = peak_flops(config, device)
+        if peak is None:
+            return Finding(
+                "ok", "estimate", "time unknown until some steps are measured (logging.peak_flops_per_device)"
+            )
+        phases = zip(config.phases, config.steps_by_phase, strict=True)
+        flops = sum(flops_per_place(config, phase) * phase.global_batch_tokens * steps for phase, steps in phases)
+        seconds = flops / (peak * ASSUMED_MFU * world_size)
+        basis = f"if it reaches an MFU of {ASSUMED_MFU:.0%}"
+    hours, price = seconds * world_size / 3600, config.logging.gpu_hour_price
+    cost = f", {hours * price:,.2f} at {price:g} an hour" if price is not None else ""
+    return Finding("ok", "estimate", f"{duration(seconds)}, {hours:,.1f} device-hours{cost}, {basis}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,118 @@
+"""Vectors of texts: `embed.py --model models:/NAME@ALIAS --input texts.txt --output vectors.npy`.
+
+A text a line, from a file or standard input; of a table (tsv, csv, jsonl, parquet) a column. Parquet holds the texts
+beside their vectors. `--neighbours WORD` shows the nearest words instead: in the embedding table, and as they are used
+in the texts given.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data_prep.errors import UsageError, UserError, run_command
+from launch.fill_mask import read_texts
+
+if TYPE_CHECKING:
+    from trainer.embedding import Embedder
+
+TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="embed.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="texts, a line each, or a table (default -: stdin)")
+    parser.add_argument("--text-column", metavar="NAME", help="of a table: the column with the texts")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="vectors as .npy (float32) or .parquet")
+    parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help="of a text's tokens (default mean)")
+    parser.add_argument("--layer", type=int, default=-1, metavar="N", help="0: embeddings, 1...: layers (default last)")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="texts at once (default 32)")
+    parser.add_argument("--neighbours", metavar="WORD", help="show the nearest words instead of writing vectors")
+    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="how many of them (default 10)")
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
+    )
+    read = parser.parse_args(arguments)
+    if min(read.batch_size, read.top_k) < 1:
+        parser.error("--batch-size and --top-k count from 1")
+    if read.neighbours is None and read.output is None:
+        parser.error("give --output FILE for vectors, or --neighbours WORD")
+    if read.output is not None and read.output.suffix not in (".npy", ".parquet"):
+        parser.error(f"--output {read.output} is neither .npy nor .parquet")
+    if read.input is not None and read.input.suffix in TABLES and read.text_column is None:
+        parser.error(f"--input {read.input} is a table; name the column with the texts by --text-column")
+    return read
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    # The table of embeddings can be looked at with no texts; nothing is waited for then.
+    texts = input_texts(arguments) if arguments.neighbours is None or arguments.input is not None else []
+    from trainer.embedding import Embedder
+    from trainer.registry import pull
+
+    embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    if arguments.neighbours is not None:
+        show_neighbours(embedder, texts, arguments)
+        return
+    found = embedder.embed(texts, arguments.pooling, arguments.layer, arguments.batch_size)
+    write_vectors(arguments.output, texts, found.vectors)
+    cut = f"; {found.num_truncated:,} texts were cut at {embedder.max_length} tokens" if found.num_truncated else ""
+    print(f"{arguments.output}: {found.vectors.shape[0]:,} vectors of {found.vectors.shape[1]:,} numbers{cut}")
+
+
+def input_texts(arguments: argparse.Namespace) -> list[str]:
+    """The texts of --input, or of standard input."""
+    path: Path | None = arguments.input
+    if path is None or str(path) == "-":
+        return read_texts([])
+    if path.suffix in TABLES:
+        from trainer.finetune.tables import column, read_table
+
+        return column(read_table(path), arguments.text_column, path, "--text-column")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--input {path} cannot be read ({error}); give a file of UTF-8 lines, or a table") from None
+    texts = [line.strip() for line in lines if line.strip()]
+    if not texts:
+        raise UsageError(f"--input {path} holds no text; give a text a line")
+    return texts
+
+
+def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
+    """Write (num_texts, hidden_size) float32, to Parquet beside the texts."""
+    try:
+        if path.suffix == ".npy":
+            np.save(path, vectors)
+        else:
+            import pandas
+
+            pandas.DataFrame({"text": texts, "embedding": list(vectors)}).to_parquet(path, index=False)
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be written ({error.strerror}); give another") from None
+
+
+def show_neighbours(embedder: Embedder, texts: list[str], arguments: argparse.Namespace) -> None:
+    """Print the nearest words by the embedding table, and in the texts where there are any."""
+    word = arguments.neighbours
+    static = embedder.static_neighbours(word, arguments.top_k)
+    print(f"{word!r} in the embedding table: " + ", ".join(f"{found} {cosine:.3f}" for found, cosine in static))
+    if texts:
+        near, count = embedder.contextual_neighbours(
+            word, texts, arguments.top_k, arguments.layer, arguments.batch_size
+        )
+        print(
+            f"{word!r} in context ({count:,} times in {len(texts):,} texts): "
+            + ", ".join(f"{found} {cosine:.3f}" for found, cosine in near)
+        )
+
+
+if __name__ == "__main__":
+    run_command(main)

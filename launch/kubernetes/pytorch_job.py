@@ -1,0 +1,119 @@
+"""Print a Kubeflow PyTorchJob that trains: `python launch/kubernetes/pytorch_job.py ... | kubectl apply -f -`.
+
+    python launch/kubernetes/pytorch_job.py --name bert-large --image registry.example.org/clozeworks:0.1 \\
+        --nodes 4 --gpus 8 --claim training-data:/data -- \\
+        --config bert_large data.shards=/data/shards output_dir=/data/runs/bert_large
+
+What comes after -- are the arguments of launch/pretrain.py. A pod that ends for whatever reason is started again and
+goes on from the newest checkpoint; before a pod is moved it saves. The image is made by launch/Dockerfile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+import yaml
+
+from data_prep.errors import UsageError, run_command
+
+PYTHON = "/srv/clozeworks/.venv/bin/python"
+PRETRAIN = "/srv/clozeworks/launch/pretrain.py"
+
+# torchrun would die of the signal on which the ranks save; what a shell ignores, its children ignore too.
+START = "trap '' USR1; exec \"$@\""
+SAVE = "pkill -USR1 -f launch/pretrain.py; while pgrep -f launch/pretrain.py >/dev/null; do sleep 1; done"
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="pytorch_job.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--name", required=True, help="name of the job: small letters, digits and hyphens")
+    parser.add_argument("--image", required=True, help="image made by launch/Dockerfile, with its registry")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="pods (default %(default)s)")
+    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs of each pod (default %(default)s)")
+    parser.add_argument("--claim", action="append", default=[], metavar="CLAIM:PATH", help="a volume claim, mounted")
+    parser.add_argument("--secret", action="append", default=[], metavar="NAME", help="secret with AWS_, MLFLOW_ ...")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
+    parser.add_argument("--namespace", default="default", help="namespace (default %(default)s)")
+    parser.add_argument("--memory", default="64Gi", help="memory of each pod (default %(default)s)")
+    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs of each pod (default: 8 for each GPU)")
+    parser.add_argument("--grace", type=int, default=600, metavar="SECONDS", help="time to save (default %(default)s)")
+    parser.add_argument("--restarts", type=int, default=100, metavar="N", help="restarts at most (default %(default)s)")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- and the arguments of pretrain.py")
+    options = parser.parse_args()
+    print(yaml.safe_dump(pytorch_job(options), sort_keys=False, width=120), end="")
+
+
+def pytorch_job(options: argparse.Namespace) -> dict[str, Any]:
+    """The manifest.
+
+    Raises:
+        UsageError: an option does not fit.
+    """
+    if not _NAME.fullmatch(options.name):
+        raise UsageError(f"--name {options.name} is no name of a job; use at most 52 small letters, digits and hyphens")
+    if min(options.nodes, options.gpus, options.grace) < 1:
+        raise UsageError("--nodes, --gpus and --grace count from 1; give no less")
+    replicas = {"Master": _replica(options, 1)}
+    if options.nodes > 1:
+        replicas["Worker"] = _replica(options, options.nodes - 1)
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": options.name, "namespace": options.namespace},
+        "spec": {
+            # The operator tells torchrun by PET_ variables how many nodes and ranks there are, and where the first is.
+            "nprocPerNode": str(options.gpus),
+            "runPolicy": {"backoffLimit": options.restarts, "cleanPodPolicy": "None"},
+            "pytorchReplicaSpecs": replicas,
+        },
+    }
+
+
+def _replica(options: argparse.Namespace, count: int) -> dict[str, Any]:
+    arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
+    if not arguments:
+        raise UsageError("no arguments for pretrain.py; give them after --")
+    claims = [_pair(claim, ":", "--claim") for claim in options.claim]
+    resources = {
+        "nvidia.com/gpu": options.gpus,
+        "memory": options.memory,
+        "cpu": options.cpus or 8 * options.gpus,
+    }
+    container = {
+        "name": "pytorch",  # the operator looks for this name
+        "image": options.image,
+        "command": ["sh", "-c", START, "sh"],
+        "args": [PYTHON, "-m", "torch.distributed.run", PRETRAIN, *arguments],
+        "env": [{"name": name, "value": value} for name, value in (_pair(env, "=", "--env") for env in options.env)],
+        "envFrom": [{"secretRef": {"name": name}} for name in options.secret],
+        "resources": {"limits": resources, "requests": resources},
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", SAVE]}}},
+        "volumeMounts": [
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+            *({"name": claim, "mountPath": path} for claim, path in claims),
+        ],
+    }
+    volumes = [
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},  # the loader's workers hand batches on in it
+        *({"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim, _ in claims),
+    ]
+    spec = {"terminationGracePeriodSeconds": options.grace, "containers": [container], "volumes": volumes}
+    # Not ExitCode: it takes every status under 128, also that of a run that saved and asks to go on, for the end.
+    return {"replicas": count, "restartPolicy": "OnFailure", "template": {"spec": spec}}
+
+
+def _pair(text: str, separator: str, option: str) -> tuple[str, str]:
+    name, found, value = text.partition(separator)
+    if not found or not name or not value:
+        raise UsageError(f"{option} {text}: give NAME{separator}VALUE")
+    return name, value
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,74 @@
+"""Does B follow A? `next_sentence.py --model models:/NAME@ALIAS "He opened the door." "The room was dark."`
+
+Needs a model that was pretrained on pairs: IsNext or NotNext with its probability (of a model pretrained on the order
+of sentences: InOrder or Swapped). Without A and B, pairs are read from standard input, a line each, A and B parted by
+a tab.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from data_prep.errors import UsageError, run_command
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="next_sentence.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "pair", nargs="*", metavar="A B", help="the two sentences; without any, lines of standard input"
+    )
+    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    parser.add_argument("--json", action="store_true", help="one JSON object a pair instead of lines for people")
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
+    )
+    return parser.parse_intermixed_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    pairs = read_pairs(arguments.pair)
+    from trainer.next_sentence import NextSentence
+    from trainer.registry import pull
+
+    model = NextSentence.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    for first, second in pairs:
+        found = model.predict(first, second)
+        if arguments.json:
+            value = {"first": first, "second": second, "label": found.label, "probability": found.probability}
+            print(json.dumps(value, ensure_ascii=False))
+        else:
+            print(f"{found.label} (probability {found.probability:.3f})")
+
+
+def read_pairs(pair: list[str]) -> list[tuple[str, str]]:
+    """The pair of the command line, or those of standard input.
+
+    Raises:
+        UsageError: there are not two texts, or a line holds no tab.
+    """
+    if pair:
+        if len(pair) != 2:
+            raise UsageError(f"{len(pair)} texts are given; give two sentences, each in quotation marks")
+        return [(pair[0], pair[1])]
+    if sys.stdin.isatty():
+        raise UsageError("no sentences are given; put two behind the options, each in quotation marks")
+    pairs = []
+    lines = sys.stdin.buffer.read().decode("utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            first, tab, second = line.partition("\t")
+            if not tab:
+                raise UsageError(f"line {number} of standard input holds no tab; part the two sentences with one")
+            pairs.append((first, second))
+    if not pairs:
+        raise UsageError("standard input is empty; give two sentences a line, parted by a tab")
+    return pairs
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,85 @@
+"""Label texts with a fitted model: `predict.py --model FOLDER|models:/NAME@ALIAS --input FILE --output FILE`.
+
+The output is the input with the columns `predicted`, `probability` and one for each class (regression: `predicted`
+alone; answers: `start` too). Both are tsv, csv, jsonl or parquet, by their endings.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.errors import UsageError, run_command
+
+if TYPE_CHECKING:
+    import pandas
+
+    from trainer.finetune.fitted_model import FittedModel
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="predict.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    parser.add_argument("--input", required=True, type=Path, metavar="FILE", help="the texts, as a table")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the table to write")
+    parser.add_argument("--text-column", metavar="NAME", help="default: the one it was fitted with")
+    parser.add_argument("--pair-column", metavar="NAME", help="default: the one it was fitted with")
+    parser.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="texts at once (default 32)")
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
+    )
+    read = parser.parse_args(arguments)
+    if read.batch_size < 1:
+        parser.error("--batch-size counts from 1")
+    return read
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    from trainer.finetune.fitted_model import FittedModel
+    from trainer.finetune.tables import check_suffix, write_table
+    from trainer.registry import pull
+
+    check_suffix(arguments.output)
+    model = FittedModel.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    table, num_long = predict_table(model, arguments)
+    write_table(table, arguments.output)
+    long = f"; {num_long:,} texts were longer than {model.preprocessor.max_length} tokens" if num_long else ""
+    print(f"{arguments.output}: {len(table):,} predictions by {model.task.name}{long}")
+
+
+def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pandas.DataFrame, int]:
+    """The input with the predictions beside it, and how many texts were too long.
+
+    Raises:
+        UsageError: a column is not there or not named.
+    """
+    import pandas
+
+    from trainer.finetune.answer_task import Answer
+    from trainer.finetune.examples import Columns, read_examples
+    from trainer.finetune.tables import read_table
+
+    text = arguments.text_column or (model.columns.text if model.columns else None)
+    pair = arguments.pair_column or (model.columns.pair if model.columns else None)
+    if text is None:
+        raise UsageError("the model does not say which columns it reads; name them by --text-column and --pair-column")
+    quoting = not arguments.no_quoting
+    examples = read_examples(arguments.input, Columns(text, pair, ""), model.task.parse_text, None, quoting)
+    predictions, num_long = model.predict(examples, arguments.batch_size)
+    labels = [one.label.text if isinstance(one.label, Answer) else one.label for one in predictions]
+    columns = pandas.DataFrame([dict(one.columns) for one in predictions])
+    columns.insert(0, "predicted", labels)
+    if predictions[0].probability is not None:
+        columns.insert(1, "probability", [one.probability for one in predictions])
+    table = read_table(arguments.input, quoting)
+    kept = table[[name for name in table.columns if name not in columns.columns]]
+    return pandas.concat([kept, columns], axis=1), num_long
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,60 @@
+"""Draw where heads look: `show_attention.py --model models:/NAME@ALIAS --output heads.png "The cat sat on the mat."`
+
+One map for each head: a row is the token that looks, a column the one looked at, darker is more. `--layer` and `--head`
+choose some (counted from 1); a second text makes a pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from data_prep.errors import UsageError, UserError, run_command
+
+MOST_MAPS = 144
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="show_attention.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help="a sentence, or two as a pair")
+    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE.png", help="the picture to write")
+    parser.add_argument(
+        "--layer", type=int, action="append", metavar="N", help="a layer; may be repeated (default all)"
+    )
+    parser.add_argument("--head", type=int, action="append", metavar="N", help="a head; may be repeated (default all)")
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
+    )
+    return parser.parse_intermixed_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if len(arguments.texts) > 2:
+        raise UsageError(f"{len(arguments.texts)} texts are given; give one sentence or two, in quotation marks")
+    if arguments.output.suffix.lower() != ".png":
+        raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
+    from trainer.attention_maps import attention_maps, choose
+    from trainer.figures import draw_heads
+    from trainer.registry import pull
+
+    maps = attention_maps(pull(arguments.model, tracking_uri=arguments.tracking_uri), *arguments.texts)
+    layers = choose(arguments.layer, maps.weights.shape[0], "--layer")
+    heads = choose(arguments.head, maps.weights.shape[1], "--head")
+    if len(layers) * len(heads) > MOST_MAPS:
+        raise UsageError(f"{len(layers)} layers x {len(heads)} heads are too many to be seen; choose some by --layer")
+    titles = [f"layer {layer + 1}, head {head + 1}" for layer in layers for head in heads]
+    weights = maps.weights[layers][:, heads].reshape(len(titles), len(maps.tokens), -1)
+    picture = draw_heads(weights, maps.tokens, titles, columns=len(heads))
+    try:
+        arguments.output.write_bytes(picture)
+    except OSError as error:
+        raise UserError(f"{arguments.output} cannot be written ({error.strerror}); give another --output") from None
+    print(f"{arguments.output}: {len(layers)} layers x {len(heads)} heads over {len(maps.tokens)} tokens")
+
+
+if __name__ == "__main__":
+    run_command(main)

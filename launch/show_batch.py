@@ -1,0 +1,97 @@
+"""Show what the model sees: `show_batch.py --config FILE [--rows 4] [section.field=value ...]`.
+
+Prints rows of the training order as text: predicted places in brackets, documents and sentence pairs with their
+labels, how full each row is. It reads the shards of `data.shards` and starts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from data_prep import storage
+from data_prep.errors import UsageError, run_command
+from data_prep.settings import load_settings
+from data_prep.tokenizer import Tokenizer
+from trainer.config import RunConfig
+from trainer.data.batch import Batch
+from trainer.data.loader import Loader, Position
+from trainer.data.show import LEGEND, describe_batch
+from trainer.data_version import open_data
+from trainer.sample_range import parse_ranges
+from trainer.schedule import masking_rate
+
+PAIR_LABELS = {
+    "none": ("", ""),
+    "next_sentence": ("B is next", "B is from another document"),
+    "sentence_order": ("in order", "swapped"),
+}
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="show_batch.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
+    parser.add_argument("--rows", type=int, default=4, metavar="N", help="how many rows (default 4)")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="the first row's place in the order")
+    parser.add_argument("--samples", metavar="A:B", help="the rows A to B - 1, in place of --sample and --rows")
+    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="epoch, counted from 0")
+    parser.add_argument("--phase", type=int, default=0, metavar="N", help="phase of training, counted from 0")
+    parser.add_argument("--step", type=int, default=0, metavar="N", help="step whose masking rate is used")
+    parser.add_argument("--colour", choices=("auto", "always", "never"), default="auto", help="default: on a terminal")
+    return parser.parse_intermixed_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.samples is not None:
+        first, stop = parse_ranges(arguments.samples, "--samples")[0]
+        arguments.sample, arguments.rows = first, stop - first
+    config = load_settings(RunConfig, arguments.config, arguments.overrides)
+    storage.configure(config.storage_options)
+    batch, tokenizer = read_batch(config, arguments)
+    colour = arguments.colour == "always" or (arguments.colour == "auto" and sys.stdout.isatty())
+    print(LEGEND, end="\n\n")
+    for line in describe_batch(batch, tokenizer, PAIR_LABELS[config.data.sentence_pairs], colour):
+        print(line)
+
+
+def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch, Tokenizer]:
+    """The rows asked for as one micro-batch, and the tokenizer of the shards.
+
+    Raises:
+        UsageError: there is no such phase, or no such row.
+    """
+    if not 0 <= arguments.phase < len(config.phases):
+        raise UsageError(f"--phase {arguments.phase} is not there: the run has phases 0 to {len(config.phases) - 1}")
+    if min(arguments.rows, arguments.sample + 1, arguments.epoch + 1, arguments.step + 1) < 1:
+        raise UsageError("--rows counts from 1, --sample, --epoch and --step from 0; give no less")
+    length = config.phases[arguments.phase].sequence_length
+    phase = config.phases[arguments.phase].model_copy(
+        update={"micro_batch_tokens": arguments.rows * length, "global_batch_tokens": arguments.rows * length}
+    )
+    shard_sets = open_data(config)
+    loader = Loader(
+        shard_sets,
+        config.data.model_copy(update={"num_workers": 0}),
+        phase,
+        Position(arguments.phase, arguments.epoch, arguments.sample),
+        config.training.seed,
+        0,
+        1,
+        lambda step: masking_rate(min(step, config.max_steps - 1), config.max_steps, config.data),
+        arguments.step,
+    )
+    last = loader.num_samples(arguments.epoch)
+    if last is not None and arguments.sample + arguments.rows > last:
+        raise UsageError(
+            f"epoch {arguments.epoch} has {last:,} rows; --sample {arguments.sample} with --rows {arguments.rows} goes "
+            "beyond the last"
+        )
+    return next(iter(loader)).micro_batches[0], Tokenizer.load(shard_sets[0].tokenizer_folder)
+
+
+if __name__ == "__main__":
+    run_command(main)

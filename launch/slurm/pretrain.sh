@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Trains on a Slurm cluster: one job that saves before its time is up, requeues itself and goes on.
+#
+#   bash launch/slurm/pretrain.sh [OPTIONS] -- ARGUMENTS
+#
+# ARGUMENTS are those of launch/pretrain.py (--config, settings). output_dir must be a folder that all nodes share, or
+# checkpoint.upload_to a store that they all reach; TORCH_EXTENSIONS_DIR, AWS_, MLFLOW_, NCCL_ and GLOO_ variables of
+# this shell go with the job, as Slurm passes the environment on.
+#
+#   --nodes N          nodes, or a range such as 3-4: the run goes on with as many as the job is given (default: 1)
+#   --gpus N           GPUs, and so ranks, of each node (default: 8)
+#   --cpus N           CPUs of each node (default: 8 for each GPU)
+#   --grace SECONDS    how long before the end of its time the job is told to save (default: 300)
+#   --requeues N       how often the job goes back into the queue at most (default: 100)
+#   --sbatch OPTION    an option for sbatch; as often as needed
+#   --dry-run          show what would be submitted
+#   --help
+#
+#   bash launch/slurm/pretrain.sh --nodes 3-4 --gpus 8 --sbatch --partition=gpu --sbatch --time=24:00:00 -- \
+#       --config bert_large data.shards=data/shards output_dir=runs/bert_large
+#
+# The job requeues itself after exit status 75 (told to stop, and saved) and 76 (a rank was lost). Whatever ended it,
+# 'python launch/status.py OUTPUT_DIR' tells where it stands, and the same command goes on.
+#
+# CLOZEWORKS_VENV     the environment to use (default: .venv in the repository root)
+
+set -euo pipefail
+
+# What every node runs: torchrun with the ranks of this node. Slurm sends SIGUSR1 to all processes; the ranks save on
+# it, and torchrun, which would die of it, inherits that it is ignored.
+run_node() {
+    local root=$1 gpus=$2
+    shift 2
+    trap '' USR1
+    export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+    exec "${CLOZEWORKS_VENV:-$root/.venv}/bin/python" -m torch.distributed.run \
+        --nnodes "$SLURM_JOB_NUM_NODES" --node_rank "$SLURM_NODEID" --nproc_per_node "$gpus" \
+        --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" "$root/launch/pretrain.py" "$@"
+}
+
+# What the job runs on its first node; sbatch copies this file away, so the repository's root comes as an argument.
+run_job() {
+    local root=$1 gpus=$2 requeues=$3 status=0
+    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    MASTER_ADDR=${MASTER_ADDR%%$'\n'*} # the first of them
+    MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) # two jobs may share a node
+    export MASTER_ADDR MASTER_PORT
+    shift 3
+    srun --kill-on-bad-exit=1 --ntasks-per-node=1 bash "$root/launch/slurm/pretrain.sh" --node "$root" "$gpus" "$@" || status=$?
+    if ((status == 75 || status == 76)); then
+        if ((${SLURM_RESTART_COUNT:-0} < requeues)); then
+            echo "exit status $status: the job goes back into the queue (${SLURM_RESTART_COUNT:-0} times so far)"
+            scontrol requeue "$SLURM_JOB_ID"
+            return
+        fi
+        echo "exit status $status, and --requeues $requeues is reached; submit the same command again" >&2
+    fi
+    return "$status"
+}
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 2
+}
+
+need_number() {
+    [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "$1 needs a number from 1, not '${2:-}'"
+}
+
+submit() {
+    local root script nodes=1 gpus=8 cpus='' grace=300 requeues=100 dry_run=0 options=()
+    script=${BASH_SOURCE[0]}
+    root=$(cd "$(dirname "$script")/../.." && pwd)
+    while (($#)); do
+        case $1 in
+            --nodes) [[ ${2:-} =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ ]] || die "--nodes needs N or N-M, not '${2:-}'"
+                nodes=$2; shift 2 ;;
+            --gpus) need_number "$@"; gpus=$2; shift 2 ;;
+            --cpus) need_number "$@"; cpus=$2; shift 2 ;;
+            --grace) need_number "$@"; grace=$2; shift 2 ;;
+            --requeues) need_number "$@"; requeues=$2; shift 2 ;;
+            --sbatch) (($# > 1)) || die "--sbatch needs an option of sbatch, such as --partition=gpu"
+                options+=("$2"); shift 2 ;;
+            --dry-run) dry_run=1; shift ;;
+            -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$script"; return ;;
+            --) shift; break ;;
+            *) die "unknown option '$1'; the arguments of pretrain.py come after --" ;;
+        esac
+    done
+    (($#)) || die "no arguments for pretrain.py; give them after --"
+
+    local command=(sbatch --parsable --job-name=pretrain "--nodes=$nodes" --ntasks-per-node=1
+        "--gpus-per-node=$gpus" "--cpus-per-task=${cpus:-$((8 * gpus))}" --requeue --open-mode=append
+        "--signal=USR1@$grace" "${options[@]}" "$script" --job "$root" "$gpus" "$requeues" "$@")
+    if ((dry_run)); then
+        printf '%q ' "${command[@]}"; echo
+        return
+    fi
+    command -v sbatch >/dev/null 2>&1 || die "sbatch is not found; run this where Slurm's commands are"
+    local id
+    id=$("${command[@]}")
+    echo "job ${id%%;*}; it saves $grace s before its time is up and goes back into the queue"
+}
+
+case ${1:-} in
+    --job) shift; run_job "$@" ;;
+    --node) shift; run_node "$@" ;;
+    *) submit "$@" ;;
+esac

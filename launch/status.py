@@ -1,0 +1,166 @@
+"""Where a training stands: `status.py OUTPUT_DIR`, without a GPU and also while it trains.
+
+Reads status.json and history.jsonl of the run's folder and nothing else. Exit status: 0, or 1 where there is no run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import UserError, run_command
+from trainer.status import read_history, read_status
+
+UNSAID = "killed, or its machine was lost: it wrote no end"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One start of the run, to its end or its last sign of life; times in seconds since 1970."""
+
+    started_at: float
+    ended_at: float
+    world_size: int
+    first_step: int
+    state: str
+    cause: str | None
+
+    @property
+    def rank_hours(self) -> float:
+        return self.world_size * max(0.0, self.ended_at - self.started_at) / 3600
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="status.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="the run's folder")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    arguments = parser.parse_args()
+    status = read_status(arguments.output_dir)
+    if status is None:
+        raise UserError(f"{arguments.output_dir} holds no status.json: no training has begun there; check the folder")
+    figures = summarise(status, read_history(arguments.output_dir), time.time())
+    print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
+
+
+def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[Session]:
+    """The starts of a run in their order."""
+    found: list[Session] = []
+    starts = [number for number, event in enumerate(history) if event["event"] == "started"]
+    for start, following in zip(starts, [*starts[1:], len(history)], strict=False):
+        begun, events = history[start], history[start + 1 : following]
+        end = next((event for event in events if event["event"] == "ended"), None)
+        is_last = following == len(history)
+        if end is not None:
+            ended_at, state, cause = end["at"], end["state"], end.get("cause")
+        elif is_last:
+            ended_at, state, cause = max(status["written_at"], begun["at"]), status["state"], status.get("cause")
+        else:
+            # Of a session that ended without a word, the next start has noted the last status.
+            seen = history[following].get("last_written_at")
+            ended_at = max([begun["at"], *(event["at"] for event in events), *([seen] if seen else [])])
+            state, cause = "lost", UNSAID
+        found.append(Session(begun["at"], ended_at, begun["world_size"], begun["step"], state, cause))
+    return found
+
+
+def summarise(status: dict[str, Any], history: Sequence[dict[str, Any]], now: float) -> dict[str, Any]:
+    """The figures of a run at the time `now` (seconds since 1970); None for what cannot be told yet."""
+    parts = sessions(status, history)
+    newest = {event["event"]: event for event in history}
+    running = status["state"] == "running"
+    step, seconds_per_step = status["step"], status.get("seconds_per_step")
+    left = status["max_steps"] - step
+    seconds_left = left * seconds_per_step if seconds_per_step is not None and left else (None if left else 0.0)
+    price = newest.get("started", {}).get("gpu_hour_price")
+    hours = sum(part.rank_hours for part in parts)
+    hours_left = seconds_left * status["world_size"] / 3600 if seconds_left is not None else None
+    wall_seconds = sum(part.ended_at - part.started_at for part in parts)
+    valid = newest.get("evaluated", {})
+    return {
+        "state": status["state"],
+        "cause": status.get("cause"),
+        "seconds_since_word": now - status["written_at"] if running else None,
+        "step": step,
+        "max_steps": status["max_steps"],
+        "seconds_per_step": seconds_per_step,
+        "seconds_left": seconds_left,
+        "tokens": status["tokens_seen"],
+        "skipped_steps": status["skipped_steps"],
+        "ranks": status["world_size"],
+        "device": newest.get("started", {}).get("device", "cpu"),
+        "rank_hours": hours,
+        "rank_hours_left": hours_left,
+        "cost": hours * price if price is not None else None,
+        "cost_left": hours_left * price if price is not None and hours_left is not None else None,
+        "training_share": min(1.0, status.get("train_seconds", 0.0) / wall_seconds) if wall_seconds > 0 else None,
+        "restarts": [
+            {"at": part.started_at, "step": part.first_step, "cause": before.cause or before.state}
+            for before, part in zip(parts, parts[1:], strict=False)
+        ],
+        "last_checkpoint": newest.get("saved", {}).get("step"),
+        "last_checkpoint_at": newest.get("saved", {}).get("at"),
+        "valid_step": valid.get("step"),
+        "valid_mlm_loss": valid.get("metrics", {}).get("valid/mlm_loss"),
+        "train_loss": status.get("metrics", {}).get("train/loss"),
+    }
+
+
+def describe(figures: dict[str, Any]) -> Iterator[str]:
+    """The figures in lines for people."""
+    unit = "GPU-hours" if figures["device"] == "cuda" else "rank-hours"
+    state = figures["state"] + (f" ({figures['cause']})" if figures["cause"] else "")
+    if figures["seconds_since_word"] is not None:
+        state += f", last word {duration(figures['seconds_since_word'])} ago"
+    yield f"state             {state}"
+    yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + shown(
+        figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"
+    )
+    yield "time left         " + shown(figures["seconds_left"], duration, "not known yet")
+    yield f"tokens            {figures['tokens']:,}"
+    yield f"loss              {shown(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)" + shown(
+        figures["valid_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, step {figures['valid_step']:,})"
+    )
+    yield "last checkpoint   " + shown(
+        figures["last_checkpoint"], lambda step: f"step {step:,}, {at(figures['last_checkpoint_at'])}", "none"
+    )
+    yield f"{unit:<17} {figures['rank_hours']:.2f} spent" + shown(
+        figures["rank_hours_left"], lambda hours: f", {hours:.2f} to come"
+    )
+    if figures["cost"] is not None:
+        yield f"cost              {figures['cost']:,.2f} spent" + shown(
+            figures["cost_left"], lambda cost: f", {cost:,.2f} to come"
+        )
+    yield "time training     " + shown(figures["training_share"], lambda share: f"{share:.1%}", "not known yet")
+    yield f"skipped steps     {figures['skipped_steps']:,}"
+    yield f"restarts          {len(figures['restarts'])}"
+    for restart in figures["restarts"]:
+        yield f"  {at(restart['at'])}  from step {restart['step']:,}, after: {restart['cause']}"
+
+
+def shown(value: Any, write: Any, otherwise: str = "") -> str:
+    """The value in words, or what stands where there is none."""
+    return otherwise if value is None else write(value)
+
+
+def at(seconds: float) -> str:
+    """A time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as d h:mm:ss, without days under one."""
+    days, rest = divmod(round(max(seconds, 0.0)), 86400)
+    text = f"{rest // 3600}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days} d {text}" if days else text
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,79 @@
+"""`inspect` on the command line: which report it gives, of which tokenizer, from where."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from data_prep import storage
+from data_prep.commands import inspect
+from data_prep.errors import UsageError
+from data_prep.manifest import read_manifest
+from data_prep.shards import read_index
+from data_prep.tokenizer import Tokenizer
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+    parser = argparse.ArgumentParser()
+    inspect.add_arguments(parser)
+    capsys.readouterr()
+    inspect.run(parser.parse_args([str(argument) for argument in arguments]), [])
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture(scope="module")
+def remote_shards(small_shards: Path) -> str:
+    url = "memory://inspect-command/set"
+    for path in small_shards.rglob("*"):
+        if path.is_file():
+            storage.write_bytes(storage.join(url, str(path.relative_to(small_shards))), path.read_bytes())
+    return url
+
+
+def test_a_remote_data_set_is_shown_as_a_local_one(
+    remote_shards: str, small_shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = read_manifest(remote_shards)
+    document_id = read_index(str(small_shards), manifest.valid.shards[0]).document_ids[3]
+    for options in (["--split", "valid", "--documents", 2, "--skip", 1], ["--document", f"{document_id:016x}"]):
+        shown = run(capsys, remote_shards, *options)
+        assert shown == run(capsys, small_shards, *options) and len(shown) > 2
+    assert f"document {document_id:016x}" in shown and "split    valid" in shown
+
+
+def test_the_tokenizer_of_a_data_set_or_a_folder_explains_a_text(
+    remote_shards: str, small_shards: Path, small_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = run(capsys, small_tokenizer, "--tokenizer", "the old river\x1b[31m")
+    assert shown == run(capsys, small_shards, "--tokenizer", "the old river\x1b[31m")
+    assert shown == run(capsys, remote_shards, "--tokenizer", "the old river\x1b[31m")
+    text = "\n".join(shown)
+    assert "\x1b" not in text
+    tokenizer = Tokenizer.load(small_tokenizer)
+    for token in tokenizer.encode(" the old river").tolist():
+        assert str(token) in text and tokenizer.pieces[token] in text
+
+
+def test_the_vocabulary_is_written_with_every_piece(
+    small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, small_shards, "--vocabulary", tmp_path / "out" / "pieces.txt") == [
+        f"{tmp_path / 'out' / 'pieces.txt'}: 800 pieces"
+    ]
+    lines = (tmp_path / "out" / "pieces.txt").read_text(encoding="utf-8").splitlines()
+    pieces = Tokenizer.load(small_shards / "tokenizer").pieces
+    assert len(lines) >= len(pieces) == 800
+    assert all(piece in line for piece, line in zip(pieces, lines[-800:], strict=True))
+
+
+@pytest.mark.parametrize("name", ["documents", "skip"])
+def test_a_negative_number_is_refused(name: str, small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=f"--{name}=-1"):
+        run(capsys, small_shards, f"--{name}", -1)
+
+
+def test_one_report_at_a_time(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(capsys, small_shards, "--document", "12", "--tokenizer", "text")

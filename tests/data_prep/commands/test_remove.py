@@ -1,0 +1,121 @@
+"""The commands remove and verify as people use them: what they print, what they refuse, what they leave."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.__main__ import main
+from data_prep.errors import run_command
+from data_prep.manifest import read_manifest
+from tests.living_data_sets import document_ids, make_data_set, read_texts
+
+
+class Command:
+    """Runs `python -m data_prep ...` in this process; keeps both outputs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+        self.output = self.errors = ""
+
+    def __call__(self, *arguments: object) -> int:
+        self._monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
+        self._capsys.readouterr()
+        try:
+            run_command(main)
+            status = 0
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        self.output, self.errors = self._capsys.readouterr()
+        assert "Traceback" not in self.errors
+        return status
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def original(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    texts = read_texts(small_corpus)
+    folder = tmp_path_factory.mktemp("remove") / "shards"
+    make_data_set(folder, {"north": texts[:120], "south": texts[120:]}, small_tokenizer)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "shards"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
+    before = files(folder)
+    assert command("remove", folder, "--source", "south", "--dry-run") == 0
+    assert "would write 4 of 4 shards anew" in command.output and files(folder) == before
+    assert command("remove", folder, "--source", "south", "--workers", 1) == 0
+    assert "removed source 'south': 80 documents" in command.output and "--purge deletes them" in command.output
+    assert command("verify", folder, "--workers", 1) == 0
+    assert "120 documents" in command.output and "none of the 80 removed documents is there" in command.output
+    assert "note: what was removed is still in files of older versions" in command.output
+    assert command("verify", folder, "--version", "1", "--workers", 1) == 0
+    assert "200 documents" in command.output and "version 1" in command.output
+    assert command("remove", folder, "--source", "south") == 0
+    assert "source 'south': removed before; nothing was done" in command.output
+    assert command("remove", folder, "--purge", "--dry-run") == 0
+    assert "would delete 10 files of older versions" in command.output
+    assert command("remove", folder, "--purge") == 0
+    assert "purged: 10 files of older versions were deleted" in command.output
+    assert command("verify", folder, "--workers", 1) == 0 and "note:" not in command.output
+    assert command("verify", folder, "--version", "1") == 1
+    assert "holds no version 1, only 2" in command.errors
+    assert not set(before) & {name for name in files(folder) if name.endswith(".tar")}
+
+
+def test_documents_go_by_a_file_of_ids(command: Command, folder: Path, tmp_path: Path) -> None:
+    ids = document_ids(folder, "north")[:3]
+    listed = tmp_path / "ids.txt"
+    listed.write_text("# asked for\n" + "".join(f"{document:016x}\n" for document in ids))
+    assert command("remove", folder, "--documents", listed, "--purge", "--workers", 1) == 0
+    assert "removed documents by id: 3 documents" in command.output and "purged:" in command.output
+    assert not set(ids) & set(document_ids(folder))
+    assert command("inspect", folder, "--document", f"{ids[0]:016x}") == 1
+    assert "holds no document" in command.errors
+    assert command("verify", folder, "--workers", 1) == 0
+    assert command("remove", folder, "--documents", listed, "--purge") == 0, "and once more"
+    assert "3 documents by id: removed before; nothing was done" in command.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "nothing is named to be removed"),
+        (["--source", "west"], 1, "has no source 'west'; its sources are 'north', 'south'"),
+        (["--documents", "none.txt"], 1, "none.txt is missing"),
+        (["--source", "south", "--documents", "x"], 2, "not allowed with argument"),
+        (["--source", "south", "--workers", "0"], 2, "--workers=0"),
+    ],
+)
+def test_mistakes_change_nothing(
+    command: Command, folder: Path, arguments: list[str], status: int, message: str
+) -> None:
+    before = files(folder)
+    assert command("remove", folder, *arguments) == status
+    assert message in command.errors and files(folder) == before
+    assert read_manifest(str(folder)).version == 1
+
+
+def test_verify_names_every_problem_and_fails(command: Command, folder: Path) -> None:
+    (folder / "train-000001.tar").unlink()
+    (folder / "valid-000000.index.safetensors").write_bytes(b"")
+    assert command("verify", folder, "--workers", 1) == 1
+    assert "is not sound, 2 problem(s)" in command.errors
+    assert "train-000001.tar is missing" in command.errors
+    assert "valid-000000.index.safetensors is damaged" in command.errors

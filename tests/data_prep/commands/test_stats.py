@@ -1,0 +1,59 @@
+"""`stats` on the command line: text always, page and plots where they are asked for."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep import storage
+from data_prep.commands import stats
+from data_prep.errors import UsageError
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    parser = argparse.ArgumentParser()
+    stats.add_arguments(parser)
+    capsys.readouterr()
+    stats.run(parser.parse_args([str(argument) for argument in arguments]), [])
+    return capsys.readouterr().out
+
+
+def test_page_and_plots_of_a_remote_data_set_are_those_of_the_local_one(
+    small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remote = "memory://stats-command/set"
+    for path in small_shards.rglob("*"):
+        if path.is_file():
+            storage.write_bytes(storage.join(remote, str(path.relative_to(small_shards))), path.read_bytes())
+    here, there = tmp_path / "page", "memory://stats-command/page"
+    local, text = run(capsys, small_shards, "--output", here), run(capsys, remote, "--output", there)
+    assert text.replace(remote, str(small_shards)).replace(there, str(here)) == local
+    names = storage.list_names(there)
+    assert names == storage.list_names(here) and len(names) == 9 and "index.html" in names
+    for name in names:
+        data = storage.read_bytes(storage.join(there, name))
+        if name == "index.html":
+            data = data.replace(remote.encode(), str(small_shards).encode())
+        assert data == (here / name).read_bytes() and len(data) > 4000
+
+
+@pytest.mark.spawn
+def test_without_output_nothing_is_written_and_matplotlib_is_not_imported(small_shards: Path, tmp_path: Path) -> None:
+    code = "import sys; from data_prep.__main__ import main; main(); assert 'matplotlib' not in sys.modules"
+    before = sorted(small_shards.rglob("*"))
+    command = [sys.executable, "-c", code, "stats", str(small_shards)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[3])
+    assert result.returncode == 0 and "most frequent pieces" in result.stdout, result.stderr
+    assert sorted(small_shards.rglob("*")) == before
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file; name a folder"):
+        run(capsys, tmp_path / "nowhere", "--output", tmp_path / "file")

@@ -1,0 +1,100 @@
+"""Preparation into an object store: the bytes of a local run, whoever is killed, and one command at a time."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep import storage
+from data_prep.config import load_config
+from data_prep.errors import UserError
+from data_prep.plan import Plan, make_plan
+from data_prep.prepare import map_range, merge_ranges, prepare_shards
+from data_prep.shard_range import ShardRange
+from data_prep.tokenizer import Tokenizer
+from tests.s3_server import S3Bucket
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OVERRIDES = ["shards.min_shards=2", "shards.valid_fraction=0.1", "shards.unit_bytes=9000"]
+
+pytestmark = pytest.mark.spawn
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def plan(small_corpus: Path, tokenizer: Tokenizer) -> Plan:
+    return make_plan(load_config(None, OVERRIDES, [str(small_corpus)]), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def local(plan: Plan, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a run into a local folder."""
+    folder = tmp_path_factory.mktemp("local")
+    prepare_shards(plan, tokenizer, str(folder), 1)
+    return {f"out/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_objects_of_a_local_run(
+    plan: Plan, small_corpus: Path, tokenizer: Tokenizer, local: dict[str, bytes], s3_bucket: S3Bucket
+) -> None:
+    output = f"{s3_bucket.url}/out"
+    command = [sys.executable, "-m", "data_prep", "shards", "--input", str(small_corpus), "--output", output]
+    command += ["--tokenizer", str(tokenizer.folder), "--workers", "1", *OVERRIDES]
+    process = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, stderr=subprocess.DEVNULL)
+    while process.poll() is None and len(finished := units(s3_bucket)) < 2:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 2 <= len(finished) < len(plan.units) and "out/manifest.json" not in s3_bucket.objects()
+    finished = units(s3_bucket)
+    again = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    bytes_before = sum(plan.units[int(name[-len("000000.sections") :][:6])].bytes for name in finished)
+    assert f", {bytes_before / 1e6:.1f} before" in again.stderr
+    assert s3_bucket.objects() == local and not s3_bucket.unfinished_uploads()
+
+
+def units(bucket: S3Bucket) -> list[str]:
+    """The finished units of the first phase."""
+    return [name for name in bucket.objects("out/.work/") if name.endswith(".sections")]
+
+
+def test_inputs_tokenizer_and_ranges_in_the_store_give_the_same_shards(
+    small_corpus: Path, tokenizer: Tokenizer, local: dict[str, bytes], s3_bucket: S3Bucket
+) -> None:
+    storage.write_bytes(f"{s3_bucket.url}/in/small.jsonl", small_corpus.read_bytes())
+    for path in Path(tokenizer.folder).iterdir():
+        storage.write_bytes(f"{s3_bucket.url}/tok/{path.name}", path.read_bytes())
+    remote = Tokenizer.load(f"{s3_bucket.url}/tok")
+    plan = make_plan(load_config(None, OVERRIDES, [f"{s3_bucket.url}/in/*.jsonl"]), remote)
+    output = f"{s3_bucket.url}/out"
+    for number in (2, 1):
+        map_range(plan, remote, output, 1, ShardRange(number, 2))
+    merge_ranges(plan, remote, output, 2)
+    made = s3_bucket.objects("out/")
+    assert made.keys() == local.keys()
+    assert {name for name in made if made[name] != local[name]} == {"out/manifest.json", "out/DATA_CARD.md"}
+
+
+def test_two_runs_at_once_and_the_same_range_twice_are_refused(
+    plan: Plan, tokenizer: Tokenizer, s3_bucket: S3Bucket
+) -> None:
+    output = f"{s3_bucket.url}/out"
+    with storage.hold_lock(output):
+        with pytest.raises(UserError, match="another command .* works on"):
+            prepare_shards(plan, tokenizer, output, 1)
+        with pytest.raises(UserError, match="another command .* works on"):
+            map_range(plan, tokenizer, output, 1, ShardRange(1, 2))
+    with storage.hold_lock(output, ShardRange(1, 2).name):
+        with pytest.raises(UserError, match="another command .* works on"):
+            map_range(plan, tokenizer, output, 1, ShardRange(1, 2))
+        assert map_range(plan, tokenizer, output, 1, ShardRange(2, 2))

@@ -1,0 +1,34 @@
+"""Text that is shown: nothing in it acts on the terminal, and everything else stays."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+
+import pytest
+
+from data_prep.cleaning import Normalisation, normalise
+from data_prep.terminal import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("two\r\nlines\u2028more", "two\\r\\nlines\\u2028more"),
+        ("\x9b2J", "\\x9b2J"),
+        ("abc\u202edcba\u2066", "abc\\u202edcba\\u2066"),
+        ("lone \ud800", "lone \\ud800"),
+        ("שלום عربي 漢字 👩‍👩‍👧 e\u0301 a\\b", "שלום عربي 漢字 👩‍👩‍👧 e\u0301 a\\b"),
+    ],
+)
+def test_what_would_act_is_written_out_and_the_rest_is_kept(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_no_control_character_reaches_the_terminal_by_either_way() -> None:
+    controls = [chr(number) for number in range(sys.maxunicode + 1) if unicodedata.category(chr(number)) == "Cc"]
+    assert len(controls) == 65
+    text = "".join(f"word{control}word " for control in controls)
+    for shown in (printable(text), normalise(text, Normalisation())):
+        assert not any(unicodedata.category(character) == "Cc" for character in shown)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.errors import UsageError
+from data_prep.settings import load_settings
+from launch import doctor
+from trainer import preflight, preflight_services
+from trainer.config import RunConfig
+from trainer.preflight import Finding, guarded
+
+CPU = torch.device("cpu")
+
+
+def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
+    given = [f"data.shards={shards}", f"output_dir={folder}/run", f"tracking.uri=sqlite:///{folder}/mlflow.db"]
+    return load_settings(RunConfig, "tiny_cpu", [*given, *overrides])
+
+
+def levels(findings: list[Finding]) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setattr(doctor, "MAX_SPAWNED_RANKS", 1)
+    findings = list(doctor.examine(config_of(small_shards, tmp_path), 2, {}, CPU))
+    assert {finding.level for finding in findings} == {"ok"}, "\n".join(map(str, findings))
+    names = {finding.name for finding in findings}
+    wanted = "batch tokenizer shards tokens memory disk store clock compiler mlflow registry collective estimate"
+    assert {*wanted.split(), "op cache"} <= names
+    assert not (tmp_path / "run").exists(), "nothing is left behind"
+
+
+def test_shards_of_another_tokenizer_or_of_more_ids_fail(small_shards, tmp_path):
+    (finding,) = guarded(
+        "data", lambda: preflight.check_data(config_of(small_shards, tmp_path, "model.vocab_size=100"), 1)
+    )
+    assert finding.level == "fail" and "raise it to 800" in finding.text
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
+def test_a_damaged_shard_fails_and_is_named(damage, small_shards, tmp_path):
+    import shutil
+
+    shards = shutil.copytree(small_shards, tmp_path / "shards")
+    shard = shards / "train-000000.tar"
+    if damage == "gone":
+        shard.unlink()
+    else:
+        data = bytearray(shard.read_bytes())
+        data[1000] ^= 1
+        shard.write_bytes(data if damage == "flipped" else data[:-512])
+    findings = guarded("data", lambda: preflight.check_data(config_of(shards, tmp_path), 1))
+    failed = [finding for finding in findings if finding.level == "fail"]
+    assert len(failed) == 1 and "train-000000.tar" in failed[0].text and "restore it" in failed[0].text
+
+
+def test_memory_goes_by_the_zero_stage(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "device_memory_bytes", lambda device, world_size: 6 * preflight.GIB)
+    base = ["training.micro_batch_tokens=512", "zero.stage=0", "training.precision=fp32", "model.hidden_dropout_prob=0"]
+    zero = load_settings(RunConfig, "bert_large", base)
+    (replicated,) = preflight.check_memory(zero, 8, CPU)
+    (divided,) = preflight.check_memory(load_settings(RunConfig, "bert_large", [*base, "zero.stage=3"]), 8, CPU)
+    assert replicated.level in ("warn", "fail") and "raise zero.stage" in replicated.text
+    assert divided.level == "ok"
+
+
+def test_a_disk_too_small_for_the_checkpoints_fails(tmp_path, monkeypatch):
+    import shutil
+
+    config = load_settings(RunConfig, "bert_large", [f"output_dir={tmp_path}/run", "checkpoint.keep_last=3"])
+    usage = shutil.disk_usage(tmp_path)
+    for free, level in ((7, "fail"), (10, "warn"), (30, "ok")):
+        monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path, free=free: usage._replace(free=free << 30))
+        (finding,) = preflight.check_disk(config)
+        assert finding.level == level and "4 checkpoints of 3.75 GiB" in finding.text
+
+
+def test_a_batch_that_is_mostly_filling_is_warned_of(tmp_path):
+    config = config_of("none", tmp_path, "training.global_batch_tokens=1088", "training.micro_batch_tokens=1024")
+    assert levels(list(preflight.check_batches(config, 1))) == ["warn"]
+
+
+def test_a_stale_build_lock_is_named_and_a_fresh_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "op").mkdir()
+    lock = tmp_path / "op" / "lock"
+    lock.touch()
+    assert levels(list(preflight.check_op_cache())) == ["ok"]
+    os.utime(lock, (time.time() - 3600,) * 2)
+    (finding,) = preflight.check_op_cache()
+    assert finding.level == "fail" and str(lock) in finding.text and "60 minutes old" in finding.text
+
+
+def test_a_store_that_cannot_be_written_fails_and_one_that_can_is_left_empty(tmp_path):
+    good = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/store")
+    assert levels(guarded("store", lambda: preflight.check_store(good))) == ["ok"]
+    assert not list((tmp_path / "store").iterdir())
+    (tmp_path / "file").touch()
+    bad = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/file/store")
+    assert levels(guarded("store", lambda: preflight.check_store(bad))) == ["fail"]
+
+
+def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on(tmp_path):
+    config = config_of("none", tmp_path, "tracking.uri=http://127.0.0.1:9")
+    (finding,) = preflight_services.check_mlflow(config)
+    assert finding.level == "warn" and "http://127.0.0.1:9 does not answer" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "names no host"), ("one slots=two", "line 1"), ("one slots=2\none slots=2", "line 2"), ("one", "line 1")],
+)
+def test_a_hostfile_that_the_launcher_would_misread_is_refused(text, said, tmp_path):
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        preflight_services.read_hostfile(str(tmp_path / "hosts"))
+
+
+def test_a_hostfile_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="would use one node"):
+        preflight_services.read_hostfile(str(tmp_path / "none"))
+    (tmp_path / "hosts").write_text("# nodes\none slots=2\n\ntwo slots=8 # the big one\n")
+    assert preflight_services.read_hostfile(str(tmp_path / "hosts")) == {"one": 2, "two": 8}
+
+
+@pytest.mark.spawn
+def test_hosts_with_other_versions_or_without_an_answer_fail(tmp_path, monkeypatch):
+    """A stand-in for ssh: it runs the command here, as another version on the host `old`, and not at all on `gone`."""
+    stub = tmp_path / "ssh"
+    stub.write_text(
+        f"#!{sys.executable}\n"
+        "import subprocess, sys\n"
+        "host, command = sys.argv[-2:]\n"
+        "if host == 'gone':\n    sys.exit('ssh: connect to host gone port 22: No route to host')\n"
+        "answer = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout\n"
+        "old = 'import importlib.metadata as m; print(m.version(\"deepspeed\"))'\n"
+        "deepspeed = subprocess.run([sys.executable, '-c', old], capture_output=True, text=True).stdout.strip()\n"
+        "print(answer.replace(deepspeed, '0.1.2') if host == 'old' else answer)\n"
+    )
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    same, old, gone = preflight_services.check_hosts({"same": 1, "old": 1, "gone": 1})
+    assert same.level == "ok", same
+    assert old.level == "fail" and "deepspeed 0.1.2 (here " in old.text
+    assert gone.level == "fail" and "No route to host" in gone.text
+
+
+@pytest.mark.spawn
+def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth():
+    (finding,) = preflight_services.check_collective(2, "cpu")
+    assert finding.level == "ok" and "2 ranks over gloo: all-reduce of 64 MiB" in finding.text, finding
+
+
+def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
+    from trainer.status import write_status
+
+    config = config_of("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
+    assert "unknown until some steps are measured" in doctor.estimate(config, 4, CPU).text
+    write_status_folder = tmp_path / "run"
+    write_status_folder.mkdir()
+    write_status(write_status_folder, "stopped", {"seconds_per_step": 2.0, "world_size": 2})
+    assert "2:00:00, 8.0 device-hours, 16.00 at 2 an hour" in doctor.estimate(config, 4, CPU).text
+    peaked = config_of("none", tmp_path / "other", "logging.peak_flops_per_device=1e12")
+    assert "if it reaches an MFU of 40%" in doctor.estimate(peaked, 1, CPU).text

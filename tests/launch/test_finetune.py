@@ -1,0 +1,154 @@
+"""The command that fits: from a labelled file to a registered model that loads without this project."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UsageError, UserError
+from launch import finetune, predict
+from trainer.mlflow_server import connect
+from trainer.registry import pull
+
+FILLERS = "it was a day the sat on mat ran to in and slept".split()
+WITHOUT_PROJECT = """
+import sys
+for name in ("trainer", "launch", "data_prep"):
+    sys.modules[name] = None
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+folder = sys.argv[1]
+model = AutoModelForSequenceClassification.from_pretrained(folder)
+answers = pipeline("text-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(folder))
+print([answer["label"] for answer in answers(["cat sat on the mat", "dog ran to it"])])
+"""
+
+
+@pytest.fixture
+def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of texts whose class is the animal in them; commands run in its folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    draw = random.Random(0)
+    lines = ["sentence\tanimal"]
+    for _ in range(160):
+        animal = draw.choice(("cat", "dog"))
+        lines.append(" ".join([animal, *draw.choices(FILLERS, k=draw.randint(2, 6))]) + f"\t{animal}")
+    path = tmp_path / "animals.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, model: Path | str, labelled: Path, *more: str) -> None:
+    given = ["--model", str(model), "--train", str(labelled), "--text-column", "sentence", "--label-column", "animal"]
+    task = [] if "--task" in more else ["--task", "classification"]
+    monkeypatch.setattr(sys, "argv", ["finetune.py", *given, *task, *more])
+    finetune.main()
+
+
+def test_from_a_file_to_a_registered_model_and_its_predictions(
+    tiny_hugging_face: Path,
+    labelled: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--learning-rates", "1e-2", "--epochs", "4", "--seeds", "2", "--batch-size", "16"]
+    run(monkeypatch, tiny_hugging_face, labelled, *options, "--register", "animals", "--alias", "champion")
+    out = capsys.readouterr().out
+    assert "about 0:0" in out and "registered animals version 1" in out
+    assert (labelled.parent / "fitted" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (labelled.parent / "fitted" / "report.txt").read_text().strip() in out
+
+    client = connect(f"sqlite:///{labelled.parent}/mlflow.db")
+    experiment = client.get_experiment_by_name("finetuning")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    parent = runs.pop("classification-animals")
+    assert set(runs) == {"full-seed0-rate0.01", "full-seed1-rate0.01"}
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    assert {run.info.status for run in [parent, *runs.values()]} == {"FINISHED"}
+    assert parent.data.metrics["full/accuracy_mean"] >= 0.9
+    curve = client.get_metric_history(runs["full-seed0-rate0.01"].info.run_id, "valid/accuracy")
+    assert [point.step for point in curve] == [8, 16, 24, 32]
+    assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {"curves.png", "report.txt"}
+
+    folder = pull("models:/animals@champion")
+    command = [sys.executable, "-c", WITHOUT_PROJECT, str(folder)]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=labelled.parent, check=True, timeout=120)
+    assert answer.stdout.strip().endswith("['cat', 'dog']")
+
+    arguments = ["--model", "models:/animals@champion", "--input", str(labelled), "--output", "said.jsonl"]
+    monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
+    predict.main()
+    rows = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
+    assert len(rows) == 160 and set(rows[0]) == {
+        "sentence",
+        "animal",
+        "predicted",
+        "probability",
+        "probability_cat",
+        "probability_dog",
+    }
+    assert sum(row["predicted"] == row["animal"] for row in rows) >= 150
+    assert all(abs(row["probability_cat"] + row["probability_dog"] - 1) < 1e-5 for row in rows)
+
+
+def test_a_comparison_shows_counts_scores_and_failures(
+    tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--compare", "scratch,frozen,full", "--learning-rates", "1e-2", "1e-3", "--epochs", "2", "--seeds", "1"]
+    run(monkeypatch, tiny_hugging_face, labelled, *options, "--no-tracking", "--output", "compared")
+    out = capsys.readouterr().out
+    for line in ("H * C + C", "scores on test", "accuracy by length of the text", "where frozen (seed 0) fails most"):
+        assert line in out
+    table = out[out.index("scores on test") :].splitlines()[2:5]
+    assert {line.split()[0] for line in table} == {"scratch", "frozen", "full"}
+    assert not Path("mlflow.db").exists()
+
+
+def test_a_dry_run_estimates_and_writes_nothing(
+    tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, tiny_hugging_face, labelled, "--dry-run")
+    out = capsys.readouterr().out
+    assert "full: 5 fits of 3 epochs" in out and "nothing was written" in out and "tokens a word" in out
+    assert [path.name for path in labelled.parent.iterdir()] == ["animals.tsv"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compare", "full,half"), "--compare 'full,half' must name some of scratch, frozen, full"),
+        (("--seeds", "0"), "--seeds 0 is too small"),
+        (("--learning-rates", "5"), "--learning-rates 5 is no learning rate"),
+        (("--alias", "champion"), "--register"),
+        (("--register", "a/b"), "--name"),
+        (("--output", "."), "not empty"),
+        (("--text-column", "text"), "no column 'text'.*sentence, animal"),
+        (("--metric", "spearman"), "take one of accuracy, f1, mcc"),
+        (("--task", "pair_classification"), "--pair-column"),
+    ],
+)
+def test_wrong_usage_is_told_before_any_work(
+    tiny_hugging_face: Path,
+    labelled: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(monkeypatch, tiny_hugging_face, labelled, *options)
+    assert not Path("fitted").exists() and not Path("mlflow.db").exists()
+
+
+def test_an_encoder_is_no_fitted_model(
+    tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--model", str(tiny_hugging_face), "--input", str(labelled), "--output", "said.csv"]
+    monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
+    with pytest.raises(UserError, match="BertForPreTraining, which was not fitted to a task"):
+        predict.main()

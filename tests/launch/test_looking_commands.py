@@ -1,0 +1,89 @@
+"""The commands that look at a model: vectors, neighbours, pairs, attention."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas
+import pytest
+
+from data_prep.errors import UsageError
+from launch import embed, next_sentence, show_attention
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, command: ModuleType, *arguments: str, stdin: str = "") -> None:
+    monkeypatch.setattr(sys, "argv", ["command.py", *arguments])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+    command.main()
+
+
+def test_vectors_go_to_npy_from_stdin_and_to_parquet_from_a_table(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ("--model", str(tiny_hugging_face))
+    run(monkeypatch, embed, *model, "--output", "v.npy", stdin="the cat\n\n" + "a dog " * 40 + "\n")
+    assert "2 vectors of 16 numbers; 1 texts were cut at 32 tokens" in capsys.readouterr().out
+    Path("t.csv").write_text("id,text\n1,the cat\n")
+    run(monkeypatch, embed, *model, "--input", "t.csv", "--text-column", "text", "--output", "v.parquet")
+    table = pandas.read_parquet("v.parquet")
+    assert table["text"].tolist() == ["the cat"]
+    np.testing.assert_allclose(table["embedding"][0], np.load("v.npy")[0], atol=1e-6)
+
+
+def test_neighbours_are_shown_static_and_in_the_texts_given(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", str(tiny_hugging_face), "--neighbours", "cat", "--top-k", "3")
+    run(monkeypatch, embed, *arguments)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    run(monkeypatch, embed, *arguments, "--input", "-", stdin="the cat sat\na dog ran\n")
+    static, context = capsys.readouterr().out.splitlines()
+    assert "embedding table" in static and "(1 times in 2 texts)" in context and context.count(",") == 2
+
+
+def test_pairs_come_from_the_command_line_or_line_by_line(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ("--model", str(tiny_hugging_face))
+    run(monkeypatch, next_sentence, *model, "the cat sat", "it ran")
+    said = capsys.readouterr().out.split()[0]
+    assert said in ("IsNext", "NotNext")
+    run(monkeypatch, next_sentence, *model, "--json", stdin="the cat sat\tit ran\n")
+    value = json.loads(capsys.readouterr().out)
+    assert value["label"] == said and 0.5 <= value["probability"] <= 1.0
+    with pytest.raises(UsageError, match="line 1 .* holds no tab"):
+        run(monkeypatch, next_sentence, *model, stdin="one sentence\n")
+    with pytest.raises(UsageError, match="3 texts are given"):
+        run(monkeypatch, next_sentence, *model, "a", "b", "c")
+
+
+def test_heads_are_drawn_all_or_some(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", str(tiny_hugging_face), "--output", "heads.png", "the cat sat")
+    run(monkeypatch, show_attention, *arguments)
+    assert "1 layers x 2 heads over 5 tokens" in capsys.readouterr().out
+    assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
+    run(monkeypatch, show_attention, *arguments, "--layer", "1", "--head", "2")
+    assert "1 layers x 1 heads" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="--head 3 is not there"):
+        run(monkeypatch, show_attention, *arguments, "--head", "3")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--output", "v.txt"), ("--input", "t.csv", "--output", "v.npy")])
+def test_embed_without_what_it_needs_ends_with_status_two(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, embed, "--model", "m", *arguments)
+    assert stopped.value.code == 2

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import run_command
+from launch import show_batch
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["show_batch.py", "--config", "tiny_cpu", *map(str, arguments)])
+    try:
+        run_command(show_batch.main)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+    return 0
+
+
+def test_rows_of_a_preset_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_shards: Path
+) -> None:
+    assert run(monkeypatch, f"data.shards={small_shards}", "--rows", 3, "--epoch", 1) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("⟦word⟧ masked") and output.count("\nrow ") == 3
+    assert "places filled" in output and " predicted (" in output
+    assert run(monkeypatch, f"data.shards={small_shards}", "--rows", 3, "--epoch", 1) == 0
+    assert capsys.readouterr().out == output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--phase", "3"], "phases 0 to 0"),
+        (["--sample", "100000000"], "goes beyond the last"),
+        (["--rows", "0"], "--rows counts from 1"),
+    ],
+)
+def test_rows_that_are_not_there_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    small_shards: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert run(monkeypatch, f"data.shards={small_shards}", *arguments) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.status import UNSAID, describe, sessions, summarise
+from trainer.status import append_history, read_history, record_end, write_status
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STATUS = {
+    "state": "running",
+    "written_at": 9000.0,
+    "step": 500,
+    "max_steps": 1500,
+    "tokens_seen": 1_000_000,
+    "skipped_steps": 3,
+    "train_seconds": 4500.0,
+    "seconds_per_step": 3.6,
+    "world_size": 8,
+    "metrics": {"train/loss": 4.25},
+}
+
+
+def started(at: float, step: int, **more: object) -> dict[str, object]:
+    values = {"at": at, "event": "started", "step": step, "world_size": 8, "device": "cuda", "gpu_hour_price": 2.5}
+    return values | {"last_state": None, "last_step": None, "last_written_at": None} | more
+
+
+HISTORY = [
+    started(0.0, 0),
+    {"at": 1500.0, "event": "saved", "step": 200, "seconds": 4.0},
+    started(3600.0, 200, last_state="running", last_step=290, last_written_at=1800.0),
+    {"at": 5400.0, "event": "ended", "state": "stopped", "step": 400, "cause": "a signal"},
+    {"at": 5390.0, "event": "saved", "step": 400, "seconds": 4.0},
+    started(5400.0, 400, last_state="stopped", last_step=400, last_written_at=5400.0),
+    {"at": 8000.0, "event": "evaluated", "step": 450, "metrics": {"valid/mlm_loss": 4.5}},
+]
+
+
+def test_a_run_is_cut_into_its_starts_with_what_ended_each():
+    first, second, third = sessions(STATUS, HISTORY)
+    assert (first.ended_at, first.state, first.cause) == (1800.0, "lost", UNSAID)
+    assert (second.ended_at, second.state, second.cause) == (5400.0, "stopped", "a signal")
+    assert (third.ended_at, third.state, third.cause) == (9000.0, "running", None)
+
+
+def test_the_figures_follow_from_status_and_history():
+    figures = summarise(STATUS, HISTORY, now=9060.0)
+    assert figures["seconds_left"] == 3600 and figures["seconds_since_word"] == 60
+    assert figures["rank_hours"] == pytest.approx(8 * (1800 + 1800 + 3600) / 3600)
+    assert figures["cost"] == pytest.approx(16 * 2.5) and figures["cost_left"] == pytest.approx(8 * 2.5)
+    assert figures["training_share"] == pytest.approx(4500 / 7200)
+    assert [(r["step"], r["cause"]) for r in figures["restarts"]] == [(200, UNSAID), (400, "a signal")]
+    assert (figures["last_checkpoint"], figures["valid_mlm_loss"], figures["valid_step"]) == (400, 4.5, 450)
+    text = "\n".join(describe(figures))
+    for part in ("500 of 1,500, 3.600 s each", "1:00:00", "16.00 spent, 8.00 to come", "40.00 spent", "62.5%"):
+        assert part in text
+    assert "GPU-hours" in text and "last word 0:01:00 ago" in text and "4.5000 (valid MLM, step 450)" in text
+
+
+def test_a_run_of_an_older_release_without_history_is_told_as_far_as_it_goes():
+    old = {name: value for name, value in STATUS.items() if name not in ("train_seconds", "seconds_per_step")}
+    text = "\n".join(describe(summarise(old, [], now=9060.0)))
+    assert "500 of 1,500" in text and "not known yet" in text and "cost" not in text
+
+
+def test_torn_lines_of_the_history_are_left_out(tmp_path):
+    append_history(tmp_path, "saved", {"step": 1})
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write('{"at": 1, "event": "sav\n[1]\n\n')
+    append_history(tmp_path, "saved", {"step": 2, "loss": float("nan")})
+    assert [event["step"] for event in read_history(tmp_path)] == [1, 2]
+
+
+def test_an_end_keeps_the_figures_and_tells_the_cause(tmp_path):
+    write_status(tmp_path, "running", {"step": 5, "max_steps": 9})
+    record_end(tmp_path, "failed", "rank 1 is not there any more")
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["step"], status["max_steps"]) == ("failed", 5, 9)
+    assert read_history(tmp_path)[0]["cause"] == status["cause"] == "rank 1 is not there any more"
+
+
+@pytest.mark.spawn
+def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
+    write_status(tmp_path, "running", {name: value for name, value in STATUS.items() if name != "state"})
+    code = "import sys; sys.modules['torch'] = None; from launch.status import main; main()"
+    command = [sys.executable, "-c", code, str(tmp_path), "--json"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 500
+    done = subprocess.run([sys.executable, "launch/status.py", str(tmp_path / "none")], cwd=REPOSITORY, text=True,
+                          env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True)  # fmt: skip
+    assert done.returncode == 1 and "holds no status.json" in done.stderr

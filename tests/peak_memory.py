@@ -1,0 +1,44 @@
+"""How much memory reading an input takes: read in a process of its own, which tells the most that it held."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_PROGRAM = """
+import json, re, sys
+from data_prep.config import DocumentSettings
+from data_prep.documents import DocumentReader, split_into_units
+
+path, size, settings = sys.argv[1], int(sys.argv[2]), DocumentSettings(**json.loads(sys.argv[3]))
+num_documents, dropped = 0, {}
+for unit in split_into_units(path, size, 1 << 24, 0, settings.txt_documents):
+    reader = DocumentReader(unit, settings)
+    num_documents += sum(1 for _ in reader)
+    for reason, count in reader.dropped.items():
+        dropped[reason] = dropped.get(reason, 0) + count
+# Not ru_maxrss, which begins with what the parent held when it forked.
+peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read()).group(1)) * 1024
+print(json.dumps([num_documents, dropped, peak]))
+"""
+
+
+class Reading(NamedTuple):
+    """What came of reading a file, and the most bytes of memory that were held at once."""
+
+    num_documents: int
+    dropped: dict[str, int]
+    peak_bytes: int
+
+
+def read_in_a_process(path: Path, **settings: Any) -> Reading:
+    """Read all documents of a file; `settings` are those of `DocumentSettings`."""
+    arguments = [str(path), str(path.stat().st_size), json.dumps(settings)]
+    command = [sys.executable, "-c", _PROGRAM, *arguments]
+    repository = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=repository)
+    assert done.returncode == 0, done.stderr
+    return Reading(*json.loads(done.stdout))

@@ -1,0 +1,47 @@
+"""One rank of two is stopped or killed: it is named, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+
+import pytest
+
+from trainer.status import read_status
+
+pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
+MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluation.every_steps=5000")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGSTOP, "has not been heard of for 6 s: dead, stopped, or its host is cut off; all ranks leave"),
+        # A collective that fails tells it first, or else the heartbeat.
+        (signal.SIGKILL, "is not there any more; all ranks leave|has not been heard of for 6 s"),
+    ],
+    ids=["stopped", "killed"],
+)
+def test_the_last_rank_is_named_and_the_job_ends_with_a_failure(number, said, training):
+    run = training(*MANY_STEPS, "health.heartbeat_timeout_seconds=6")
+    process = run.start()
+    while run.last_logged_step() < 3:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    ranks = [p for p in run.processes() if any("--local_rank=1" in word for word in p.cmdline())]
+    victim = min(ranks, key=lambda p: (p.create_time(), p.pid))  # the rank, not a worker of its loader
+    at = time.monotonic()
+    victim.send_signal(number)
+    try:
+        while (status := read_status(run.output_dir))["state"] == "running":
+            assert time.monotonic() - at < 60, "the other rank waits for ever"
+            time.sleep(0.1)
+    finally:
+        if number == signal.SIGSTOP:  # the launcher waits 30 s for a rank that cannot hear it
+            victim.send_signal(signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0 and not run.processes()
+    assert status["state"] == "failed" and "rank 1 (" in status["cause"], status
+    assert "error: rank 1 (" in output and re.search(said, output), output
+    assert "its stacks:" in output

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.errors import UserError
+from trainer.data.shard_cache import CachedFile, DamagedFile, ShardCache
+
+SIZE = 1000
+
+
+class Store:
+    """A folder that stands for a remote store, and counts what is fetched from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def put(self, number: int) -> CachedFile:
+        data = np.random.default_rng(number).bytes(SIZE)
+        (self.folder / f"train-{number:06d}.tar").write_bytes(data)
+        return CachedFile(f"store://here/train-{number:06d}.tar", SIZE, hashlib.sha256(data).hexdigest())
+
+    def download(self, url: str, path: Path) -> None:
+        name = url.rpartition("/")[2]
+        with open(self.folder / "log", "a") as log:
+            log.write(name + "\n")
+        path.write_bytes((self.folder / name).read_bytes())
+
+    @property
+    def fetched(self) -> list[str]:
+        log = self.folder / "log"
+        return log.read_text().split() if log.exists() else []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def names(cache: Path) -> list[str]:
+    return sorted(path.name.rpartition("-")[2] for path in cache.iterdir() if not path.name.startswith("."))
+
+
+def test_a_file_is_fetched_once_and_is_what_it_was(store: Store, tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / "cache", 10 * SIZE, store.download)
+    file = store.put(0)
+    for _ in range(3):
+        assert cache.map(file, np.dtype(np.uint8)).tobytes() == np.random.default_rng(0).bytes(SIZE)
+    assert store.fetched == ["train-000000.tar"]
+
+
+def test_what_was_unused_for_longest_makes_room(store: Store, tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / "cache", 3 * SIZE, store.download)
+    files = [store.put(number) for number in range(4)]
+    for age, file in enumerate(files[:3]):
+        cache.fetch(file)
+        os.utime(tmp_path / "cache" / file.name, (age, age))
+    first = cache.map(files[0], np.dtype(np.uint8))  # used now
+    cache.fetch(files[3])
+    assert names(tmp_path / "cache") == ["000000.tar", "000002.tar", "000003.tar"]
+    for number in (1, 2, 1, 2):
+        cache.fetch(files[number])
+    assert len(names(tmp_path / "cache")) == 3
+    assert first.tobytes() == np.random.default_rng(0).bytes(SIZE), "a map outlives the file"
+
+
+def test_another_content_is_refused_and_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / "cache", 10 * SIZE, store.download)
+    file = store.put(0)
+    data = bytearray((store.folder / "train-000000.tar").read_bytes())
+    data[500] ^= 1
+    (store.folder / "train-000000.tar").write_bytes(data)
+    with pytest.raises(DamagedFile, match="its sha256 is"):
+        cache.map(file, np.dtype(np.uint8))
+    (store.folder / "train-000000.tar").write_bytes(data[:-1])
+    with pytest.raises(DamagedFile, match="999 bytes came"):
+        cache.map(file, np.dtype(np.uint8))
+    assert names(tmp_path / "cache") == []
+
+
+def test_a_full_disk_empties_the_cache_before_it_gives_up(store: Store, tmp_path: Path) -> None:
+    files = [store.put(number) for number in range(3)]
+    cache = ShardCache(tmp_path / "cache", 10 * SIZE, store.download)
+    for file in files[:2]:
+        cache.fetch(file)
+
+    def download(url: str, path: Path) -> None:
+        if len(names(tmp_path / "cache")) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        store.download(url, path)
+
+    full = ShardCache(tmp_path / "cache", 10 * SIZE, download)
+    full.fetch(files[2])
+    assert names(tmp_path / "cache") == ["000001.tar", "000002.tar"]
+
+    def fail(url: str, path: Path) -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError:
+            raise UserError("the disk is full") from None
+
+    with pytest.raises(UserError, match="the disk is full"):
+        ShardCache(tmp_path / "cache", 10 * SIZE, fail).fetch(store.put(9))
+    assert names(tmp_path / "cache") == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UserError, match="set data.cache_dir"):
+        ShardCache(tmp_path / "cache", SIZE, store.download).fetch(store.put(0))
+
+
+def _use(folder: Path, cache: Path, files: list[CachedFile], seed: int, begin: object) -> None:
+    store = object.__new__(Store)
+    store.folder = folder
+
+    def slowly(url: str, path: Path) -> None:
+        time.sleep(0.02)
+        store.download(url, path)
+
+    shared = ShardCache(cache, 4 * SIZE, slowly)
+    begin.wait()  # type: ignore[attr-defined]
+    for number in np.random.default_rng(seed).permutation(len(files)).tolist():
+        found = shared.map(files[number], np.dtype(np.uint8)).tobytes()
+        assert hashlib.sha256(found).hexdigest() == files[number].sha256
+
+
+@pytest.mark.spawn
+def test_processes_share_a_cache_too_small_for_all(store: Store, tmp_path: Path, fork: Callable) -> None:
+    files = [store.put(number) for number in range(8)]
+    begin = multiprocessing.get_context("fork").Event()
+    processes = [fork(_use, store.folder, tmp_path / "cache", files, seed, begin) for seed in range(4)]
+    begin.set()
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len(names(tmp_path / "cache")) <= 4 and len(store.fetched) >= 8
+
+
+@pytest.mark.spawn
+def test_a_file_that_several_want_at_once_is_fetched_once(store: Store, tmp_path: Path, fork: Callable) -> None:
+    files = [store.put(0)]
+    begin = multiprocessing.get_context("fork").Event()
+    processes = [fork(_use, store.folder, tmp_path / "cache", files, seed, begin) for seed in range(4)]
+    begin.set()
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert store.fetched == ["train-000000.tar"]
+
+
+def test_a_file_that_another_process_fetches_need_not_be_waited_for(store: Store, tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / "cache", 10 * SIZE, store.download)
+    file = store.put(0)
+    with cache._locked(file.name, wait=True):
+        assert not ShardCache(tmp_path / "cache", 10 * SIZE, store.download).fetch(file, wait=False)
+    assert cache.fetch(file, wait=False) and store.fetched == ["train-000000.tar"]
+
+
+@pytest.fixture
+def fork() -> Callable:
+    def start(*arguments: object) -> multiprocessing.Process:
+        function, *rest = arguments
+        process = multiprocessing.get_context("fork").Process(target=function, args=rest)  # type: ignore[arg-type]
+        process.start()
+        return process  # type: ignore[return-value]
+
+    return start

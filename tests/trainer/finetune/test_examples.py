@@ -1,0 +1,82 @@
+"""What is refused of labelled files, each in a paragraph that names the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UsageError, UserError
+from trainer.finetune.data import Files, read_task
+from trainer.finetune.examples import Columns, class_names
+
+COLUMNS = Columns("text", None, "label")
+
+
+def write(folder: Path, *lines: str, name: str = "train.csv") -> Path:
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def many(*labels: str) -> list[str]:
+    return ["text,label", *(f"text {number},{labels[number % len(labels)]}" for number in range(40))]
+
+
+def test_one_file_is_cut_in_three_with_every_class_in_each(tmp_path: Path) -> None:
+    task, parts = read_task("classification", Files(write(tmp_path, *many("no", "yes"))), COLUMNS, 0)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 32, "valid": 4, "test": 4}
+    assert all(set(part.labels or []) == {"no", "yes"} for part in parts.values())
+    assert task.head_options()["id2label"] == {0: "no", 1: "yes"}
+
+
+def test_a_test_file_leaves_only_valid_to_be_cut_and_a_valid_file_nothing(tmp_path: Path) -> None:
+    train, other = write(tmp_path, *many("0", "1")), write(tmp_path, *many("0", "1"), name="other.csv")
+    _, parts = read_task("classification", Files(train, test=other), COLUMNS, 0)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 36, "valid": 4, "test": 40}
+    _, parts = read_task("classification", Files(train, valid=other), COLUMNS, 0)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 40, "valid": 40}
+
+
+@pytest.mark.parametrize(
+    ("task", "lines", "message"),
+    [
+        ("classification", many("1"), "one class only"),
+        ("classification", ["text,label", "a,1", "b,", "c,0"], "1 rows of 3 with nothing in column 'label'.*row 2"),
+        ("classification", ["text,label", "a,1", ",0"], "nothing in column 'text'"),
+        ("classification", ["text,label"], "no row"),
+        ("classification", ["text,label", "a,1", "b,0"], "too few"),
+        ("regression", ["text,label", "a,1.5", "b,good"], "row 2, column 'label': 'good' is no number"),
+        ("regression", ["text,label", "a,1.5", "b,inf"], "not finite"),
+        ("token_classification", ["text,label", "a b,O O", "a b,O"], "1 tags for 2 words"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path, task: str, lines: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_task(task, Files(write(tmp_path, *lines)), COLUMNS, 0)
+
+
+def test_labels_that_training_lacks_are_named(tmp_path: Path) -> None:
+    files = Files(write(tmp_path, *many("0", "1")), valid=write(tmp_path, *many("0", "2"), name="valid.csv"))
+    with pytest.raises(UserError, match="valid.csv holds labels that the training examples lack: 2"):
+        read_task("classification", files, COLUMNS, 0)
+
+
+def test_columns_must_be_there_and_be_as_many_as_the_task_reads(tmp_path: Path) -> None:
+    files = Files(write(tmp_path, *many("0", "1")))
+    with pytest.raises(UsageError, match="no column 'sentence'.*--text-column.*text, label"):
+        read_task("classification", files, Columns("sentence", None, "label"), 0)
+    with pytest.raises(UsageError, match="--pair-column"):
+        read_task("pair_classification", files, COLUMNS, 0)
+    with pytest.raises(UsageError, match="reads one text"):
+        read_task("classification", files, Columns("text", "label", "label"), 0)
+
+
+def test_an_answer_must_stand_in_its_context(tmp_path: Path) -> None:
+    lines = ["context,question,answer", "the cat sat,who,cat", "the dog ran,who,cat"]
+    with pytest.raises(UserError, match="row 2.*'cat' does not stand in the context"):
+        read_task("question_answering", Files(write(tmp_path, *lines)), Columns("context", "question", "answer"), 0)
+
+
+def test_class_numbers_are_sorted_as_numbers() -> None:
+    assert class_names(["10", "2", "1", "b", "a"], Path("x")) == ("1", "2", "10", "a", "b")

@@ -1,0 +1,110 @@
+"""A saved fit is what was fitted, for every task, and is registered as what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.errors import UserError
+from trainer.finetune.answer_task import Answer
+from trainer.finetune.batches import Collator
+from trainer.finetune.data import encode_task, make_task
+from trainer.finetune.examples import Examples
+from trainer.finetune.experiment import Setting, make_model
+from trainer.finetune.fitted_model import FitFacts, FittedModel, save_fitted_model
+from trainer.finetune.tasks import Preprocessor
+from trainer.mlflow_server import connect
+from trainer.model_folder import check_model_folder
+from trainer.registry import pull, register
+
+TEXTS = ["the cat sat", "a dog ran to it"]
+EXAMPLES = {
+    "classification": Examples(TEXTS, None, ["x", "y"]),
+    "regression": Examples(TEXTS, None, [0.5, 2.0]),
+    "token_classification": Examples([text.split() for text in TEXTS], None, [["x", "y", "x"], ["x"] * 5]),
+    "question_answering": Examples(TEXTS, ["it was", "it was"], [Answer("cat", 4), Answer("dog", 2)]),
+}
+
+
+def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path) -> FittedModel:
+    """Save a model that was not fitted at all, and give what would have predicted there."""
+    task = make_task(name, ("x", "y"))
+    some = EXAMPLES[name]
+    data = encode_task(task, {"train": some, "valid": some}, preprocessor)
+    model = make_model(Setting(model_folder, data, preprocessor, Collator(0), "", {}), "full", 0)
+    pair = "b" if name == "question_answering" else None
+    facts = FitFacts(
+        name,
+        "models:/base@champion",
+        "full",
+        "a",
+        pair,
+        "c",
+        20,
+        1e-3,
+        0,
+        1,
+        {"train": 2},
+        {},
+        {"f1": 0.5},
+        "test",
+        "d",
+    )
+    save_fitted_model(model, model_folder, output, facts, None)
+    return FittedModel(model.eval(), task, Preprocessor(preprocessor.tokenizer, 20, True), None)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_loaded_predicts_as_what_was_saved(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path, name: str
+) -> None:
+    fitted = save(name, tiny_hugging_face, preprocessor, tmp_path / "model")
+    check_model_folder(tmp_path / "model", strict=True)
+    loaded = FittedModel.load(tmp_path / "model")
+    unlabelled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)
+    assert loaded.predict(unlabelled) == fitted.predict(unlabelled)
+    assert loaded.columns is not None and loaded.columns.text == "a" and loaded.preprocessor.max_length == 20
+    tokenizer = (tmp_path / "model" / "tokenizer.json").read_bytes()
+    assert tokenizer == (tiny_hugging_face / "tokenizer.json").read_bytes()
+    assert torch.equal(fitted.model.get_input_embeddings().weight, loaded.model.get_input_embeddings().weight)
+
+
+def test_a_folder_from_elsewhere_says_by_its_config_what_it_is(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
+) -> None:
+    save("regression", tiny_hugging_face, preprocessor, tmp_path / "model")
+    (tmp_path / "model" / "finetune.json").unlink()
+    loaded = FittedModel.load(tmp_path / "model")
+    assert loaded.task.name == "regression" and loaded.columns is None
+
+
+def test_an_encoder_is_refused(tiny_hugging_face: Path) -> None:
+    with pytest.raises(UserError, match="not fitted to a task"):
+        FittedModel.load(tiny_hugging_face)
+
+
+@pytest.mark.parametrize("name", ["classification", "token_classification", "question_answering"])
+def test_a_fitted_model_is_registered_as_what_it_is(
+    tiny_hugging_face: Path,
+    preprocessor: Preprocessor,
+    tmp_path: Path,
+    database: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save(name, tiny_hugging_face, preprocessor, tmp_path / "model")
+    registration = register(tmp_path / "model", "fitted", "champion", database)
+    pulled = pull(registration.model_uri, tmp_path / "pulled", database)
+    assert FittedModel.load(pulled).task.name == name
+    tags = connect(database).get_model_version("fitted", "1").tags
+    assert tags["clozeworks.task"] == name and tags["clozeworks.scores.test/f1"] == "0.5"
+    assert json.loads((pulled / "provenance.json").read_text())["base_model"] == "models:/base@champion"
+    if name != "question_answering":  # for which transformers 5 has no pipeline
+        import mlflow
+
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+        assert mlflow.transformers.load_model(registration.model_uri)("the cat sat")
+        assert mlflow.pyfunc.load_model(registration.model_uri).predict("the cat sat") is not None

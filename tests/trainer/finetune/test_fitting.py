@@ -1,0 +1,156 @@
+"""Fits on a tiny task: they learn, the best epoch is kept, a frozen encoder stays as it was, seeds decide."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.finetune.batches import Collator, predict
+from trainer.finetune.data import TaskData, encode_task, make_task
+from trainer.finetune.estimate import estimate_seconds
+from trainer.finetune.examples import Examples
+from trainer.finetune.experiment import Fit, Setting, make_model, run_variant
+from trainer.finetune.fitting import FitSettings, Point, fit
+from trainer.finetune.frozen import encoder_taken_out, store_hidden_states
+from trainer.finetune.parameters import trainable_parameters
+from trainer.finetune.tasks import Preprocessor
+
+FILLERS = "it was a day the sat on mat ran to in and slept".split()
+
+
+def examples(count: int, seed: int) -> Examples:
+    """Texts with a cat or a dog in them: which one is the class."""
+    draw = random.Random(seed)
+    labels = [draw.choice(("cat", "dog")) for _ in range(count)]
+    texts = [" ".join([label, *draw.choices(FILLERS, k=draw.randint(2, 6))]) for label in labels]
+    return Examples(texts, None, labels)
+
+
+@pytest.fixture(scope="module")
+def data(preprocessor: Preprocessor) -> TaskData:
+    task = make_task("classification", ("cat", "dog"))
+    return encode_task(
+        task, {"train": examples(128, 0), "valid": examples(32, 1), "test": examples(32, 2)}, preprocessor
+    )
+
+
+@pytest.fixture(scope="module")
+def setting(tiny_hugging_face: Path, data: TaskData, preprocessor: Preprocessor) -> Setting:
+    rates = {"full": (1e-2,), "frozen": (1e-2,), "scratch": (1e-2, 1e-5)}
+    return Setting(
+        tiny_hugging_face, data, preprocessor, Collator(0), "accuracy", rates, (0, 1), epochs=4, batch_size=16
+    )
+
+
+class Silent:
+    def __init__(self, variant: str, seed: int, rate: float) -> None: ...
+    def record(self, point: Point) -> None: ...
+    def finish(self, one: Fit) -> None: ...
+
+
+def test_a_fit_learns_and_the_same_seed_gives_the_same(setting: Setting) -> None:
+    shown: list[Fit] = []
+    first = run_variant(setting, "full", Silent, lambda model, one: shown.append(one))
+    again = run_variant(setting, "full", Silent, lambda model, one: None)
+    assert first.best("accuracy").scores["accuracy"] >= 0.95
+    assert [one.scores for one in first.fits] == [one.scores for one in again.fits]
+    assert [one.points for one in first.fits] == [one.points for one in again.fits]
+    assert [one.seed for one in shown] == [0, 1] and shown[0].points != shown[1].points
+
+
+def test_the_first_seed_tries_every_rate_and_the_best_goes_on(setting: Setting) -> None:
+    result = run_variant(setting, "scratch", Silent, lambda model, one: None)
+    assert set(result.tried) == {1e-2, 1e-5} and result.learning_rate == max(result.tried, key=result.tried.__getitem__)
+    assert {one.learning_rate for one in result.fits} == {result.learning_rate} and len(result.fits) == 2
+    mean, spread = result.mean_and_spread("accuracy")
+    values = [one.scores["accuracy"] for one in result.fits]
+    assert mean == pytest.approx(np.mean(values)) and spread == pytest.approx(np.std(values, ddof=1))
+
+
+@pytest.mark.parametrize("name", ["classification", "token_classification", "question_answering"])
+def test_stored_hidden_states_give_what_the_whole_model_gives(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, name: str
+) -> None:
+    task = make_task(name, ("cat", "dog"))
+    some = examples(10, 3)
+    given = Examples([text.split() for text in some.texts] if name.startswith("token") else some.texts, None, None)
+    if name == "question_answering":
+        given = Examples(some.texts, ["it was"] * 10, None)
+    rows = task.encode(given, preprocessor).rows
+    part = encode_task(make_task("classification", ("cat", "dog")), {"train": some, "valid": some}, preprocessor)
+    data = TaskData(task, part.train, part.valid, None, 0)
+    model = make_model(Setting(tiny_hugging_face, data, preprocessor, Collator(0), "", {}), "frozen", 0)
+    expected, _ = predict(model, rows, Collator(0), 4)
+    stored = store_hidden_states(model, rows, Collator(0), 4)
+    with encoder_taken_out(model):
+        found, _ = predict(model, stored, Collator(0), 3)
+    for one, other in zip(expected, found, strict=True):
+        for key in one:
+            np.testing.assert_allclose(one[key], other[key], atol=1e-6)  # other batches, other sums
+    assert len(stored[0]["inputs_embeds"]) == (1 if name == "classification" else len(rows[0]["input_ids"]))
+
+
+def test_a_frozen_encoder_is_not_touched_and_its_head_is(setting: Setting) -> None:
+    before = make_model(setting, "full", 0).state_dict()
+    kept: list[torch.nn.Module] = []
+    run_variant(setting, "frozen", Silent, lambda model, one: kept.append(model))
+    after = kept[0].state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "pooler" in name or "classifier" in name}
+
+
+def test_predictions_are_those_of_plain_transformers(setting: Setting, data: TaskData) -> None:
+    model = make_model(setting, "full", 0)
+    outputs, loss = predict(model, data.valid.encoded.rows, setting.collate, 7)
+    losses = []
+    for row, output in zip(data.valid.encoded.rows, outputs, strict=True):
+        with torch.inference_mode():
+            plain = model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]]))
+        np.testing.assert_allclose(output["logits"], plain.logits[0].numpy(), atol=1e-6)
+        losses.append(float(plain.loss))
+    assert loss == pytest.approx(np.mean(losses), abs=1e-6)
+
+
+def test_the_best_epoch_is_kept_and_patience_ends_the_fit(setting: Setting, data: TaskData) -> None:
+    model = make_model(setting, "full", 0)
+    scores = iter([0.5, 0.9, 0.7, 0.6, 1.0])
+    weights: list[torch.Tensor] = []
+
+    def score(model: torch.nn.Module) -> dict[str, float]:
+        weights.append(model.get_parameter("classifier.weight").detach().clone())
+        return {"loss": 1.0, "accuracy": next(scores)}
+
+    settings = FitSettings(1e-3, 0, epochs=5, batch_size=16, early_stopping=2)
+    result = fit(model, data.train.encoded.rows, setting.collate, score, "accuracy", settings)
+    assert result.best_epoch == 2 and result.scores["accuracy"] == 0.9 and len(weights) == 4
+    assert torch.equal(model.get_parameter("classifier.weight"), weights[1])
+    assert [point.value for point in result.points if point.name == "valid/accuracy"] == [0.5, 0.9, 0.7, 0.6]
+    assert {point.name for point in result.points} >= {"train/loss", "train/learning_rate", "valid/loss"}
+
+
+def test_regression_begins_at_the_mean_of_the_labels(tiny_hugging_face: Path, preprocessor: Preprocessor) -> None:
+    part = Examples(["the cat", "a dog", "it ran", "it sat"], None, [100.0, 102.0, 104.0, 106.0])
+    data = encode_task(make_task("regression"), {"train": part, "valid": part}, preprocessor)
+    model = make_model(Setting(tiny_hugging_face, data, preprocessor, Collator(0), "spearman", {}), "full", 0)
+    outputs, _ = predict(model, data.train.encoded.rows, Collator(0), 4)
+    assert all(abs(output["logits"][0] - 103.0) < 1.0 for output in outputs)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_closed_forms_are_the_counts(setting: Setting, frozen: bool) -> None:
+    rows = trainable_parameters(make_model(setting, "full", 0), frozen)
+    assert all(row.closed_form == row.counted for row in rows)
+    assert [row.part for row in rows] == (
+        ["pooler", "head", "total"] if frozen else ["encoder", "pooler", "head", "total"]
+    )
+    model = make_model(setting, "frozen" if frozen else "full", 0)
+    assert rows[-1].counted == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_the_estimate_counts_fits_and_leaves_nothing_behind(setting: Setting) -> None:
+    found = estimate_seconds(setting, ("scratch", "frozen", "full"))
+    assert set(found) == {"scratch", "frozen", "full"} and all(seconds > 0 for seconds in found.values())

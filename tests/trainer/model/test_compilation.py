@@ -1,0 +1,82 @@
+"""torch.compile of the blocks: whole graphs, made once. Traced without a code generator, so no compiler is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from trainer.data.batch import Batch
+
+LENGTH = 16
+BATCHES = ([9, 6, 12], [16, 2, 1, 13], [1, 15, 16], [5, 5, 5, 16])
+"""Sequences of two rows each, other ones in every batch."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def with_fixed_capacity(batch: Batch) -> Batch:
+    """As the loader makes them: room for as many sequences in every batch of a phase."""
+    unused = torch.full((12 - batch.cu_seqlens.numel(),), batch.input_ids.numel(), dtype=torch.int32)
+    return replace(batch, cu_seqlens=torch.cat([batch.cu_seqlens, unused]))
+
+
+def num_graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
+    tiny_config, modern_config, make_model, make_documents, pack, family, checkpointing
+):
+    config = tiny_config if family == "bert" else modern_config
+    model = make_model(config, next_sentence=family == "bert", activation_checkpointing=checkpointing)
+    plain = make_model(config, next_sentence=family == "bert", activation_checkpointing=checkpointing)
+    model.compile_blocks(backend="aot_eager")
+    after_first = 0
+    for number, lengths in enumerate(BATCHES):
+        batch = with_fixed_capacity(pack(make_documents(lengths, seed=number), LENGTH).batch)
+        assert batch.num_rows == 2
+        losses = []
+        for trained in (model, plain):
+            trained.zero_grad()
+            loss = trained(batch).mlm_loss_sum
+            loss.backward()
+            losses.append(loss.detach())
+        torch.testing.assert_close(*losses)
+        for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            if expected.grad is not None:
+                torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-5)
+        after_first = after_first or num_graphs()
+    assert not counters["graph_break"]
+    assert num_graphs() == after_first
+    # ModernBERT's first block has no attention norm, and local blocks see a window: three kinds.
+    assert after_first == (1 if family == "bert" else 3)
+
+
+def test_phases_and_evaluation_find_their_own_graphs_and_nothing_falls_back(
+    modern_config, make_model, make_documents, pack
+):
+    """More graphs than torch's default limit for one function, beyond which it would silently run uncompiled."""
+    model = make_model(modern_config, next_sentence=False)
+    model.compile_blocks(backend="eager")
+    lengths = (8, 16, 24, 32)
+    for round_number in range(2):
+        for length in lengths:
+            batch = with_fixed_capacity(pack(make_documents([length, length - 1], seed=length), length).batch)
+            model.train()(batch).mlm_loss_sum.backward()
+            with torch.no_grad():
+                model.eval()(batch)
+        if round_number == 0:
+            graphs = num_graphs()
+    assert graphs == num_graphs() == 3 * 2 * len(lengths)

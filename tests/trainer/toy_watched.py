@@ -1,0 +1,59 @@
+"""What the ranks of `test_watchdog.py` do: `python toy_watched.py MODE`; the last rank is the one in trouble."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed
+
+from trainer.config import HealthSettings
+from trainer.distributed import Ranks
+from trainer.watchdog import Watchdog
+
+SETTINGS = HealthSettings(heartbeat_timeout_seconds=2, step_timeout_seconds=3)
+
+
+def main() -> None:
+    mode = sys.argv[1]
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world_size > 1:
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
+    ranks = Ranks(rank, world_size, local_rank=rank, device=torch.device("cpu"))
+    watchdog = Watchdog(SETTINGS, ranks, lambda verdict: print(f"told: {verdict}", flush=True))
+    watchdog.start()
+    troubled = 0 if mode == "the first stops" else world_size - 1
+    for step in range(3):
+        watchdog.mark(f"step {step}: counting")
+        if world_size > 1:
+            torch.distributed.all_reduce(torch.zeros(1))
+    if mode == "all is well":
+        for step in range(12):  # longer than the timeouts, as is the time after the end
+            time.sleep(0.3)
+            watchdog.mark(f"step {step}")
+        watchdog.close()
+        time.sleep(3.5 if rank == 0 else 0)
+        return
+    watchdog.mark("fetching batch 3")
+    time.sleep(0.6)  # until it is told
+    if rank == troubled:
+        if "stops" in mode:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if mode == "one is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(100)  # hangs
+    watchdog.mark("step 3: counting")
+    try:
+        torch.distributed.all_reduce(torch.zeros(1))
+    except RuntimeError:
+        watchdog.leave_if_ranks_are_lost()
+        os._exit(7)
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

@@ -1,0 +1,94 @@
+"""Shards of random tokens in documents of a known distribution of lengths, for measuring without a corpus.
+
+No kernel's time depends on which ids it meets, but attention's depends on the lengths of the documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.manifest import FORMAT_VERSION, FileRecord, Manifest, SplitRecord, TokenizerRecord, write_manifest
+from data_prep.shards import Record, write_shard
+from data_prep.special_tokens import SPECIAL_TOKENS
+
+RECORD_TOKENS = 65_536
+SENTENCE_TOKENS = 20
+MIN_DOCUMENT_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class DocumentLengths:
+    """Log-normal lengths of documents, in tokens."""
+
+    mean: float = 600.0
+    sigma: float = 1.0
+    """Standard deviation of the lengths' logarithm; 0: all documents are equally long."""
+
+    def sample(self, generator: np.random.Generator, size: int) -> np.ndarray:
+        """(size,) int64."""
+        lengths = generator.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma, size)
+        return np.maximum(MIN_DOCUMENT_TOKENS, np.rint(lengths).astype(np.int64))
+
+    def __str__(self) -> str:
+        if self.sigma == 0:
+            return f"synthetic documents of {self.mean:g} tokens each"
+        return f"synthetic documents, log-normal lengths of mean {self.mean:g} tokens and sigma {self.sigma:g}"
+
+
+def write_synthetic_shards(
+    folder: Path, vocab_size: int, num_tokens: int, lengths: DocumentLengths, seed: int = 0
+) -> None:
+    """Write a shard set of one train shard of about `num_tokens` tokens and no valid shard; it has no tokenizer."""
+    records = _records(np.random.default_rng(seed), vocab_size, num_tokens, lengths)
+    shard = write_shard(str(folder), "train-000000", records)
+    nothing = SplitRecord(shards=(), documents=0, sentences=0, tokens=0, unigram_entropy_nats=None)
+    train = SplitRecord(
+        shards=(shard,),
+        documents=shard.documents,
+        sentences=shard.sentences,
+        tokens=shard.tokens,
+        unigram_entropy_nats=None,
+    )
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        clozeworks_version="0",
+        tokenizer=TokenizerRecord(fingerprint="0" * 64, vocab_size=vocab_size, token_dtype=_dtype(vocab_size).name),
+        config={},
+        inputs=(),
+        sources=(),
+        train=train,
+        valid=nothing,
+        token_counts=FileRecord(name="token_counts.safetensors", bytes=0, sha256="0" * 64),
+    )
+    write_manifest(str(folder), manifest)
+
+
+def _records(
+    generator: np.random.Generator, vocab_size: int, num_tokens: int, lengths: DocumentLengths
+) -> Iterator[Record]:
+    num_documents = max(1, round(RECORD_TOKENS / lengths.mean))
+    written = first_id = 0
+    while written < num_tokens:
+        documents = lengths.sample(generator, num_documents)
+        starts = np.cumsum(documents) - documents
+        sentences = [
+            np.arange(start, start + length, SENTENCE_TOKENS) for start, length in zip(starts, documents, strict=True)
+        ]
+        yield Record(
+            tokens=generator.integers(len(SPECIAL_TOKENS), vocab_size, documents.sum()).astype(_dtype(vocab_size)),
+            documents=starts.astype(np.uint32),
+            sentences=np.concatenate(sentences).astype(np.uint32),
+            sources=np.zeros(num_documents, np.uint16),
+            document_ids=np.arange(first_id, first_id + num_documents, dtype=np.uint64),
+        )
+        written += int(documents.sum())
+        first_id += num_documents
+
+
+def _dtype(vocab_size: int) -> np.dtype:
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)

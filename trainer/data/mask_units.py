@@ -1,0 +1,127 @@
+"""Choosing what to mask within a budget: tokens, whole words, or spans, for all rows of a micro-batch at once.
+
+Units (words, spans) are runs of places; they are taken in the order of their hashes until the row's budget is spent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MAX_SPAN_WORDS = 10
+"""Longer spans are cut, as in Joshi et al. 2019."""
+
+
+@dataclass(frozen=True)
+class _Units:
+    """U units of R rows, row by row and within a row in the order of their hashes."""
+
+    rows: np.ndarray
+    """(U,) the row of each."""
+    sizes: np.ndarray
+    """(U,) its tokens."""
+    numbers: np.ndarray
+    """(U,) its number in the order of places."""
+    of_place: np.ndarray
+    """(maskable places,) the number of the unit that each maskable place belongs to."""
+    firsts: np.ndarray
+    """(U,) by number: the flat place of its first token."""
+
+
+def choose_tokens(maskable: np.ndarray, hashes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
+    """The `budgets` (R,) maskable places (R, L) with the smallest hashes of each row; (R, L) bool."""
+    num_rows, sequence_length = maskable.shape
+    # The place in the lowest bits: hashes of a row are never equal, so the number is exact.
+    place_bits = np.uint64((sequence_length - 1).bit_length())
+    hashes = hashes >> place_bits << place_bits
+    hashes |= np.arange(sequence_length, dtype=np.uint64)
+    hashes[~maskable] = np.iinfo(np.uint64).max
+    thresholds = np.sort(hashes, axis=1)[np.arange(num_rows), np.maximum(budgets - 1, 0)]
+    return maskable & (hashes <= thresholds[:, None]) & (budgets > 0)[:, None]
+
+
+def choose_whole(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
+    """Whole units, in the order of their hashes, each that still fits into its row's budget; (R, L) bool.
+
+    A unit is never taken in part, so a row falls short of its budget where no unit as small as the rest is left.
+    """
+    units = _units(maskable, starts, hashes)
+    left = budgets.copy()
+    taken = np.zeros(len(units.sizes), bool)
+    waiting = np.flatnonzero(units.sizes <= left[units.rows])
+    while len(waiting):
+        rows, sizes = units.rows[waiting], units.sizes[waiting]
+        used = _cumulated(sizes, rows)
+        fits = used <= left[rows]
+        # Up to the first that does not fit all are taken; that one is passed over, and the next round goes on after it.
+        misses = np.flatnonzero(~fits)
+        first_miss = np.full(len(left), len(waiting))
+        np.minimum.at(first_miss, rows[misses], misses)
+        here = np.arange(len(waiting)) < first_miss[rows]
+        taken[waiting[here]] = True
+        left -= np.bincount(rows[here], weights=sizes[here], minlength=len(left)).astype(np.int64)
+        later = ~here & (sizes <= left[rows])
+        waiting = waiting[later]
+    by_number = np.zeros(len(units.sizes), bool)
+    by_number[units.numbers] = taken
+    chosen = np.zeros(maskable.shape, bool)
+    chosen[maskable] = by_number[units.of_place]
+    return chosen
+
+
+def choose_parts(
+    maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, budgets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Units in the order of their hashes until the budget is spent exactly; the last is cut at its end.
+
+    Returns:
+        Which places are chosen, (R, L) bool; the place in its row at which each one's unit begins, (R, L) int64.
+    """
+    units = _units(maskable, starts, hashes)
+    used = _cumulated(units.sizes, units.rows)
+    allowed = np.clip(budgets[units.rows] - (used - units.sizes), 0, units.sizes)
+    by_number = np.zeros(len(units.sizes), np.int64)
+    by_number[units.numbers] = allowed
+    first_of_place = units.firsts[units.of_place]
+    chosen = np.zeros(maskable.shape, bool)
+    chosen[maskable] = np.flatnonzero(maskable) - first_of_place < by_number[units.of_place]
+    unit_starts = np.zeros(maskable.shape, np.int64)
+    unit_starts[maskable] = first_of_place % maskable.shape[1]
+    return chosen, unit_starts
+
+
+def split_spans(maskable: np.ndarray, starts: np.ndarray, cuts: np.ndarray, mean_words: float) -> np.ndarray:
+    """Where spans begin, (R, L) bool, when every word opens a new one with probability 1 / `mean_words`.
+
+    So lengths are geometric, in words; the first word after a special token opens one, and none has more than
+    `MAX_SPAN_WORDS`.
+
+    Args:
+        starts: (R, L) bool, where words begin.
+        cuts: (R, L) float64 in [0, 1), one draw a place.
+    """
+    follows = np.roll(maskable, 1, axis=1)
+    follows[:, 0] = False
+    begins = starts & (~follows | (cuts < 1.0 / mean_words))
+    words = np.cumsum(starts.reshape(-1))
+    since = words - np.maximum.accumulate(np.where(begins.reshape(-1), words, 0))
+    return begins | (starts & (since.reshape(starts.shape) % MAX_SPAN_WORDS == 0))
+
+
+def _units(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray) -> _Units:
+    """Every run of maskable places from one start to the next; the hash of a unit is that of its first place."""
+    of_place = np.cumsum(starts[maskable]) - 1
+    firsts = np.flatnonzero(starts)
+    sizes = np.bincount(of_place, minlength=len(firsts))
+    rows = firsts // maskable.shape[1]
+    order = np.lexsort((hashes.reshape(-1)[firsts], rows))
+    return _Units(rows[order], sizes[order], order, of_place, firsts)
+
+
+def _cumulated(sizes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Sums of sizes up to and with each unit, begun anew at each row; rows ascend."""
+    sums = np.cumsum(sizes)
+    opens = np.flatnonzero(np.diff(rows, prepend=-1))
+    before = np.repeat(sums[opens] - sizes[opens], np.diff(opens, append=len(rows)))
+    return sums - before

@@ -1,0 +1,78 @@
+"""Where words begin, told from token ids alone, for masks that take whole words.
+
+A word is what stands between two spaces: its first piece begins with the metaspace (U+2581), the others do not. In
+scripts that write no spaces that would be a whole clause, so there every piece is a word of its own. A character that
+the vocabulary lacks is several byte pieces, which stay together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import regex
+
+from data_prep.cleaning import METASPACE
+
+_WITHOUT_SPACES = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Javanese}"
+    r"\u3000-\u303f\uff00-\uffef]"
+)
+_BYTE = regex.compile(r"<0x([0-9A-F]{2})>")
+_FIRST_LEAD_OF_THREE_BYTES = 0xE0  # of characters from U+0800 on: hardly ever one of a script with spaces
+
+
+class PieceKind(IntEnum):
+    """What a piece does to the word it stands in."""
+
+    JOINS = 0
+    """Goes on with the word before it, unless that is `ALONE`."""
+    OPENS = 1
+    """Begins a word: it begins with the metaspace."""
+    ALONE = 2
+    """A word of its own: a piece of a script without spaces, or the first byte of such a character."""
+    CONTINUES = 3
+    """A later byte of a character: never parted from the byte before it."""
+    SPACE = 4
+    """The metaspace alone: begins a word that the next piece belongs to."""
+
+
+def piece_kinds(pieces: Sequence[str]) -> np.ndarray:
+    """The `PieceKind` of every id of a vocabulary, (vocab_size,) int8; special tokens' are of no account."""
+    return np.array([_kind(piece) for piece in pieces], np.int8)
+
+
+def word_starts(input_ids: np.ndarray, maskable: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """Whether a word begins at each place, (R, L) bool; False where nothing can be masked.
+
+    Args:
+        input_ids: (R, L) int64.
+        maskable: (R, L) bool, False at special tokens: no word reaches across them.
+        kinds: (vocab_size,) as `piece_kinds` gives them.
+    """
+    here = kinds[input_ids]
+    places = np.arange(input_ids.shape[1])
+    # A byte that continues a character counts as what its first byte is.
+    leads = np.maximum.accumulate(np.where(here == PieceKind.CONTINUES, 0, places), axis=1)
+    before = np.roll(np.take_along_axis(here, leads, axis=1), 1, axis=1)
+    follows = np.roll(maskable, 1, axis=1)
+    follows[:, 0] = False
+    opens = (here == PieceKind.OPENS) | (here == PieceKind.SPACE)
+    opens |= (here == PieceKind.ALONE) & (before != PieceKind.SPACE)
+    opens |= (here == PieceKind.JOINS) & (before == PieceKind.ALONE)
+    return maskable & (opens | ~follows)
+
+
+def _kind(piece: str) -> PieceKind:
+    byte = _BYTE.fullmatch(piece)
+    if byte:
+        value = int(byte[1], 16)
+        if 0x80 <= value < 0xC0:
+            return PieceKind.CONTINUES
+        return PieceKind.ALONE if value >= _FIRST_LEAD_OF_THREE_BYTES else PieceKind.JOINS
+    if piece == METASPACE:
+        return PieceKind.SPACE
+    if _WITHOUT_SPACES.search(piece):
+        return PieceKind.ALONE
+    return PieceKind.OPENS if piece.startswith(METASPACE) else PieceKind.JOINS

@@ -1,0 +1,1 @@
+"""Fine-tuning a pretrained encoder on labelled text: tables, tasks, fits, comparison, prediction."""

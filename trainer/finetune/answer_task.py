@@ -1,0 +1,159 @@
+"""Extractive question answering: the stretch of a context that answers a question (Devlin et al. 2018, section 4.2).
+
+A context longer than the model takes is read in windows that overlap by half; the best stretch of all of them counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer.finetune.examples import Examples
+from trainer.finetune.metrics import answer_f1, answer_scores
+from trainer.finetune.sequence_tasks import softmax
+from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, Row
+
+MAX_ANSWER_TOKENS = 30
+NUM_CANDIDATES = 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A stretch of the context, from the character `start` on."""
+
+    text: str
+    start: int
+
+
+class AnswerTask:
+    """One answer for each question (the pair) in its context (the text)."""
+
+    name = "question_answering"
+    auto_class = "AutoModelForQuestionAnswering"
+    metrics: tuple[str, ...] = ("f1", "exact_match")
+    example_score = "F1"
+    needs_pair = True
+
+    def head_options(self) -> dict[str, Any]:
+        return {}
+
+    def parse_text(self, cell: Any) -> str:
+        return str(cell)
+
+    def parse_label(self, cell: Any, text: Any) -> Answer:
+        """An answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`, of which the first counts."""
+        start = None
+        if isinstance(cell, dict):
+            texts, starts = list(cell.get("text", [])), list(cell.get("answer_start", []))
+            if not texts or len(texts) != len(starts):
+                raise ValueError("there is no answer, and each question needs one that stands in its context")
+            cell, start = texts[0], int(starts[0])
+        answer = str(cell)
+        start = text.find(answer) if start is None else start
+        if start < 0 or text[start : start + len(answer)] != answer:
+            raise ValueError(f"the answer {answer!r} does not stand in the context; an extractive model can only point")
+        return Answer(answer, start)
+
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
+        assert examples.pairs is not None, "questions are read with their contexts"
+        rows: list[Row] = []
+        example_of_row: list[int] = []
+        places: list[Any] = []
+        lengths = []
+        for number, (context, question) in enumerate(zip(examples.texts, examples.pairs, strict=True)):
+            windows = _windows(question, context, preprocessor)
+            lengths.append(windows.num_tokens)
+            for ids, types, offsets in zip(windows.input_ids, windows.token_type_ids, windows.offsets, strict=True):
+                row: Row = {"input_ids": ids}
+                if preprocessor.has_token_types:
+                    row["token_type_ids"] = types
+                if examples.labels is not None:
+                    row["start_positions"], row["end_positions"] = _positions(examples.labels[number], offsets)
+                rows.append(row)
+                places.append(offsets)
+                example_of_row.append(number)
+        num_long = sum(length > preprocessor.max_length for length in lengths)
+        return Encoded(rows, example_of_row, lengths, num_long, places)
+
+    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
+        best: dict[int, tuple[float, Prediction]] = {}
+        for output, number, offsets in zip(outputs, encoded.example_of_row, encoded.places, strict=True):
+            for score, start, end in _spans(output["start_logits"], output["end_logits"], offsets):
+                if number not in best or score > best[number][0]:
+                    begin, stop = offsets[start][0], offsets[end][1]
+                    text = examples.texts[number][begin:stop]
+                    begin += len(text) - len(text.lstrip())  # a token may begin with the space before its word
+                    sure = float(softmax(output["start_logits"])[start] * softmax(output["end_logits"])[end])
+                    best[number] = (score, Prediction(Answer(text.strip(), begin), sure, {"start": begin}))
+        nothing = Prediction(Answer("", 0), 0.0, {"start": 0})
+        return [best[number][1] if number in best else nothing for number in range(len(examples))]
+
+    def score(self, labels: Sequence[Answer], predictions: Sequence[Prediction]) -> dict[str, float]:
+        return answer_scores([label.text for label in labels], [prediction.label.text for prediction in predictions])
+
+    def score_example(self, label: Answer, prediction: Prediction) -> float:
+        return answer_f1(label.text, prediction.label.text)
+
+    def show_label(self, label: Answer) -> str:
+        return label.text
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """A question with its context, in one or more windows; offsets are None outside the context."""
+
+    input_ids: list[list[int]]
+    token_type_ids: list[list[int]]
+    offsets: list[list[tuple[int, int] | None]]
+    num_tokens: int
+
+
+def _windows(question: str, context: str, preprocessor: Preprocessor) -> _Windows:
+    tokenizer, max_length = preprocessor.tokenizer, preprocessor.max_length
+    encoded = tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
+    most = max_length // 2  # the context keeps the other half
+    if len(encoded["input_ids"]) > most:
+        question = question[: encoded["offset_mapping"][most - 1][1]]
+    num_question = min(len(encoded["input_ids"]), most)
+    windows = tokenizer(
+        question,
+        context,
+        truncation="only_second",
+        max_length=max_length,
+        stride=max(0, (max_length - num_question - 3) // 2),
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        return_token_type_ids=True,
+    )
+    offsets = [
+        [span if sequence == 1 else None for span, sequence in zip(spans, windows.sequence_ids(number), strict=True)]
+        for number, spans in enumerate(windows["offset_mapping"])
+    ]
+    num_tokens = len(tokenizer(question, context)["input_ids"])
+    return _Windows(windows["input_ids"], windows["token_type_ids"], offsets, num_tokens)
+
+
+def _positions(answer: Answer, offsets: Sequence[tuple[int, int] | None]) -> tuple[int, int]:
+    """First and last token of the answer; place 0 ([CLS]) twice where the window does not hold all of it."""
+    begin, end = answer.start, answer.start + len(answer.text)
+    inside = [place for place, span in enumerate(offsets) if span is not None and span[0] < end and span[1] > begin]
+    if not inside or offsets[inside[0]][0] > begin or offsets[inside[-1]][1] < end:  # type: ignore[index]
+        return 0, 0
+    return inside[0], inside[-1]
+
+
+def _spans(
+    start_logits: np.ndarray, end_logits: np.ndarray, offsets: Sequence[tuple[int, int] | None]
+) -> list[tuple[float, int, int]]:
+    """(score, first token, last token) of the likeliest stretches within the context, logits (length,)."""
+    starts = np.argsort(-start_logits)[:NUM_CANDIDATES].tolist()
+    ends = np.argsort(-end_logits)[:NUM_CANDIDATES].tolist()
+    return [
+        (float(start_logits[start] + end_logits[end]), start, end)
+        for start in starts
+        for end in ends
+        if offsets[start] is not None and offsets[end] is not None and start <= end < start + MAX_ANSWER_TOKENS
+    ]

@@ -1,0 +1,171 @@
+"""A fitted model as a folder: Hugging Face format, loading without this project, with what made it written beside.
+
+config.json model.safetensors          the encoder with its head; class names in id2label
+tokenizer.json tokenizer.model ...     the encoder's tokenizer, byte for byte
+README.md finetune.json provenance.json
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from data_prep import storage
+from data_prep.errors import UserError
+from trainer.fill_mask import quiet_transformers
+from trainer.finetune.batches import Collator, predict
+from trainer.finetune.data import make_task
+from trainer.finetune.examples import Columns, Examples
+from trainer.finetune.tasks import Prediction, Preprocessor, Task
+from trainer.model_folder import PROVENANCE_FILE, read_provenance
+from trainer.pretrained import load_pretrained, load_tokenizer, max_length
+
+FINETUNE_FILE = "finetune.json"
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
+
+
+@dataclass(frozen=True)
+class FitFacts:
+    """What made a fitted model; finetune.json."""
+
+    task: str
+    base_model: str
+    """As the user named it: models:/NAME@ALIAS or a folder's name."""
+    variant: str
+    text_column: str
+    pair_column: str | None
+    label_column: str
+    max_length: int
+    learning_rate: float
+    seed: int
+    best_epoch: int
+    num_examples: dict[str, int]
+    valid_scores: dict[str, float]
+    scores: dict[str, float]
+    scored_on: str
+    train_sha256: str
+
+
+def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts: FitFacts, run_id: str | None) -> None:
+    """Write the folder; `source` is the encoder's, for tokenizer and origin.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        with quiet_transformers():
+            model.save_pretrained(str(output))
+        for pattern in TOKENIZER_FILES:
+            for path in source.glob(pattern):
+                shutil.copyfile(path, output / path.name)
+        _write_json(output / FINETUNE_FILE, asdict(facts))
+        base = read_provenance(source)
+        provenance = {
+            "task": facts.task,
+            "variant": facts.variant,
+            "base_model": facts.base_model,
+            "base": {name: value for name, value in base.items() if name not in ("parity", "libraries")},
+            "mlflow_run_id": run_id,
+            "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
+            "scores": {f"{facts.scored_on}/{name}": value for name, value in facts.scores.items()},
+            "train_sha256": facts.train_sha256,
+            "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),
+        }
+        _write_json(output / PROVENANCE_FILE, provenance)
+        (output / "README.md").write_text(_card(output.name, facts), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output} cannot be written ({error.strerror or error}); give another --output") from None
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A fitted model, ready to predict."""
+
+    model: PreTrainedModel
+    task: Task
+    preprocessor: Preprocessor
+    columns: Columns | None
+    """Those it was fitted with, where the folder says so."""
+
+    @classmethod
+    def load(cls, folder: Path) -> FittedModel:
+        """Load a folder that `save_fitted_model` wrote, or one of a classifier, tagger or reader from elsewhere.
+
+        Raises:
+            UserError: the folder is no fitted model.
+        """
+        config = _read_json(folder / "config.json")
+        facts = _read_json(folder / FINETUNE_FILE)
+        name = facts.get("task") or _task_of(config, folder)
+        names = [text for _, text in sorted((int(key), text) for key, text in config.get("id2label", {}).items())]
+        task = make_task(name, names)
+        model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
+        if missing:
+            raise UserError(
+                f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}, so it was not fitted to {name}; give a "
+                "folder that launch/finetune.py wrote"
+            )
+        tokenizer = load_tokenizer(folder)
+        longest = min(
+            facts.get("max_length") or max_length(model.config, tokenizer), max_length(model.config, tokenizer)
+        )
+        has_token_types = getattr(model.config, "type_vocab_size", 0) > 1
+        columns = Columns(facts["text_column"], facts["pair_column"], facts["label_column"]) if facts else None
+        return cls(model, task, Preprocessor(tokenizer, longest, has_token_types), columns)
+
+    def predict(self, examples: Examples, batch_size: int = 32) -> tuple[list[Prediction], int]:
+        """A prediction for each example, and how many texts were longer than the model takes."""
+        with quiet_transformers():
+            encoded = self.task.encode(examples, self.preprocessor)
+        collate = Collator(self.preprocessor.tokenizer.pad_token_id or 0)
+        outputs, _ = predict(self.model, encoded.rows, collate, batch_size)
+        return self.task.decode(outputs, encoded, examples), encoded.num_truncated
+
+
+def _task_of(config: Mapping[str, Any], folder: Path) -> str:
+    architecture = str((config.get("architectures") or ["a model without architectures"])[0])
+    if architecture.endswith("ForSequenceClassification"):
+        one_number = config.get("problem_type") == "regression" or len(config.get("id2label", {})) == 1
+        return "regression" if one_number else "classification"
+    if architecture.endswith("ForTokenClassification"):
+        return "token_classification"
+    if architecture.endswith("ForQuestionAnswering"):
+        return "question_answering"
+    raise UserError(
+        f"{folder} is a {architecture}, which was not fitted to a task; give a folder that launch/finetune.py wrote"
+    )
+
+
+def _card(name: str, facts: FitFacts) -> str:
+    tag = {"token_classification": "token-classification", "question_answering": "question-answering"}
+    scores = "\n".join(f"- {metric} on {facts.scored_on}: {value:.4f}" for metric, value in facts.scores.items())
+    counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
+    return (
+        f"---\nlibrary_name: transformers\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
+        f"tags:\n- clozeworks\n---\n\n# {name}\n\n"
+        f"`{facts.base_model}`, fitted to {facts.task.replace('_', ' ')} with clozeworks ({facts.variant}, learning "
+        f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
+        f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts beyond {facts.max_length} tokens are cut.\n\n"
+        "It knows nothing but its training examples' task and language, and repeats their errors and biases. Where it "
+        "comes from stands in `provenance.json`, how it was fitted in `finetune.json`.\n"
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); the folder is damaged, copy it again") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

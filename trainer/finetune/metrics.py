@@ -1,0 +1,114 @@
+"""Scores of predictions: agreement of classes, correlation, entities, and answers."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, precision_recall_fscore_support
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+class Entity(NamedTuple):
+    """A run of words of one type; `end` is the first word after it."""
+
+    type: str
+    start: int
+    end: int
+
+
+def classification_scores(labels: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """Accuracy, F1 and Matthews correlation.
+
+    F1 of two classes is that of the second (GLUE's, Wang et al. 2018), of more the mean over classes.
+    """
+    options = {"average": "binary", "pos_label": names[1]} if len(names) == 2 else {"average": "macro"}
+    return {
+        "accuracy": float(accuracy_score(labels, predicted)),
+        "f1": float(f1_score(labels, predicted, zero_division=0.0, **options)),
+        "mcc": float(matthews_corrcoef(labels, predicted)),
+    }
+
+
+def regression_scores(labels: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
+    """Spearman's and Pearson's correlation (of a constant 0), and the root of the mean squared error."""
+    error = float(np.sqrt(np.mean((np.asarray(labels) - np.asarray(predicted)) ** 2)))
+    if len(set(labels)) < 2 or len(set(predicted)) < 2:
+        return {"spearman": 0.0, "pearson": 0.0, "rmse": error}
+    return {
+        "spearman": float(spearmanr(labels, predicted).statistic),
+        "pearson": float(pearsonr(labels, predicted).statistic),
+        "rmse": error,
+    }
+
+
+def tagging_scores(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Accuracy of words; F1, precision and recall: of whole entities (tags B-, I- and O), else the means over tags."""
+    flat = [
+        (tag, guess)
+        for tags, guesses in zip(labels, predicted, strict=True)
+        for tag, guess in zip(tags, guesses, strict=True)
+    ]
+    gold, guessed = [tag for tag, _ in flat], [guess for _, guess in flat]
+    accuracy = float(accuracy_score(gold, guessed))
+    if not marks_entities(set(gold)):
+        means = precision_recall_fscore_support(gold, guessed, average="macro", zero_division=0.0)
+        precision, recall, f1 = (float(mean) for mean in means[:3])
+        return {"f1": f1, "precision": precision, "recall": recall, "accuracy": accuracy}
+    found = Counter[str]()
+    for tags, guesses in zip(labels, predicted, strict=True):
+        true, said = set(entities(tags)), set(entities(guesses))
+        found.update({"true": len(true), "said": len(said), "right": len(true & said)})
+    precision = found["right"] / found["said"] if found["said"] else 0.0
+    recall = found["right"] / found["true"] if found["true"] else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return {"f1": f1, "precision": precision, "recall": recall, "accuracy": accuracy}
+
+
+def marks_entities(tags: set[str]) -> bool:
+    """Whether the tags are those of entities: O, and B- or I- with a type."""
+    return all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags) and any(tag != "O" for tag in tags)
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of a sentence; an I- that continues none of its type begins one, as in CoNLL-2003's conlleval."""
+    found: list[Entity] = []
+    for place, tag in enumerate(tags):
+        if tag == "O" or len(tag) < 3:
+            continue
+        kind = tag[2:]
+        if tag[0] == "I" and found and found[-1].type == kind and found[-1].end == place:
+            found[-1] = found[-1]._replace(end=place + 1)
+        else:
+            found.append(Entity(kind, place, place + 1))
+    return found
+
+
+def answer_scores(labels: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
+    """Exact match and F1 over words, both on normalised answers (Rajpurkar et al. 2016, section 6.1)."""
+    pairs = list(zip(labels, predicted, strict=True))
+    return {
+        "f1": float(np.mean([answer_f1(*pair) for pair in pairs])),
+        "exact_match": float(np.mean([normalise_answer(a) == normalise_answer(b) for a, b in pairs])),
+    }
+
+
+def answer_f1(label: str, predicted: str) -> float:
+    """The overlap of the two answers' words."""
+    gold, guess = normalise_answer(label).split(), normalise_answer(predicted).split()
+    shared = (Counter(gold) & Counter(guess)).total()
+    if not gold or not guess:
+        return float(gold == guess)
+    return 2 * shared / (len(gold) + len(guess))
+
+
+def normalise_answer(text: str) -> str:
+    """Small letters, without punctuation, English articles and doubled spaces."""
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(_ARTICLES.sub(" ", kept).split())

@@ -1,0 +1,63 @@
+"""How many parameters a fit trains: counted, beside the closed form for BERT's layout."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel
+
+
+class ParameterRow(NamedTuple):
+    """A part of the model; `closed_form` and `formula` are None where the family's layout has none here."""
+
+    part: str
+    counted: int
+    closed_form: int | None
+    formula: str | None
+
+
+def trainable_parameters(model: PreTrainedModel, frozen: bool) -> list[ParameterRow]:
+    """The parts that are trained, and their sum last."""
+    encoder = model.base_model
+    counts = {"encoder": 0, "pooler": 0, "head": 0}
+    for name, parameter in model.named_parameters():
+        inside = name.removeprefix(f"{model.base_model_prefix}.")
+        part = "head" if inside == name else "pooler" if inside.startswith("pooler.") else "encoder"
+        counts[part] += parameter.numel()
+    if frozen:
+        counts.pop("encoder")
+    if getattr(encoder, "pooler", None) is None:
+        counts.pop("pooler")
+    forms = _bert_forms(model.config) if model.config.model_type == "bert" else {}
+    rows = [ParameterRow(part, count, *forms.get(part, (None, None))) for part, count in counts.items()]
+    closed = [row.closed_form for row in rows]
+    total = sum(number for number in closed if number is not None) if None not in closed else None
+    return [
+        *rows,
+        ParameterRow("total", sum(counts.values()), total, "sum of the above" if total is not None else None),
+    ]
+
+
+def parameter_lines(rows: list[ParameterRow]) -> list[str]:
+    """The table for people."""
+    lines = [f"{'trained':<10}{'closed form':>14}{'counted':>14}  formula"]
+    for row in rows:
+        closed = f"{row.closed_form:,}" if row.closed_form is not None else "-"
+        formula = row.formula or "(none for this family)"
+        lines.append(f"{row.part:<10}{closed:>14}{row.counted:>14,}  {formula}")
+    return lines
+
+
+def _bert_forms(config: Any) -> dict[str, tuple[int, str]]:
+    """V vocabulary rows, P positions, T segment types, L layers, H hidden size, I feed-forward size, C labels."""
+    hidden, inner, labels = config.hidden_size, config.intermediate_size, config.num_labels
+    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    layer = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
+    return {
+        "encoder": (
+            rows * hidden + 2 * hidden + config.num_hidden_layers * layer,
+            "(V + P + T + 2) * H + L * (4 * H**2 + 2 * H * I + 9 * H + I)",
+        ),
+        "pooler": (hidden * hidden + hidden, "H**2 + H"),
+        "head": (hidden * labels + labels, "H * C + C"),
+    }

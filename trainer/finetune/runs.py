@@ -1,0 +1,79 @@
+"""An experiment in MLflow: one run, and in it a run for each fit, told by the same spool as a pretraining's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TrackingSettings
+from trainer.finetune.experiment import Fit
+from trainer.finetune.fitting import Point
+from trainer.mlflow_server import connect, redact
+from trainer.tracking import MetricLog, NullTracker, RunStatus, Tracker
+
+PARENT_TAG = "mlflow.parentRunId"
+
+
+class ExperimentRuns:
+    """The parent run and its children; without tracking all of them are silent."""
+
+    def __init__(self, parent: MetricLog, settings: TrackingSettings | None, folder: Path, tracking_uri: str) -> None:
+        self.parent = parent
+        self._settings = settings
+        self._folder = folder
+        self._tracking_uri = tracking_uri
+
+    @classmethod
+    def open(cls, settings: TrackingSettings, folder: Path, tracking_uri: str) -> ExperimentRuns:
+        """Begin the parent run; what is not sent yet waits in `folder`.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        return cls(Tracker.open(settings, folder), settings, folder, tracking_uri)
+
+    @classmethod
+    def silent(cls) -> ExperimentRuns:
+        return cls(NullTracker(), None, Path(), "")
+
+    def child(self, variant: str, seed: int, rate: float) -> FitRun:
+        """Begin the run of one fit."""
+        name = f"{variant}-seed{seed}-rate{rate:g}"
+        if self._settings is None:
+            return FitRun(NullTracker())
+        settings = self._settings.model_copy(update={"run_name": name})
+        log = Tracker.open(settings, self._folder / "runs" / name)
+        if self.parent.run_id is not None:
+            log.log_tags({PARENT_TAG: self.parent.run_id})
+        log.log_params({"variant": variant, "seed": seed, "learning_rate": rate})
+        return FitRun(log)
+
+    def log_picture(self, path: Path, warn: Callable[[str], None]) -> None:
+        """Put a PNG beside the parent run; a server that does not take it is told of, no more."""
+        if self._settings is None or self.parent.run_id is None:
+            return
+        try:
+            connect(self._tracking_uri).log_artifact(self.parent.run_id, str(path))
+        except Exception as error:  # whatever a server does: the picture is on disk
+            warn(f"{path.name} was not sent to MLflow ({redact(str(error))[:200]}); it is in {path.parent}")
+
+    def close(self, status: RunStatus) -> None:
+        self.parent.close(status)
+
+
+class FitRun:
+    """The run of one fit."""
+
+    def __init__(self, log: MetricLog) -> None:
+        self._log = log
+
+    def record(self, point: Point) -> None:
+        self._log.log(point.step, {point.name: point.value})
+
+    def finish(self, one: Fit) -> None:
+        """Log the scores that are reported, and end the run."""
+        last = max((point.step for point in one.points), default=0)
+        scores: Mapping[str, Any] = {f"reported/{name}": value for name, value in one.scores.items()}
+        self._log.log(last, {**scores, "best_epoch": one.best_epoch, "fit_seconds": one.seconds})
+        self._log.close("FINISHED")

@@ -1,0 +1,111 @@
+"""Begin with trained weights: a Hugging Face checkpoint of BERT or ModernBERT becomes the weights of a new run.
+
+Rank 0 reads (a local folder, or `models:/...` from the registry) and hands the weights to the others, so that only it
+needs the folder. transformers loads them, which knows old names of weights, divided files and models without heads.
+Only safetensors are read. Parameters that the checkpoint lacks keep their fresh values, and it is said which.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from data_prep import storage
+from data_prep.errors import UserError
+from trainer.config import ModelSettings
+from trainer.distributed import Ranks, broadcast_object
+from trainer.model.hugging_face import FAMILIES, family_in_transformers
+from trainer.model.pretraining import PretrainingModel
+from trainer.pretrained import load_config, load_pretrained
+from trainer.registry import pull
+
+_ARCHITECTURES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}
+
+
+class _Found(NamedTuple):
+    """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or why it could not."""
+
+    weights: dict[str, torch.Tensor]
+    problem: str | None = None
+
+
+def load_initial_weights(
+    model: PretrainingModel, source: str, ranks: Ranks, tracking_uri: str | None = None
+) -> list[str]:
+    """Put the weights of `source` into `model` (fp32, on the CPU), all ranks together; returns what to say of it.
+
+    Raises:
+        UserError: `source` is no such checkpoint, or of another architecture than the model.
+    """
+    found = broadcast_object(_read_or_explain(model, source, tracking_uri) if ranks.is_first else None, ranks)
+    if found.problem is not None:
+        raise UserError(found.problem)
+    parameters = dict(model.named_parameters())
+    filled_up = []
+    with torch.no_grad():
+        for name, weight in found.weights.items():
+            parameters[name][: len(weight)].copy_(weight)
+            if len(weight) < len(parameters[name]):
+                filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
+    fresh = [name for name in parameters if name not in found.weights] + filled_up
+    lines = [
+        f"beginning with the weights of {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"
+    ]
+    return lines + ([f"initialised anew, since it lacks them: {', '.join(fresh)}"] if fresh else [])
+
+
+def _read_or_explain(model: PretrainingModel, source: str, tracking_uri: str | None) -> _Found:
+    """An error of rank 0 has to reach the ranks that wait for its weights."""
+    try:
+        return _Found(_read(model, source, tracking_uri))
+    except UserError as error:
+        return _Found({}, str(error))
+
+
+def _read(model: PretrainingModel, source: str, tracking_uri: str | None) -> dict[str, torch.Tensor]:
+    folder = pull(source, tracking_uri=tracking_uri)  # refuses pickles and code
+    family = _check_architecture(folder, source, model.config)
+    loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
+    weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
+    converted: dict[str, torch.Tensor] = {}
+    for name, _ in model.named_parameters():
+        sources = FAMILIES[family].hugging_face_names(name)
+        lacking = [source_name for source_name in sources if source_name not in weights]
+        if not lacking:
+            converted[name] = torch.cat([weights[source_name] for source_name in sources])
+        elif name.startswith("encoder."):
+            raise UserError(
+                f"init_from={storage.redact(source)} lacks {', '.join(lacking)} of the encoder; it is damaged, or no "
+                "checkpoint of this architecture"
+            )
+    return converted
+
+
+def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str:
+    """The family of both sides, whose config.json has to say what `config` says."""
+    where = storage.redact(source)
+    family = family_in_transformers(config, next_sentence=False)
+    theirs: dict[str, Any] = load_config(folder).to_dict()
+    if theirs["model_type"] != family:
+        raise UserError(
+            f"init_from={where} is a {theirs['model_type']}, and the model is a {family} "
+            f"(model.family={config.family}); take a checkpoint of BERT or ModernBERT, and set the family it is of"
+        )
+    settings = FAMILIES[family].settings_of(theirs)
+    differences = [
+        f"model.{name} is {getattr(config, name)} and there {value}"
+        for name, value in settings.items()
+        if getattr(config, name) != value
+    ]
+    if theirs["vocab_size"] > config.padded_vocab_size:
+        differences.append(f"model.vocab_size is {config.vocab_size} and there {theirs['vocab_size']}")
+    if not theirs.get("tie_word_embeddings", True):
+        differences.append("the MLM decoder is the word matrix and there a matrix of its own")
+    if differences:
+        raise UserError(
+            f"init_from={where} is of another architecture: {'; '.join(differences)}; set these as they are there, or "
+            "take another checkpoint"
+        )
+    return family

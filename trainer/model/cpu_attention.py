@@ -1,0 +1,133 @@
+"""Attention on the CPU, one call for each sequence: a short sequence costs its own length squared, not its row's.
+
+An operator of our own, since the lengths are read on the host: to torch.compile it is one opaque call, where a loop
+in the block would be traced anew for every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+# What F.scaled_dot_product_attention calls on the CPU without dropout; it gives the backward its log-sum-exp.
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def attend_by_sequence(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Scaled dot-product attention within each sequence.
+
+    Args:
+        query, key, value: (T, num_heads, head_size), as is the result.
+        cu_seqlens: (S + 1,) int32, starts of the sequences, then T; unused entries repeat T.
+        bias: (L, L), added to the scores of a sequence from its first place on; L is at least the longest length.
+    """
+    attended, _ = torch.ops.clozeworks.attend_by_sequence(query, key, value, cu_seqlens, bias)
+    return attended
+
+
+@torch.library.custom_op(
+    "clozeworks::attend_by_sequence",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens, Tensor? bias) -> (Tensor, Tensor)",
+)
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The attended values, and the log-sum-exp of each place's scores, (T, num_heads) float32 or float64."""
+    attended, log_sum_exp = _empty_results(query)
+    for sequence in _sequences(cu_seqlens):
+        inputs = (_as_one(tensor[sequence]) for tensor in (query, key, value))
+        result, sums = _forward(*inputs, attn_mask=_corner(bias, sequence))
+        attended[sequence] = result[0].transpose(0, 1)
+        log_sum_exp[sequence] = sums[0].transpose(0, 1)
+    return attended, log_sum_exp
+
+
+@_attend.register_fake
+def _attend_fake(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _empty_results(query)
+
+
+@torch.library.custom_op(
+    "clozeworks::attend_by_sequence_backward",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor attended, Tensor log_sum_exp, "
+    "Tensor cu_seqlens, Tensor? bias) -> (Tensor, Tensor, Tensor)",
+)
+def _attend_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attended: torch.Tensor,
+    log_sum_exp: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gradients = tuple(_empty_like(tensor) for tensor in (query, key, value))
+    for sequence in _sequences(cu_seqlens):
+        inputs = (_as_one(tensor[sequence]) for tensor in (gradient, query, key, value, attended))
+        sums = log_sum_exp[sequence].transpose(0, 1)[None]
+        results = _backward(*inputs, sums, 0.0, False, attn_mask=_corner(bias, sequence))
+        for whole, part in zip(gradients, results, strict=True):
+            whole[sequence] = part[0].transpose(0, 1)
+    return gradients
+
+
+@_attend_backward.register_fake
+def _attend_backward_fake(
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _empty_like(query), _empty_like(key), _empty_like(value)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, cu_seqlens, bias = inputs
+    ctx.save_for_backward(query, key, value, *output, cu_seqlens, bias)
+
+
+def _differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    gradients = torch.ops.clozeworks.attend_by_sequence_backward(gradient, *ctx.saved_tensors)
+    return *gradients, None, None
+
+
+_attend.register_autograd(_differentiate, setup_context=_save)
+
+
+def _sequences(cu_seqlens: torch.Tensor) -> Iterator[slice]:
+    boundaries = cu_seqlens.tolist()
+    for start, stop in zip(boundaries, boundaries[1:], strict=False):
+        if stop > start:
+            yield slice(start, stop)
+
+
+def _as_one(sequence: torch.Tensor) -> torch.Tensor:
+    """(length, heads, size) to (1, heads, length, size)."""
+    return sequence.transpose(0, 1)[None]
+
+
+def _corner(bias: torch.Tensor | None, sequence: slice) -> torch.Tensor | None:
+    length = sequence.stop - sequence.start
+    return None if bias is None else bias[:length, :length]
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _empty_results(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    precision = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return _empty_like(query), torch.empty(query.shape[:2], dtype=precision, device=query.device)

@@ -1,0 +1,67 @@
+"""Which options are BERT and which ModernBERT.
+
+The name of a family is a promise: transformers has a class that computes exactly this, so the model can be exported.
+A family brings its published options where the configuration is silent, and fixes those that its class cannot vary.
+`custom` starts from BERT's, fixes none and promises nothing: such a model trains, is evaluated and fills masks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
+
+MODERNBERT_OPTIONS: Mapping[str, Any] = {
+    "position_embedding": "rotary",
+    "norm_position": "pre",
+    "hidden_act": "geglu",
+    "bias": False,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-5,
+    "hidden_dropout_prob": 0.0,
+    "local_attention": 128,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160_000.0,
+    "initialisation": "depth_scaled",
+}
+"""Warner et al. 2024 (ModernBERT), section 2.1 and table 4. BERT's options (Devlin et al. 2018) are the defaults of
+`ModelSettings`."""
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"bert": {}, "modernbert": MODERNBERT_OPTIONS, "custom": {}}
+
+
+class Rule(NamedTuple):
+    """What a family's class in transformers fixes about one option."""
+
+    allowed: Container[Any]
+    reason: str
+
+
+RULES: Mapping[str, Mapping[str, Rule]] = {
+    "bert": {
+        "position_embedding": Rule(("learned",), "BERT learns a vector for every position"),
+        "norm": Rule(("layernorm",), "BERT has LayerNorm"),
+        "norm_position": Rule(("post",), "BERT normalises after each residual sum"),
+        "embedding_norm": Rule((True,), "BERT normalises the embeddings"),
+        "hidden_act": Rule(("gelu", "relu"), "BERT's feed-forward layer has no gate"),
+        "bias": Rule((True,), "BERT has biases in all linear layers and norms"),
+        "type_vocab_size": Rule(range(1, 1 << 31), "BERT has an embedding for token types"),
+        "local_attention": Rule((None,), "BERT attends to the whole sequence"),
+    },
+    "modernbert": {
+        "position_embedding": Rule(("rotary",), "ModernBERT has rotary positions"),
+        "norm": Rule(("layernorm",), "ModernBERT has LayerNorm"),
+        "norm_position": Rule(("pre",), "ModernBERT normalises before each sublayer"),
+        "embedding_norm": Rule((True,), "ModernBERT normalises the embeddings"),
+        "hidden_act": Rule(("geglu",), "ModernBERT's feed-forward layer is a GeGLU"),
+        "type_vocab_size": Rule((0,), "ModernBERT has no token types"),
+    },
+}
+
+
+def violations(family: str, options: Mapping[str, Any]) -> list[str]:
+    """The options that `family` does not have, each as "model.NAME=VALUE (reason)"."""
+    return [
+        f"model.{name}={options[name]} ({rule.reason})"
+        for name, rule in RULES.get(family, {}).items()
+        if options[name] not in rule.allowed
+    ]

@@ -1,0 +1,67 @@
+"""Positions: a learned vector each, sinusoids, or rotations of queries and keys.
+
+What is computed is computed in float32 for every micro-batch: a buffer would be rounded with the weights to bfloat16,
+in which neighbouring positions beyond 256 are the same number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from trainer.config import ModelSettings
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of every place's angles, each (T, 1, head_size) float32; one for all layers of a theta."""
+
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+
+class SinusoidalPositions(nn.Module):
+    """Sines and cosines of wavelengths from 2 pi to 20,000 pi (Vaswani et al. 2017, section 3.5).
+
+    Scaled to the deviation of fresh word vectors, so that neither drowns the other; Vaswani et al. scale words instead.
+    """
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__()
+        self.hidden_size = config.hidden_size
+        self.amplitude = math.sqrt(2.0) * config.initializer_range
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """(T,) int64 to (T, hidden_size) float32, sine and cosine of each frequency side by side."""
+        angles = _angles(position_ids, self.hidden_size, theta=10_000.0)
+        return self.amplitude * torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+def build_position_embeddings(config: ModelSettings) -> nn.Module | None:
+    """The module that turns positions into vectors added to the word vectors; None where attention rotates."""
+    if config.position_embedding == "learned":
+        return nn.Embedding(config.max_position_embeddings, config.hidden_size)
+    return SinusoidalPositions(config) if config.position_embedding == "sinusoidal" else None
+
+
+def rotation(position_ids: torch.Tensor, head_size: int, theta: float) -> Rotation:
+    """The angles of `position_ids` (T,) for heads of `head_size` (Su et al. 2021, section 3.4.2)."""
+    angles = _angles(position_ids, head_size, theta)  # (T, head_size / 2)
+    angles = torch.cat([angles, angles], dim=-1)[:, None]
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Turn queries or keys (T, num_heads, head_size): number i of a head pairs with number i + head_size / 2."""
+    numbers = heads.float()
+    first, second = numbers.chunk(2, dim=-1)
+    turned = numbers * rotation.cosine + torch.cat([-second, first], dim=-1) * rotation.sine
+    return turned.to(heads.dtype)
+
+
+def _angles(position_ids: torch.Tensor, size: int, theta: float) -> torch.Tensor:
+    """(T, size / 2) float32: position times theta ** (-2 i / size)."""
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=position_ids.device) / size
+    return position_ids[:, None].float() * (1.0 / theta**exponents)
