@@ -271,9 +271,9 @@ def report_lines(setting: Setting, results: list[VariantResult]) -> Iterator[str
 
 
 def open_runs(arguments: argparse.Namespace) -> ExperimentRuns:
-    from trainer.config import TrackingSettings
     from trainer.finetune.runs import ExperimentRuns
     from trainer.mlflow_server import resolve_tracking_uri
+    from trainer.settings.watching import TrackingSettings
 
     if arguments.no_tracking:
         return ExperimentRuns.silent()

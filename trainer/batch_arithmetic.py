@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config import Phase
+from trainer.settings.training import Phase
 
 
 @dataclass(frozen=True)

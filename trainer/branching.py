@@ -13,8 +13,8 @@ from pathlib import Path
 from data_prep.errors import UsageError
 from trainer.checkpoint import TrainState
 from trainer.checkpoint_store import remove_step, stored_steps
-from trainer.config import TrackingSettings
 from trainer.sample_range import SampleRange
+from trainer.settings.watching import TrackingSettings
 from trainer.tracking import Tracker
 
 PARENT_TAG = "mlflow.parentRunId"

@@ -43,10 +43,11 @@ from trainer.checkpoint_format import (
 from trainer.checkpoint_retention import superfluous_steps
 from trainer.checkpoint_store import stored_steps
 from trainer.compatibility import check_compatible
-from trainer.config import CheckpointSettings, RunConfig, without_secrets
+from trainer.config import RunConfig, without_secrets
 from trainer.distributed import Ranks, barrier, broadcast_object, gather_objects
 from trainer.engine import Engine
 from trainer.fragments import KINDS, Fragment, parameter_shapes
+from trainer.settings.watching import CheckpointSettings
 from trainer.tensor_file import Part, write_tensors
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.config import CheckpointSettings
+from trainer.settings.watching import CheckpointSettings
 
 
 def superfluous_steps(complete: Mapping[int, float | None], newest: int, settings: CheckpointSettings) -> set[int]:

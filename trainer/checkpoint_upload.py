@@ -16,8 +16,8 @@ from data_prep.errors import UserError
 from trainer.checkpoint_format import MARKER_NAME, STATE_NAME, Checkpoint, Marker, rank_file_name, read_marker
 from trainer.checkpoint_retention import superfluous_steps
 from trainer.checkpoint_store import COPIED_SUFFIX, copy_file, remove_step, stored_folder, stored_metric, stored_steps
-from trainer.config import CheckpointSettings
 from trainer.distributed import Ranks
+from trainer.settings.watching import CheckpointSettings
 
 _POLL_SECONDS = 1.0
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed
 
 from data_prep.errors import UsageError, UserError
-from trainer.config import DistributedSettings
+from trainer.settings.training import DistributedSettings
 
 _LEAVING_SECONDS = 5.0
 _LOST_PEER = re.compile(r"closed by peer|connection reset|timed out|broken pipe|socket.*closed|ncclRemoteError", re.I)

@@ -11,7 +11,7 @@ from data_prep.errors import UserError
 from data_prep.manifest import Manifest, read_manifest
 from data_prep.settings import to_yaml
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.config import Phase, RunConfig, without_secrets
+from trainer.config import RunConfig, without_secrets
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import (
     activation_bytes,
@@ -20,6 +20,7 @@ from trainer.model.sizes import (
     memory_per_rank,
     parameter_table,
 )
+from trainer.settings.training import Phase
 
 GIB = 1 << 30
 

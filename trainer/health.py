@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from data_prep.errors import UserError
-from trainer.config import HealthSettings
 from trainer.sample_range import SampleRange
+from trainer.settings.watching import HealthSettings
 from trainer.throughput import slow_rank
 
 MIN_HISTORY = 20

@@ -14,12 +14,12 @@ import torch
 
 from data_prep import storage
 from data_prep.errors import UserError
-from trainer.config import ModelSettings
 from trainer.distributed import Ranks, broadcast_object
 from trainer.model.hugging_face import FAMILIES, family_in_transformers
 from trainer.model.pretraining import PretrainingModel
 from trainer.pretrained import load_config, load_pretrained
 from trainer.registry import pull
+from trainer.settings.model import ModelSettings
 
 _ARCHITECTURES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}
 

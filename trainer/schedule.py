@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from trainer.config import DataSettings, ScheduleSettings
+from trainer.settings.data import DataSettings
+from trainer.settings.training import ScheduleSettings
 
 
 def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSettings) -> float:

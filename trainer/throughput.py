@@ -15,8 +15,9 @@ from typing import TypeVar
 
 import torch
 
-from trainer.config import Phase, RunConfig
+from trainer.config import RunConfig
 from trainer.model.sizes import flops_per_token
+from trainer.settings.training import Phase
 
 Batch = TypeVar("Batch")
 

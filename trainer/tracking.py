@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from data_prep.errors import UserError
-from trainer.config import TrackingSettings
 from trainer.delivery import Delivery, short
 from trainer.mlflow_server import connect, redact, request_limits, resolve_tracking_uri, view_hint
+from trainer.settings.watching import TrackingSettings
 from trainer.spool import Spool
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]

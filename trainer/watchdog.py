@@ -21,8 +21,8 @@ from datetime import timedelta
 
 import torch.distributed
 
-from trainer.config import HealthSettings
 from trainer.distributed import Ranks
+from trainer.settings.watching import HealthSettings
 
 LOST_RANK_EXIT_STATUS = 76
 """A rank was lost or hung (EX_PROTOCOL of sysexits.h): the same command goes on from the last checkpoint."""

@@ -34,9 +34,10 @@ import torch
 
 from data_prep.manifest import FileRecord, Manifest, ShardRecord, SplitRecord, TokenizerRecord, write_manifest
 from data_prep.shards import Record, write_shard
-from trainer.config import DataSettings, Phase
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
+from trainer.settings.data import DataSettings
+from trainer.settings.training import Phase
 
 VOCAB_SIZE = 30_522
 SHARD_TOKENS = 5_000_000

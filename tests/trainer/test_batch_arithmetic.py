@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.config import Phase
+from trainer.settings.training import Phase
 
 
 def phase(length: int, micro_rows: int, global_rows: int) -> Phase:

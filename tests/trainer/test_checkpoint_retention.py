@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.checkpoint_retention import superfluous_steps
-from trainer.config import CheckpointSettings
+from trainer.settings.watching import CheckpointSettings
 
 STEPS = dict.fromkeys((10, 20, 30, 40, 50))
 

@@ -22,8 +22,8 @@ from trainer.checkpoint_fetch import needed_files
 from trainer.checkpoint_format import MARKER_NAME, read_marker
 from trainer.checkpoint_store import stored_steps
 from trainer.checkpoint_upload import Uploader
-from trainer.config import CheckpointSettings
 from trainer.distributed import Ranks
+from trainer.settings.watching import CheckpointSettings
 
 TENSORS = "rank-00000-of-00001.safetensors"
 

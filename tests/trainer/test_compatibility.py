@@ -6,7 +6,8 @@ from data_prep.errors import UserError
 from tests.trainer.toy_training import make_config
 from trainer.checkpoint import DataIdentity, SavedState, TrainState, check_compatible
 from trainer.checkpoint_format import current_versions
-from trainer.config import RunConfig, TrainingSettings
+from trainer.config import RunConfig
+from trainer.settings.training import TrainingSettings
 
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
 

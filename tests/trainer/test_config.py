@@ -2,7 +2,9 @@ import pytest
 
 from data_prep.errors import UsageError
 from data_prep.settings import load_settings, to_yaml, validate_settings
-from trainer.config import DataSettings, ModelSettings, RunConfig, without_secrets
+from trainer.config import RunConfig, without_secrets
+from trainer.settings.data import DataSettings
+from trainer.settings.model import ModelSettings
 
 PRESETS = ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from data_prep.errors import UsageError
-from trainer.config import DataSettings, OptimizerSettings, Phase, RunConfig, TrainingSettings, ZeroSettings
+from trainer.config import RunConfig
 from trainer.deepspeed_config import deepspeed_config
+from trainer.settings.data import DataSettings
+from trainer.settings.training import OptimizerSettings, Phase, TrainingSettings, ZeroSettings
 
 
 def make_config(stage: int = 1, precision: str = "bf16", offload: bool = False, **training) -> RunConfig:

@@ -10,8 +10,8 @@ import pytest
 
 from data_prep.errors import UsageError
 from tests.trainer.toy_processes import ROOT, finish, start_ranks
-from trainer.config import DistributedSettings
 from trainer.distributed import initialize_distributed
+from trainer.settings.training import DistributedSettings
 
 SCRIPT = Path(__file__).with_name("toy_ranks.py")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

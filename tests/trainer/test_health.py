@@ -5,9 +5,9 @@ import random
 import pytest
 
 from data_prep.errors import UserError
-from trainer.config import HealthSettings
 from trainer.health import Health, NonFiniteSteps, SpikeDetector, pair_warning, plateau_warning
 from trainer.sample_range import SampleRange, parse_ranges
+from trainer.settings.watching import HealthSettings
 
 INFINITE, NAN = float("inf"), float("nan")
 

@@ -20,10 +20,11 @@ from transformers import (
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import load_settings
 from trainer.checkpoint import ALONE
-from trainer.config import ModelSettings, RunConfig
+from trainer.config import RunConfig
 from trainer.data.batch import Batch
 from trainer.init_from import load_initial_weights
 from trainer.model.pretraining import PretrainingModel
+from trainer.settings.model import ModelSettings
 
 SIZES = {
     "hidden_size": 32,

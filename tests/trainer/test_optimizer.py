@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trainer.config import OptimizerSettings
 from trainer.optimizer import build_optimizer, parameter_groups
+from trainer.settings.training import OptimizerSettings
 
 
 def make_model() -> nn.Module:

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import DataSettings, ScheduleSettings
 from trainer.schedule import learning_rate, masking_rate
+from trainer.settings.data import DataSettings
+from trainer.settings.training import ScheduleSettings
 
 
 def rates(max_steps: int, **settings: object) -> list[float]:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from data_prep.errors import UsageError
-from trainer.config import TrackingSettings
 from trainer.mlflow_server import connect
+from trainer.settings.watching import TrackingSettings
 from trainer.tracking import NullTracker, Tracker, describe_environment, flatten, git_revision
 
 KEYS = ("train/loss", "train/learning_rate")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.toy_processes import start_ranks
-from trainer.config import HealthSettings
+from trainer.settings.watching import HealthSettings
 from trainer.watchdog import LOST_RANK_EXIT_STATUS, Heard, Word, find_trouble, hear
 
 SCRIPT = str(Path(__file__).with_name("toy_watched.py"))

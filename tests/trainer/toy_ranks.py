@@ -9,7 +9,6 @@ import time
 import torch
 
 from data_prep.errors import UserError
-from trainer.config import DistributedSettings
 from trainer.distributed import (
     Ranks,
     all_agree,
@@ -22,6 +21,7 @@ from trainer.distributed import (
     set_timeout_on_all_groups,
     shut_down,
 )
+from trainer.settings.training import DistributedSettings
 
 SETTINGS = DistributedSettings(timeout_seconds=40)
 

@@ -22,16 +22,12 @@ from data_prep.errors import UserError
 from trainer import checkpoint as checkpoints
 from trainer.checkpoint import DataIdentity, TrainState
 from trainer.checkpoint_upload import Uploader
-from trainer.config import (
-    CheckpointSettings,
-    DataSettings,
-    OptimizerSettings,
-    RunConfig,
-    TrainingSettings,
-    ZeroSettings,
-)
+from trainer.config import RunConfig
 from trainer.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down
 from trainer.engine import Engine, build_engine
+from trainer.settings.data import DataSettings
+from trainer.settings.training import OptimizerSettings, TrainingSettings, ZeroSettings
+from trainer.settings.watching import CheckpointSettings
 
 VOCABULARY, WIDTH = 37, 13
 ROWS, LENGTH = 8, 16

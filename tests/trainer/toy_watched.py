@@ -11,8 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed
 
-from trainer.config import HealthSettings
 from trainer.distributed import Ranks
+from trainer.settings.watching import HealthSettings
 from trainer.watchdog import Watchdog
 
 SETTINGS = HealthSettings(heartbeat_timeout_seconds=2, step_timeout_seconds=3)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.config import OptimizerSettings
 from trainer.optimizer import build_optimizer
+from trainer.settings.training import OptimizerSettings
 
 
 class PlainEngine:

@@ -18,7 +18,6 @@ from data_prep import storage
 from data_prep.errors import UserError
 from data_prep.tokenizer import Tokenizer
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.config import DataSettings, Phase
 from trainer.data.batch import Batch
 from trainer.data.masking import Masking
 from trainer.data.micro_batches import MicroBatches, Slice
@@ -29,6 +28,8 @@ from trainer.data.sentence_pairs import PairCounts
 from trainer.data.shard_set import Shard, ShardSet, Split
 from trainer.data.words import piece_kinds
 from trainer.data.workers import obey_rank_alone
+from trainer.settings.data import DataSettings
+from trainer.settings.training import Phase
 
 _PREFETCHED_MICRO_BATCHES = 4
 

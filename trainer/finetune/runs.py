@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import TrackingSettings
 from trainer.finetune.experiment import Fit
 from trainer.finetune.fitting import Point
 from trainer.mlflow_server import connect, redact
+from trainer.settings.watching import TrackingSettings
 from trainer.tracking import MetricLog, NullTracker, RunStatus, Tracker
 
 PARENT_TAG = "mlflow.parentRunId"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_prep.tokenizer import PAD_TOKEN_ID
-from trainer.config import ModelSettings
+from trainer.settings.model import ModelSettings
 
 _MODULES = {
     "encoder.embeddings.word_embeddings": "bert.embeddings.word_embeddings",

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from data_prep.errors import UserError
-from trainer.config import ModelSettings
 from trainer.model import bert, modernbert
 from trainer.model.families import RULES, violations
+from trainer.settings.model import ModelSettings
 
 FAMILIES: dict[str, ModuleType] = {"bert": bert, "modernbert": modernbert}
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import nn
 
-from trainer.config import ModelSettings
+from trainer.settings.model import ModelSettings
 
 _RESIDUAL = (".attention.output", ".feed_forward.output")
 

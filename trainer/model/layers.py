@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from data_prep.tokenizer import PAD_TOKEN_ID
-from trainer.config import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.attention import AttentionLayout, attend
 from trainer.model.positions import build_position_embeddings, rotate
+from trainer.settings.model import ModelSettings
 
 ACTIVATIONS = {"gelu": F.gelu, "geglu": F.gelu, "relu": F.relu}
 """Of the feed-forward layer and the MLM head; GELU is the exact one (erf)."""

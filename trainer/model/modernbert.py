@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_prep.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
-from trainer.config import ModelSettings
+from trainer.settings.model import ModelSettings
 
 _MODULES = {
     "encoder.embeddings.word_embeddings": "model.embeddings.tok_embeddings",

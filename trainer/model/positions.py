@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trainer.config import ModelSettings
+from trainer.settings.model import ModelSettings
 
 
 class Rotation(NamedTuple):

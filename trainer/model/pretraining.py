@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.config import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model.encoder import Encoder
 from trainer.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
 from trainer.model.initialisation import initialise
+from trainer.settings.model import ModelSettings
 
 MAX_GRAPHS = 64
 """Of all blocks: ModernBERT has 3 kinds, in training and evaluation 6 graphs a phase. Beyond torch's own limit of 8 a

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
-from trainer.config import ModelSettings
+from trainer.settings.model import ModelSettings
 
 FLOPS_FORMULA = (
     "6 * num_hidden_layers * (4 * hidden_size**2 + num_feed_forward_matrices * hidden_size * intermediate_size)"

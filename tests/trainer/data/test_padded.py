@@ -9,13 +9,15 @@ import pytest
 import torch
 from transformers import BertConfig, BertForPreTraining
 
-from trainer.config import DataSettings, ModelSettings, Phase
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.padded import to_padded
 from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
+from trainer.settings.data import DataSettings
+from trainer.settings.model import ModelSettings
+from trainer.settings.training import Phase
 
 LENGTH = 64
 PHASE = Phase(steps=1, sequence_length=LENGTH, micro_batch_tokens=8 * LENGTH, global_batch_tokens=8 * LENGTH)

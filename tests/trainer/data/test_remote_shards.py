@@ -13,9 +13,10 @@ from data_prep import retries, storage
 from data_prep.errors import UserError
 from tests.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.s3_server import S3Bucket
-from trainer.config import DataSettings, Phase
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
+from trainer.settings.data import DataSettings
+from trainer.settings.training import Phase
 
 PHASE = Phase(steps=1, sequence_length=32, micro_batch_tokens=5 * 32, global_batch_tokens=15 * 32)
 STEPS = 12

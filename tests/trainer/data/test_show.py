@@ -6,11 +6,12 @@ import pytest
 
 from data_prep.tokenizer import Tokenizer
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.config import DataSettings, Phase
 from trainer.data.batch import Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.data.show import describe_batch
+from trainer.settings.data import DataSettings
+from trainer.settings.training import Phase
 
 LENGTH = 64
 LABELS = ("B is next", "B is from another document")

@@ -5,7 +5,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.config import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model import encoder
 from trainer.model.attention import AttentionLayout
@@ -19,6 +18,7 @@ from trainer.model.sizes import (
     num_parameters,
     parameter_table,
 )
+from trainer.settings.model import ModelSettings
 
 BERT_LARGE = ModelSettings(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 MODERN_LARGE = ModelSettings(

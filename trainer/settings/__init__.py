@@ -1,0 +1,1 @@
+"""The sections of a training run's configuration, one file each."""

@@ -1,0 +1,98 @@
+"""`training`, `optimizer`, `schedule`, `zero` and `distributed`: how the weights are changed, and by whom."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from data_prep.settings import Settings
+from trainer.settings.types import NonNegativeInt, Probability
+
+
+class Phase(Settings):
+    """A stretch of optimizer steps at one sequence length and batch size."""
+
+    steps: PositiveInt = Field(description="optimizer steps of this phase")
+    sequence_length: PositiveInt = Field(description="places in a row")
+    micro_batch_tokens: PositiveInt = Field(
+        description="places in one forward of one rank; a multiple of sequence_length"
+    )
+    global_batch_tokens: PositiveInt = Field(
+        description="places in one optimizer step of all ranks; a multiple of sequence_length"
+    )
+
+
+class TrainingSettings(Settings):
+    """How long, how much at once, in which precision."""
+
+    max_steps: PositiveInt | None = Field(
+        None, description="optimizer steps of the run; by default the sum of the phases"
+    )
+    seed: NonNegativeInt = Field(0, description="seed of initialisation, data order, masking and dropout")
+    micro_batch_tokens: PositiveInt | None = Field(None, description="places in one forward of one rank")
+    global_batch_tokens: PositiveInt | None = Field(None, description="places in one optimizer step of all ranks")
+    phases: tuple[Phase, ...] = Field(
+        (), description="list of {steps, sequence_length, micro_batch_tokens, global_batch_tokens}"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "bf16", description="arithmetic of forward and backward; master weights are fp32"
+    )
+    gradient_clipping: Annotated[float, Field(ge=0.0)] = Field(
+        1.0, description="largest global gradient norm; 0 clips nothing"
+    )
+    activation_checkpointing: bool = Field(False, description="recompute each block in the backward to save memory")
+    deterministic: bool = Field(False, description="deterministic kernels on CUDA (bitwise resume there; slower)")
+    compile: bool = Field(False, description="torch.compile the blocks (needs a C++ compiler on CPU)")
+
+
+class OptimizerSettings(Settings):
+    """AdamW; decay on matrices only, not on biases and norms."""
+
+    learning_rate: PositiveFloat = Field(1e-4, description="peak learning rate")
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.9, description="decay of the first moment")
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.999, description="decay of the second moment")
+    eps: PositiveFloat = Field(1e-6, description="epsilon of Adam")
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.01, description="decoupled weight decay")
+
+
+class ScheduleSettings(Settings):
+    """The learning rate as a pure function of the step."""
+
+    name: Literal["linear", "cosine", "warmup_stable_decay"] = Field("linear", description="shape after the warm-up")
+    warmup_steps: NonNegativeInt | None = Field(
+        None, description="steps of linear warm-up from 0; where it is set, it counts and not warmup_ratio"
+    )
+    warmup_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="warm-up as a share of the run's steps"
+    )
+    decay_steps: NonNegativeInt = Field(0, description="steps of the final decay of warmup_stable_decay")
+    final_ratio: Probability = Field(0.0, description="learning rate at the end, as a share of the peak")
+
+    @model_validator(mode="after")
+    def _decay_belongs_to_one_shape(self) -> ScheduleSettings:
+        if self.decay_steps and self.name != "warmup_stable_decay":
+            raise ValueError(
+                f"schedule.decay_steps={self.decay_steps} is for schedule.name=warmup_stable_decay, and the name is "
+                f"{self.name}, which decays from the end of the warm-up; set decay_steps=0 or the other name"
+            )
+        return self
+
+    def num_warmup_steps(self, max_steps: int) -> int:
+        """Steps of the warm-up in a run of `max_steps`."""
+        return self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * max_steps)
+
+
+class ZeroSettings(Settings):
+    """How DeepSpeed ZeRO divides the training state over the ranks."""
+
+    stage: Literal[0, 1, 2, 3] = Field(
+        1, description="0 divides nothing, 1 optimizer state, 2 and gradients, 3 and weights"
+    )
+    offload_optimizer: bool = Field(False, description="keep the optimizer state in the CPU's memory")
+
+
+class DistributedSettings(Settings):
+    """The process groups."""
+
+    timeout_seconds: PositiveInt = Field(1800, description="a collective that waits longer ends the run")

@@ -1,0 +1,10 @@
+"""Types that several sections of the settings use."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
