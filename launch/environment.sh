@@ -5,9 +5,10 @@
 #   source launch/environment.sh; prepare_environment [EXTRAS]      the same, and its bin/ comes first in PATH
 #
 # CLOZEWORKS_VENV     the folder of the environment (default: .venv in the repository root)
+# CLOZEWORKS_CONSTRAINTS   versions to install (default: constraints.txt; it must name torch's)
 # CLOZEWORKS_PYTHON   the Python that makes it (default: the newest of python3.13, python3.12, python3.11, python3)
 # Pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf) are honoured.
-# Run again, it returns at once when pyproject.toml, constraints.txt and the Python are unchanged.
+# Run again, it returns at once when pyproject.toml, the constraints and the Python are unchanged.
 
 set -euo pipefail
 
@@ -17,11 +18,12 @@ CLOZEWORKS_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 prepare_environment() {
     local extras=${1:-}
     CLOZEWORKS_VENV=${CLOZEWORKS_VENV:-$CLOZEWORKS_ROOT/.venv}
-    case $CLOZEWORKS_VENV in
-        /*) ;;
-        *) CLOZEWORKS_VENV=$PWD/$CLOZEWORKS_VENV ;;
-    esac
+    [[ $CLOZEWORKS_VENV == /* ]] || CLOZEWORKS_VENV=$PWD/$CLOZEWORKS_VENV
     export CLOZEWORKS_VENV
+    CLOZEWORKS_CONSTRAINTS=${CLOZEWORKS_CONSTRAINTS:-$CLOZEWORKS_ROOT/constraints.txt}
+    [[ $CLOZEWORKS_CONSTRAINTS == /* ]] || CLOZEWORKS_CONSTRAINTS=$PWD/$CLOZEWORKS_CONSTRAINTS
+    [[ -f $CLOZEWORKS_CONSTRAINTS ]] ||
+        _die "there is no file $CLOZEWORKS_CONSTRAINTS; name a file of versions in CLOZEWORKS_CONSTRAINTS"
     export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
     export DS_BUILD_OPS=0 # DeepSpeed comes as source: copy its Python and compile nothing
     unset PYTHONHOME
@@ -126,7 +128,7 @@ _install_once() {
 }
 
 _fingerprint() {
-    (cd "$CLOZEWORKS_ROOT" && "$CLOZEWORKS_VENV/bin/python" - pyproject.toml constraints.txt) <<'PYTHON'
+    (cd "$CLOZEWORKS_ROOT" && "$CLOZEWORKS_VENV/bin/python" - pyproject.toml "$CLOZEWORKS_CONSTRAINTS") <<'PYTHON'
 import hashlib, os, sys
 
 parts = [sys.version, sys.prefix, os.getcwd()] + [open(name, encoding="utf-8").read() for name in sys.argv[1:]]
@@ -139,7 +141,7 @@ _install() {
     : >"$log"
     _say "installing into $CLOZEWORKS_VENV (pip's own words go to $log)"
     _install_torch "$log"
-    _say "installing clozeworks${extras:+ with [$extras]} and its dependencies, versions from constraints.txt (about 200 MB)"
+    _say "installing clozeworks${extras:+ with [$extras]} and its dependencies, versions from ${CLOZEWORKS_CONSTRAINTS##*/} (about 200 MB)"
     _pip "$log" -e "$CLOZEWORKS_ROOT${extras:+[$extras]}" ||
         _pip_failed "$log" "the installation of clozeworks failed"
     _say "installed: $(du -sh "$CLOZEWORKS_VENV" | cut -f1) in $((SECONDS - started)) s"
@@ -148,7 +150,8 @@ _install() {
 # The CPU build where there is no GPU: the ordinary Linux build draws several GB of CUDA libraries.
 _install_torch() {
     local log=$1 version
-    version=$(sed -n 's/^torch==//p' "$CLOZEWORKS_ROOT/constraints.txt")
+    version=$(sed -n 's/^torch==//p' "$CLOZEWORKS_CONSTRAINTS")
+    [[ -n $version ]] || _die "$CLOZEWORKS_CONSTRAINTS names no version of torch; add a line such as torch==2.13.0"
     if "$CLOZEWORKS_VENV/bin/python" -c "import importlib.metadata as m, sys
 sys.exit(m.version('torch').partition('+')[0] != '$version')" 2>/dev/null; then
         _say "torch $version is there already"
@@ -175,7 +178,7 @@ sys.exit(m.version('torch').partition('+')[0] != '$version')" 2>/dev/null; then
 _pip() {
     local log=$1
     shift
-    "$CLOZEWORKS_VENV/bin/python" -m pip install -c "$CLOZEWORKS_ROOT/constraints.txt" "$@" >>"$log" 2>&1
+    "$CLOZEWORKS_VENV/bin/python" -m pip install -c "$CLOZEWORKS_CONSTRAINTS" "$@" >>"$log" 2>&1
 }
 
 _pip_failed() {

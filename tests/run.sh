@@ -4,6 +4,8 @@
 #   bash tests/run.sh                              all but the slow ones
 #   bash tests/run.sh tests/trainer -k masking     some
 #   bash tests/run.sh -m slow                      those that take minutes or many GB
+#   bash tests/run.sh --all                        every test, and at the end the table of faults (hours on two cores)
+#   bash tests/run.sh --constraints FILE ...       with the versions of FILE, in an environment of its own
 #
 # CLOZEWORKS_VENV names the environment's folder (default: .venv in the repository root).
 
@@ -20,6 +22,21 @@ if ((${#missing[@]})) && ! install_debian_packages "${missing[@]}"; then
     echo "warning: not installed and needed by some tests: ${missing[*]} (as root: apt-get install ${missing[*]})" >&2
 fi
 
+arguments=()
+while (($#)); do
+    case $1 in
+        --all) arguments+=(-m "" -p tests.fault_table --timeout 3600) ;;
+        --constraints)
+            [[ -f ${2:-} ]] || _die "--constraints needs a file of versions, such as constraints.txt; there is no ${2:-}"
+            CLOZEWORKS_CONSTRAINTS=$2
+            CLOZEWORKS_VENV=${CLOZEWORKS_VENV:-$root/.venv-$(sha256sum <"$2" | cut -c1-8)}
+            shift
+            ;;
+        *) arguments+=("$1") ;;
+    esac
+    shift
+done
+
 prepare_environment test
 
 # Nothing of the caller's MLflow or Hugging Face settings may reach the tests.
@@ -33,4 +50,4 @@ if [[ $(count_gpus) -eq 0 ]]; then
 fi
 
 cd "$root"
-exec python -m pytest --durations=15 "$@"
+exec python -m pytest --durations=15 "${arguments[@]}"

@@ -60,16 +60,16 @@ class Machine:
         path.write_text(text)
         path.chmod(0o755)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": str(self.commands), "CLOZEWORKS_VENV": str(self.venv), "LC_ALL": "C"}
+    def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(self.commands), "CLOZEWORKS_VENV": str(self.venv), "LC_ALL": "C"} | more
         command = [str(self.commands / "bash"), "launch/environment.sh", *arguments]
         return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=60)
 
-    def pip_calls(self) -> list[str]:
+    def pip_calls(self, constraints: str = "constraints.txt") -> list[str]:
         """What pip was told to install since the last look, call by call."""
         calls = self.calls.read_text().splitlines() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
-        prefix = f"-m pip install -c {self.root}/constraints.txt "
+        prefix = f"-m pip install -c {self.root}/{constraints} "
         assert all(call.startswith(prefix) for call in calls)
         return [call.removeprefix(prefix) for call in calls]
 
@@ -126,6 +126,21 @@ def test_it_installs_once_and_again_when_a_pin_changes(machine: Machine) -> None
         file.write("another==1\n")
     assert machine.run("test").returncode == 0
     assert len(machine.pip_calls()) == 2
+
+
+def test_other_versions_are_installed_by_a_file_of_ones_own(machine: Machine) -> None:
+    (machine.root / "older.txt").write_text("torch==2.11.0\n")
+    assert machine.run("test", CLOZEWORKS_CONSTRAINTS="older.txt").returncode == 0
+    assert machine.pip_calls("older.txt") == ["torch==2.11.0+cpu", f"-e {machine.root}[test]"]
+
+
+@pytest.mark.parametrize(("text", "message"), [(None, "no file"), ("numpy==2.0.0\n", "no version of torch")])
+def test_a_missing_or_unfit_file_of_versions_is_named(machine: Machine, text: str | None, message: str) -> None:
+    if text is not None:
+        (machine.root / "other.txt").write_text(text)
+    result = machine.run(CLOZEWORKS_CONSTRAINTS="other.txt")
+    assert result.returncode == 1 and message in result.stderr and "other.txt" in result.stderr
+    assert machine.pip_calls() == []
 
 
 def test_a_failed_installation_is_not_taken_for_done(machine: Machine) -> None:
