@@ -13,6 +13,7 @@ import sys
 from types import ModuleType
 
 from data_prep.errors import run_command
+from data_prep.worker_server import needs_workers, start_worker_server
 
 COMMANDS = ("tokenizer", "shards", "merge", "remove", "verify", "inspect", "stats")
 
@@ -25,6 +26,8 @@ def main() -> None:
     Raises:
         UserError: the command did not do all that it was asked for.
     """
+    if needs_workers(sys.argv[1:]):
+        start_worker_server()
     parser = argparse.ArgumentParser(
         prog="python -m data_prep", description="Prepare a corpus: train a tokenizer, make shards, check and show them."
     )

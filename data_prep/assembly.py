@@ -34,11 +34,12 @@ def assemble(
     shards = {split: [result.shard for result in results if _is_listed(result, split)] for split in ("train", "valid")}
     return Manifest(
         format_version=2,
-        clozeworks_version=_version(),
+        clozeworks_version=own_version(),
         tokenizer=TokenizerRecord(
             fingerprint=tokenizer.fingerprint,
             vocab_size=tokenizer.vocab_size,
             token_dtype=dtype_name(tokenizer),
+            special_tokens=tokenizer.special_tokens,
         ),
         config=plan.described_config(),
         inputs=_input_records(plan, summary.digests),
@@ -103,7 +104,8 @@ def _source_records(plan: Plan, summary: MapSummary, results: Sequence[ReduceRes
     return tuple(records)
 
 
-def _version() -> str:
+def own_version() -> str:
+    """The version of clozeworks that runs, "source" where it is not installed."""
     try:
         return importlib.metadata.version("clozeworks")
     except importlib.metadata.PackageNotFoundError:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
 import re
+import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Protocol
 
 import zstandard
+
+from data_prep.errors import UserError
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "Zstandard", ".bz2": "bzip2", ".xz": "xz"}
 _MAGIC = {
@@ -40,9 +44,38 @@ def decompress(file: io.RawIOBase, compression: str) -> BinaryIO:
     buffered = io.BufferedReader(file, _BUFFER_BYTES)
     if not compression:
         return buffered
-    if compression == ".gz":
-        return io.BufferedReader(gzip.GzipFile(fileobj=buffered), _BUFFER_BYTES)  # type: ignore[arg-type]
-    return io.BufferedReader(_FrameReader(buffered, *_DECODERS[compression]), _BUFFER_BYTES)
+    return io.BufferedReader(_decompressor(buffered, compression), _BUFFER_BYTES)
+
+
+def _decompressor(file: BinaryIO, compression: str) -> Any:
+    return gzip.GzipFile(fileobj=file) if compression == ".gz" else _FrameReader(file, *_DECODERS[compression])
+
+
+def undamaged_pieces(file: io.RawIOBase, compression: str) -> Iterator[bytes]:
+    """What can be decompressed of a file, up to the damage that it has."""
+    decompressor = _decompressor(io.BufferedReader(file, _BUFFER_BYTES), compression)
+    with contextlib.suppress(*DAMAGE):
+        while piece := (decompressor.read1 if compression == ".gz" else decompressor.read)(_PIECE_BYTES):
+            yield piece
+
+
+def decompressed_copy(file: io.RawIOBase, compression: str, copy: BinaryIO, where: str) -> None:
+    """Write the content of `file` to `copy`, for formats that are read from their end.
+
+    Raises:
+        UserError: the disk that holds the copy is full.
+    """
+    stream = decompress(file, compression)
+    while piece := stream.read(_BUFFER_BYTES):
+        try:
+            copy.write(piece)
+            copy.flush()
+        except OSError as error:
+            raise UserError(
+                f"{where} cannot be decompressed: {error.strerror or error} in {tempfile.gettempdir()}, where its "
+                "content is kept while it is read; make space there or set TMPDIR to another folder, and run the same "
+                "command again"
+            ) from None
 
 
 class _Decoder(Protocol):

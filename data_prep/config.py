@@ -124,7 +124,9 @@ class PreparationConfig(Settings):
     storage_options: dict[str, dict[str, Any]] = Field(
         {}, description="options of remote stores by URL prefix, such as {'s3://corpus': {profile: research}}"
     )
-    num_workers: PositiveInt | None = Field(None, description="processes; by default one for each core")
+    num_workers: PositiveInt | None = Field(
+        None, description="processes; by default one for each core (for little text, fewer)"
+    )
 
     @model_validator(mode="after")
     def _source_names_differ(self) -> PreparationConfig:

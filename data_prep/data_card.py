@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from data_prep import storage
@@ -18,6 +19,7 @@ from data_prep.urls import redact_text
 
 CARD_NAME = "DATA_CARD.md"
 NOT_STATED = "**not stated**"
+_SHOWN_CHARACTERS = 120
 
 _NUMBER = re.compile(r"[\d,.]+%?|-")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$])")
@@ -48,9 +50,42 @@ for record in webdataset.WebDataset(shards, shardshuffle=False).decode():
 
 def write_data_card(folder: str, manifest: Manifest) -> None:
     """Write the card of this version, whose tokenizer lies in `folder` already."""
+    storage.write_bytes(storage.join(folder, CARD_NAME), _card_in(folder, manifest).encode())
+
+
+def card_problem(folder: str, current: Manifest, own_version: str) -> str | None:
+    """What is wrong with the card in `folder` beside the current version's manifest, if anything.
+
+    A manifest that another version of clozeworks than `own_version` made has a card of maybe other words: only the
+    digest in it is compared then.
+    """
+    url = storage.join(folder, CARD_NAME)
+    where, remedy = storage.redact(url), "restore it, or write it anew with 'verify --write-card'"
+    if not storage.exists(url):
+        return f"{where} is missing; {remedy}"
+    found = storage.read_bytes(url).decode(errors="replace").split("\n")
+    if f"- version: {current.version + 1}{_made_from(current.digest)}" in found:
+        return None  # stopped just before that version came
+    if f"- manifest digest: `{current.digest}`" not in found:
+        named = f"names another digest than {current.digest}, that of manifest.json: one of them was edited by hand"
+        return f"{where} {named}; {remedy}"
+    wanted = _card_in(folder, current).split("\n") if current.clozeworks_version == own_version else found
+    for number, (line, right) in enumerate(zip_longest(found, wanted), 1):
+        if line != right:
+            says = "is missing" if line is None else f"says {line[:_SHOWN_CHARACTERS]!r}"
+            wants = "has no such line" if right is None else f"gives {right[:_SHOWN_CHARACTERS]!r}"
+            return f"{where} was edited by hand: line {number} {says} and the manifest {wants}; {remedy}"
+    return None
+
+
+def _card_in(folder: str, manifest: Manifest) -> str:
     info = TokenizerInfo.read(storage.join(folder, TOKENIZER_FOLDER))
-    normalisation = None if info is None else info.settings.normalisation.model_dump(mode="json")
-    storage.write_bytes(storage.join(folder, CARD_NAME), data_card(manifest, normalisation).encode())
+    settings = None if info is None else info.settings
+    normalisation = None if settings is None else settings.normalisation.model_dump(mode="json")
+    if info is not None and info.kind == "hugging_face":
+        normalisation = {"by": "tokenizer.json itself"}
+    # Of the manifest as it reads back, which may hold its settings in another order than they were given in.
+    return data_card(Manifest.model_validate_json(manifest.to_json()), normalisation)
 
 
 def data_card(manifest: Manifest, normalisation: Mapping[str, Any] | None = None) -> str:
@@ -80,15 +115,17 @@ def escaped(text: str) -> str:
 
 def _identity(manifest: Manifest) -> Iterator[str]:
     yield f"- manifest digest: `{manifest.digest}`"
-    yield f"- version: {manifest.version}" + (
-        f", made from the version with the digest `{manifest.parent}`" if manifest.parent else ""
-    )
+    yield f"- version: {manifest.version}{_made_from(manifest.parent) if manifest.parent else ''}"
     yield f"- made with clozeworks {escaped(manifest.clozeworks_version)}"
     unlicensed = [escaped(source.name) for source in manifest.sources if source.documents and not source.licence]
     if unlicensed:
         yield ""
         yield f"> **Warning: the licence of {', '.join(unlicensed)} is not stated.** Find it out before this data or a "
         yield "> model made from it is passed on, and name it in the configuration (`sources: licence`)."
+
+
+def _made_from(parent: str) -> str:
+    return f", made from the version with the digest `{parent}`"
 
 
 def _sources(sources: Sequence[SourceRecord]) -> Iterator[str]:

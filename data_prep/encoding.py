@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
+from data_prep.cleaning import replace_surrogates
 from data_prep.config import DocumentSettings
+from data_prep.foreign_tokenizer import ForeignTokenizer
 from data_prep.formats import Document
 from data_prep.sections import Section
-from data_prep.sentences import batch_sentence_starts, known_language
+from data_prep.sentences import batch_sentence_starts, known_language, raw_sentence_starts
 from data_prep.text_batch import TextBatch, normalise_batch
-from data_prep.tokenizer import UNK_TOKEN_ID, Tokenizer
+from data_prep.tokenizer import Tokenizer
 from data_prep.word_cache import pieces_of
 
 MAX_WORD_BYTES = 16 << 20
@@ -39,6 +41,9 @@ def encode_documents(
     batch = normalise_batch([document.text for document in documents], tokenizer.normalisation)
     kept = _kept(batch, settings, dropped)
     languages = [known_language(documents[number].language, language) for number in np.flatnonzero(kept).tolist()]
+    if isinstance(tokenizer, ForeignTokenizer):
+        texts = [replace_surrogates(documents[number].text) for number in np.flatnonzero(kept).tolist()]
+        return _encode_raw(texts, batch.select(kept), languages, tokenizer, dropped)
     return _encode(batch.select(kept), languages, tokenizer)
 
 
@@ -69,7 +74,7 @@ def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) ->
     position = num_tokens = 0
     for piece in pieces_of(batch.data):
         ids = tokenizer.encode_bytes(piece)
-        has_unknown = (ids == UNK_TOKEN_ID).any()
+        has_unknown = (ids == tokenizer.special_tokens.unk).any()
         token_stops = np.cumsum(tokenizer.token_bytes(ids, piece.decode() if has_unknown else None))
         first, last = np.searchsorted(starts_bytes, (position, position + len(piece)))
         # Tokens that end at or before a byte stand before the one that holds it.
@@ -82,15 +87,46 @@ def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) ->
     # A document begins with a sentence and a token of its own.
     document_starts = starts[np.searchsorted(starts_bytes, batch.document_starts[:-1])]
     starts = starts[np.diff(starts, prepend=-1) > 0]
-    data = memoryview(batch.data)
-    bounds = batch.document_starts.tolist()
-    ids_of_documents = [
-        xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)
-    ]
     return Section(
-        document_ids=np.array(ids_of_documents, np.uint64),
+        document_ids=_document_ids(batch),
         document_lengths=np.diff(document_starts, append=num_tokens).astype(np.uint32),
         sentence_counts=np.diff(np.searchsorted(starts, document_starts), append=len(starts)).astype(np.uint32),
         sentence_lengths=np.diff(starts, append=num_tokens).astype(np.uint32),
         tokens=np.concatenate(tokens),
     )
+
+
+def _encode_raw(
+    texts: Sequence[str], batch: TextBatch, languages: Sequence[str], tokenizer: ForeignTokenizer, dropped: Counter[str]
+) -> Section:
+    """The same for a tokenizer that takes texts as they were written; the batch holds them normalised."""
+    encoded = tokenizer.encode_texts(texts)
+    # A tokenizer may clean away what is text to us.
+    is_kept = np.array([len(text.ids) > 0 for text in encoded], bool)
+    if not is_kept.all():
+        dropped["empty"] += int((~is_kept).sum())
+    tokens, lengths, sentence_counts = [np.zeros(0, tokenizer.token_dtype)], [], []
+    sentence_lengths = [np.zeros(0, np.int64)]
+    for number in np.flatnonzero(is_kept).tolist():
+        ids, stops = encoded[number]
+        places = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
+        starts = np.unique(np.append(places[places < len(ids)], 0))
+        tokens.append(ids)
+        lengths.append(len(ids))
+        sentence_counts.append(len(starts))
+        sentence_lengths.append(np.diff(starts, append=len(ids)))
+    return Section(
+        document_ids=_document_ids(batch)[is_kept],
+        document_lengths=np.array(lengths, np.uint32),
+        sentence_counts=np.array(sentence_counts, np.uint32),
+        sentence_lengths=np.concatenate(sentence_lengths).astype(np.uint32),
+        tokens=np.concatenate(tokens),
+    )
+
+
+def _document_ids(batch: TextBatch) -> np.ndarray:
+    """The `document_id` of every text of the batch, (D,) uint64."""
+    data = memoryview(batch.data)
+    bounds = batch.document_starts.tolist()
+    ids = [xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return np.array(ids, np.uint64)

@@ -1,38 +1,27 @@
 """What a preparation will come to, judged from the beginnings of some of its units, which go through the real work.
 
-Nothing is written, and nothing else depends on the estimate: the plan is a function of the inputs' sizes alone.
+The sampled documents are read, encoded, put into work files and written as shards, in a temporary folder, and every
+step is timed. Of a small corpus the sample is all of it, and the counts are those of the preparation. Nothing else
+depends on the estimate: the plan is a function of the inputs' sizes alone.
 """
 
 from __future__ import annotations
 
-import io
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
-from typing import Any, BinaryIO
 
 import numpy as np
 
-from data_prep import storage
-from data_prep.compression import decompress
-from data_prep.config import PreparationConfig
-from data_prep.documents import DocumentReader, InputUnit, cannot_be_split, file_format
-from data_prep.encoding import encode_documents
-from data_prep.formats import Document
-from data_prep.lines import bounded_lines, skip_to_line
-from data_prep.parquet import ParquetRows
-from data_prep.plan import Plan
-from data_prep.rejects import BadInput
+from data_prep.counting import SOURCE_COLUMNS
+from data_prep.estimate_sample import Sample, is_one_document, sample_unit
+from data_prep.estimate_shards import WrittenSample, write_sample
+from data_prep.input_units import InputUnit, file_format
+from data_prep.mapping import Destinations, cached_tokenizer
+from data_prep.plan import Plan, absolute
 from data_prep.tokenizer import Tokenizer
 
 SAMPLED_UNITS = 20
-SAMPLE_BYTES = 1_000_000  # of each unit
-_DOCUMENT_BYTES = 4 + 2 + 8 + 4 + 4 + 8 + 2  # of a document in shard and index, beside its tokens
-_SENTENCE_BYTES = 4 + 4
-_GROWTH_BYTES = 4_000_000  # of text by which compression is judged
-_PIECE_BYTES = 1 << 14
+SAMPLE_CHARACTERS = 20_000_000  # of all units together
 
 
 @dataclass
@@ -40,43 +29,105 @@ class Figures:
     """Figures of `input_bytes` of files.
 
     Attributes:
-        encoded_bytes: normalised text that was really encoded to know them.
+        documents: that stay.
+        dropped: documents that are left out, copies apart.
+        copies: documents that are left out since others of the sample have the same text.
         seconds: what one core would take to read and encode it all.
     """
 
     input_bytes: float = 0.0
-    encoded_bytes: float = 0.0
     documents: float = 0.0
     dropped: float = 0.0
+    copies: float = 0.0
     sentences: float = 0.0
     tokens: float = 0.0
+    words: float = 0.0
     text_bytes: float = 0.0
     seconds: float = 0.0
 
     def extrapolated(self, input_bytes: float) -> Figures:
         """The figures of so many bytes of files that are like these."""
-        factor = input_bytes / self.input_bytes if self.input_bytes else 0.0
-        scaled = {field.name: getattr(self, field.name) * factor for field in fields(self)}
-        return replace(self, **{**scaled, "encoded_bytes": self.encoded_bytes})
+        factor = input_bytes / self.input_bytes if self.input_bytes else 1.0
+        return Figures(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
 
-def estimate(plan: Plan, tokenizer: Tokenizer) -> dict[str, Figures]:
-    """Read the sample; one estimate for each source, by its name.
+@dataclass(frozen=True)
+class Estimate:
+    """What a preparation will come to.
+
+    Attributes:
+        sources: figures by the name of the source.
+        sample_text_bytes: normalised text that was really encoded to know them.
+        is_all: the sample is all of the inputs, so that the counts are exact.
+        shard_bytes: of shards and their indexes.
+        start_seconds: until work begins, as it was given.
+        longest_unit_seconds: to read and encode the unit that takes longest; no number of workers makes it less.
+        write_seconds: what one core would take to write all shards.
+    """
+
+    sources: dict[str, Figures]
+    sample_text_bytes: float
+    is_all: bool
+    shard_bytes: float
+    start_seconds: float
+    longest_unit_seconds: float
+    write_seconds: float
+
+    @property
+    def total(self) -> Figures:
+        return total(self.sources.values())
+
+    def read_seconds(self, num_workers: int) -> float:
+        """To read and encode everything."""
+        return max(self.total.seconds / num_workers, self.longest_unit_seconds)
+
+
+def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Estimate:
+    """Read and write the sample.
 
     Files of each format are judged by files of that format: a compressed byte is more text than a plain one.
+
+    Args:
+        start_seconds: what was measured before: libraries, plan and worker processes (`measure_start`).
 
     Raises:
         UserError: input in the sample cannot be read, and the policy is `error`.
     """
+    cached_tokenizer(absolute(tokenizer.url), tokenizer.fingerprint)
     groups: dict[tuple[int, tuple[str, str]], list[InputUnit]] = {}
     for unit in plan.units:
         groups.setdefault((unit.source, file_format(unit.url)), []).append(unit)
+    few = max(1, SAMPLED_UNITS // max(len(groups), 1))
+    chosen = {unit for units in groups.values() for unit in _spread(units, few)}
+    in_order = [unit for unit in plan.units if unit in chosen]  # of equal texts the first stays
+    most_characters = SAMPLE_CHARACTERS // max(len(in_order), 1)
+    samples = [sample_unit(unit, plan.config, tokenizer, most_characters) for unit in in_order]
+    is_all = len(samples) == len(plan.units) and all(sample.is_all for sample in samples)
+    places = plan.destinations if is_all else Destinations(1, 1, plan.destinations.valid_fraction)
+    written = write_sample(samples, places, plan.config, tokenizer)
+    figures = {sample.unit: _figures(sample, number, written) for number, sample in enumerate(samples)}
     parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}
-    for (source, _), units in groups.items():
-        sampled = _spread(units, max(1, SAMPLED_UNITS // len(groups)))
-        figures = total(_sample(unit, plan.config, tokenizer).extrapolated(unit.bytes) for unit in sampled)
-        parts[plan.config.sources[source].name].append(figures.extrapolated(sum(unit.bytes for unit in units)))
-    return {name: total(figures) for name, figures in parts.items()}
+    longest_seconds = 0.0
+    for (source, (ending, _)), units in groups.items():
+        found = _of_group(units, figures, is_one_document(ending, plan.config.documents))
+        parts[plan.config.sources[source].name].append(found)
+        largest = max(unit.bytes for unit in units)
+        longest_seconds = max(longest_seconds, found.seconds * largest / max(found.input_bytes, 1))
+    sources = {name: total(found) for name, found in parts.items()}
+    text_bytes, tokens = (
+        float(written.counts[:, SOURCE_COLUMNS.index(name)].sum()) for name in ("text_bytes", "tokens")
+    )
+    growth = total(sources.values()).tokens / tokens if tokens else 0.0
+    write_seconds = growth * written.largest_seconds + len(plan.destinations) * written.smallest_seconds
+    return Estimate(
+        sources=sources,
+        sample_text_bytes=text_bytes,
+        is_all=is_all,
+        shard_bytes=written.shard_bytes * (1.0 if is_all else growth),
+        start_seconds=start_seconds,
+        longest_unit_seconds=longest_seconds,
+        write_seconds=written.seconds if is_all else write_seconds,
+    )
 
 
 def total(parts: Iterable[Figures]) -> Figures:
@@ -88,136 +139,31 @@ def total(parts: Iterable[Figures]) -> Figures:
     return sums
 
 
-def estimate_report(
-    plan: Plan, estimates: Mapping[str, Figures], token_bytes: int, num_workers: int, output: str
-) -> Iterator[str]:
-    """The lines of the report; `token_bytes` is the size of a token in a shard."""
-    size = sum(file.bytes for file in plan.inputs) / 1e6
-    places = plan.destinations
-    everything = total(estimates.values())
-    yield (
-        f"would read {len(plan.inputs):,} files ({size:,.1f} MB) in {len(plan.units):,} units and write at most "
-        f"{places.num_train:,} train and {places.num_valid:,} valid shards to {storage.redact(output)}"
-    )
-    yield (
-        f"an estimate, from {everything.encoded_bytes / 1e6:,.2f} MB of text at the beginnings of files and of "
-        "their parts; copies are not taken out:"
-    )
-    for name, figures in estimates.items():
-        yield f"  {name}: {_described(figures)}"
-    if len(estimates) > 1:
-        yield f"  in all: {_described(everything)}"
-    beside = everything.documents * _DOCUMENT_BYTES + everything.sentences * _SENTENCE_BYTES
-    output_bytes = everything.tokens * token_bytes + beside
-    yield f"  about {output_bytes / 1e6:,.1f} MB of shards, and as much again for work files until they are done"
-    yield (
-        f"  about {_duration(everything.seconds / num_workers)} to read and encode, with {num_workers} processes on "
-        "cores like this one; writing the shards comes on top"
-    )
-    yield from _unsplittable(plan)
-
-
-def _described(figures: Figures) -> str:
-    dropped = f" and {figures.dropped:,.0f} dropped ones" if figures.dropped else ""
-    return (
-        f"about {figures.documents:,.0f} documents{dropped}, {figures.sentences:,.0f} sentences, "
-        f"{figures.tokens:,.0f} tokens in {figures.text_bytes / 1e6:,.1f} MB of text"
-    )
-
-
-def _unsplittable(plan: Plan) -> Iterator[str]:
-    """Say which files are one unit each whatever their size, the largest first."""
-    whole = [file for file in plan.inputs if file.bytes > plan.config.shards.unit_bytes and cannot_be_split(file.url)]
-    if whole:
-        whole.sort(key=lambda file: -file.bytes)
-        named = ", ".join(f"{storage.redact(file.url)} ({file.bytes / 1e6:,.1f} MB)" for file in whole[:5])
-        more = f" and {len(whole) - 5:,} more" if len(whole) > 5 else ""
-        yield f"cannot be split, so one worker reads each: {named}{more}"
-
-
 def _spread(units: Sequence[InputUnit], count: int) -> list[InputUnit]:
     places = np.linspace(0, len(units), min(count, len(units)), endpoint=False).astype(int)
     return [units[place] for place in places.tolist()]
 
 
-def _sample(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer) -> Figures:
-    """The figures of the unit's first `SAMPLE_BYTES` of text."""
-    source = config.sources[unit.source]
-    reader = DocumentReader(unit, config.documents, source.text_field)
-    started_at = time.perf_counter()
-    try:
-        documents, is_all = _first_documents(reader)
-    except BadInput as error:
-        if config.documents.on_bad_input == "error" or not error.spoils_file:
-            raise
-        return Figures(input_bytes=unit.bytes, dropped=1)
-    num_read = len(documents) + sum(reader.dropped.values())
-    language = source.language or config.documents.language
-    encoded = encode_documents(documents, tokenizer, config.documents, language, Counter())
-    text_bytes = int(tokenizer.byte_lengths[encoded.tokens].sum(dtype=np.int64))
-    seconds = time.perf_counter() - started_at
-    return Figures(
-        input_bytes=unit.bytes if is_all else min(unit.bytes, _bytes_of(unit, num_read)),
-        encoded_bytes=text_bytes,
-        documents=len(encoded.document_ids),
-        dropped=num_read - len(encoded.document_ids),
-        sentences=len(encoded.sentence_lengths),
-        tokens=len(encoded.tokens),
-        text_bytes=text_bytes,
-        seconds=seconds,
+def _figures(sample: Sample, number: int, written: WrittenSample) -> Figures:
+    """The figures of what was read of a unit, extrapolated to all of it."""
+    counts = dict(zip(SOURCE_COLUMNS, written.counts[number].tolist(), strict=True))
+    read = Figures(
+        input_bytes=sample.read_bytes,
+        dropped=sample.dropped,
+        copies=int(written.copies[number]),
+        seconds=sample.seconds,
+        **counts,
     )
+    return read.extrapolated(sample.unit.bytes)
 
 
-def _first_documents(reader: DocumentReader) -> tuple[list[Document], bool]:
-    """The first documents, of about `SAMPLE_BYTES` in all, and whether the unit holds no more."""
-    documents: list[Document] = []
-    characters = 0
-    for document in reader:
-        documents.append(document)
-        characters += len(document.text)
-        if characters >= SAMPLE_BYTES:
-            return documents, False
-    return documents, True
-
-
-def _bytes_of(unit: InputUnit, num_documents: int) -> float:
-    """About how many bytes of its file the unit's first documents take."""
-    ending, compression = file_format(unit.url)
-    with storage.open_read(unit.url) as raw:
-        if ending == ".parquet":
-            rows = ParquetRows(raw, storage.redact(unit.url), unit.start, None if unit.whole else unit.stop)
-            return unit.bytes * num_documents / max(rows.num_rows, 1)
-        if ending == ".txt":
-            return unit.bytes  # of a text file that is a document, and near enough where blank lines part documents
-        raw.seek(max(0, unit.start - 1))
-        counted = _CountedFile(raw)
-        stream = decompress(counted, compression)
-        if unit.start:
-            skip_to_line(stream, unit.start - 1, unit.stop)
-        lines = islice(bounded_lines(stream, SAMPLE_BYTES), num_documents)
-        plain_bytes = sum(line.num_bytes + 1 for line in lines)
-        if not compression:
-            return plain_bytes
-        rest = len(stream.read(max(0, _GROWTH_BYTES - plain_bytes)))
-        return plain_bytes * counted.num_bytes / max(plain_bytes + rest, 1)
-
-
-class _CountedFile(io.RawIOBase):
-    """A file that is read in small pieces and counts them, to learn how far a decompressor has read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.num_bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(min(len(buffer), _PIECE_BYTES))
-        buffer[: len(data)] = data
-        self.num_bytes += len(data)
-        return len(data)
-
-
-def _duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))} seconds" if seconds < 100 else f"{seconds / 60:,.0f} minutes"
+def _of_group(units: Sequence[InputUnit], figures: Mapping[InputUnit, Figures], one_document_a_file: bool) -> Figures:
+    """The figures of all units of a source and format, by those of the ones that were read."""
+    sampled = total(figures[unit] for unit in units if unit in figures)
+    everything = sampled.extrapolated(sum(unit.bytes for unit in units))
+    if not one_document_a_file:
+        return everything
+    share = len(units) / sum(unit in figures for unit in units)
+    return replace(
+        everything, documents=sampled.documents * share, dropped=sampled.dropped * share, copies=sampled.copies * share
+    )

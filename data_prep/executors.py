@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
-import multiprocessing.forkserver
 import multiprocessing.process
 import os
 import signal
@@ -22,14 +21,9 @@ from typing import Any, Protocol, TypeVar
 
 from data_prep import storage
 from data_prep.errors import UserError
+from data_prep.worker_server import START_METHOD, start_worker_server
 
 MAX_BROKEN_POOLS = 3
-
-_START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-# Not forked from this process: one that has threads (tokenizer, tqdm) may hang in its child.
-
-_PRELOADED = ["data_prep.mapping", "data_prep.reducing"]
-# What nearly every worker imports: the server that workers are forked from imports it once for all.
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -56,11 +50,6 @@ class Engine(Protocol):
     ) -> None: ...
 
 
-def default_num_workers() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_units(
     task: Callable[[Unit], Result], units: Sequence[Unit], engine: Engine | int
 ) -> Iterator[tuple[Unit, Result]]:
@@ -70,13 +59,6 @@ def run_units(
             yield from pool.run(task, units)
     else:
         yield from engine.run(task, units)
-
-
-def start_worker_server() -> None:
-    """Have the server of worker processes import what they need, while this process does something else."""
-    if _START_METHOD == "forkserver":
-        multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
-        multiprocessing.forkserver.ensure_running()
 
 
 class ProcessEngine:
@@ -96,9 +78,25 @@ class ProcessEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
+        if error is not None:
+            self._stop()
+        elif self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
+
+    def warm_up(self, task: Callable[[Unit], object], unit: Unit) -> None:
+        """Start the processes, and have each do the task while this process does something else.
+
+        What becomes of it is not looked at: units that need it done do it themselves.
+        """
+        if self.num_workers == 1:
+            return
+        try:
+            pool = self._started_pool()
+            for _ in range(self.num_workers):
+                pool.submit(task, unit)
+        except BrokenProcessPool:
+            self._stop()
 
     def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
         if min(self.num_workers, len(units)) <= 1:
@@ -137,7 +135,7 @@ class ProcessEngine:
         if self._pool is None:
             self._others = set(multiprocessing.active_children())
             start_worker_server()
-            context = multiprocessing.get_context(_START_METHOD)
+            context = multiprocessing.get_context(START_METHOD)
             self._pool = ProcessPoolExecutor(
                 self.num_workers,
                 mp_context=context,

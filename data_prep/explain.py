@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from data_prep.cleaning import METASPACE, normalise
+from data_prep.foreign_tokenizer import ForeignTokenizer
 from data_prep.special_tokens import SPECIAL_TOKENS, UNK_TOKEN_ID
 from data_prep.tokenizer import Tokenizer
 
@@ -28,6 +29,9 @@ def explain(tokenizer: Tokenizer, text: str) -> Iterator[str]:
     Args:
         text: as a user writes it; it is normalised first. A literal "[MASK]" in it is ordinary characters.
     """
+    if isinstance(tokenizer, ForeignTokenizer):
+        yield from _explain_foreign(tokenizer, text)
+        return
     normalised = normalise(text, tokenizer.normalisation)
     ids = tokenizer.encode(normalised).tolist()
     yield f"normalised  {normalised!r}"
@@ -51,6 +55,19 @@ def explain(tokenizer: Tokenizer, text: str) -> Iterator[str]:
             yield from merges.explain(word)
 
 
+def _explain_foreign(tokenizer: ForeignTokenizer, text: str) -> Iterator[str]:
+    """Pieces, ids and the text that each stands for: how a foreign tokenizer merges is its own affair."""
+    ids = tokenizer.encode_text(text).tolist()
+    yield f"text        {text!r}"
+    yield f"pieces      {' '.join(tokenizer.vocabulary[number].text for number in ids)}"
+    yield f"ids         {' '.join(map(str, ids))}"
+    yield f"counts      {len(text.encode()):,} bytes, {len(text):,} characters, {len(ids):,} tokens"
+    yield ""
+    yield f"{'id':>8}  {'piece':<24} kind"
+    for number in ids:
+        yield f"{number:>8}  {tokenizer.vocabulary[number].text:<24} {tokenizer.vocabulary[number].kind}"
+
+
 def vocabulary_lines(tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the vocabulary as lines of tab-separated values, the heading first: id, piece, score, kind."""
     yield "id\tpiece\tscore\tkind"
@@ -68,7 +85,7 @@ class WordMerges:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._scores = {piece.text: piece.score for piece in tokenizer.vocabulary if piece.kind == "normal"}
-        symbols = tokenizer.info.settings.user_symbols
+        symbols = tokenizer.settings.user_symbols
         self._symbols = sorted(symbols, key=len, reverse=True)
         self._known = {*self._scores, *symbols}
 
@@ -117,7 +134,7 @@ class WordMerges:
         for is_known, run in groupby(pieces, self._known.__contains__):
             if is_known:
                 yield from run
-            elif self._tokenizer.info.settings.byte_fallback:
+            elif self._tokenizer.settings.byte_fallback:
                 yield from (f"<0x{byte:02X}>" for byte in "".join(run).encode())
             else:
                 yield SPECIAL_TOKENS[UNK_TOKEN_ID]

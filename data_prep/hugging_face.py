@@ -29,13 +29,12 @@ from data_prep.cleaning import (
     replace_surrogates,
 )
 from data_prep.errors import UserError
+from data_prep.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from data_prep.foreign_tokenizer import ForeignTokenizer
 from data_prep.sentencepiece_model import Piece
 from data_prep.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS, UNK_TOKEN_ID
 from data_prep.tokenizer import Tokenizer
 from data_prep.user_symbols import isolation
-
-TOKENIZER_NAME = "tokenizer.json"
-TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 
 
 def write_hugging_face_tokenizer(
@@ -43,9 +42,14 @@ def write_hugging_face_tokenizer(
 ) -> None:
     """Write tokenizer.json and tokenizer_config.json for the tokenizer in `folder`, there or into `output`.
 
-    `model_max_length` is the longest input of the model it goes with, in tokens.
+    `model_max_length` is the longest input of the model it goes with, in tokens. Of a foreign tokenizer all but that
+    stays as it came, and transformers is told to take tokenizer.json as it is.
     """
-    write_hugging_face_files(Tokenizer.load(folder), Path(output or folder), model_max_length)
+    tokenizer = Tokenizer.load(folder)
+    if isinstance(tokenizer, ForeignTokenizer):
+        _write_foreign_files(tokenizer, Path(output or folder), model_max_length)
+        return
+    write_hugging_face_files(tokenizer, Path(output or folder), model_max_length)
 
 
 def check_parity(folder: str | Path, texts: Iterable[str], hugging_face_folder: str | Path | None = None) -> None:
@@ -65,6 +69,19 @@ def write_hugging_face_files(tokenizer: Tokenizer, output: Path, model_max_lengt
     storage.write_bytes(output / TOKENIZER_CONFIG_NAME, (config + "\n").encode())
 
 
+def _write_foreign_files(tokenizer: ForeignTokenizer, output: Path, model_max_length: int | None) -> None:
+    tokenizer.write_files(output)
+    path = output / TOKENIZER_CONFIG_NAME
+    settings = json.loads(storage.read_bytes(path)) if path.is_file() else {}
+    ids, names = tokenizer.special_tokens, tokenizer.pieces
+    roles = {"pad": ids.pad, "unk": ids.unk, "cls": ids.cls, "sep": ids.sep, "mask": ids.mask}
+    tokens = {f"{role}_token": names[number] for role, number in roles.items() if number is not None}
+    longest = {} if model_max_length is None else {"model_max_length": model_max_length}
+    inputs = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    settings = {**tokens, **inputs, **settings, "tokenizer_class": "PreTrainedTokenizerFast", **longest}
+    storage.write_bytes(path, (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode())
+
+
 def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, texts: Sequence[str]) -> None:
     """The check of `check_parity` for an open tokenizer, over adversarial lines too: each alone, and with the next."""
     path = hugging_face_folder / TOKENIZER_NAME
@@ -74,9 +91,9 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
         raise UserError(f"{path} cannot be read as a tokenizer ({error}); write it again") from None
     # A literal "[MASK]" is the mask in tokenizer.json and text in preparation: read as text, all else can be compared.
     other.encode_special_tokens = True
-    texts = [*texts, *ADVERSARIAL_LINES, *lines_with_symbols(tokenizer.info.settings.user_symbols)]
+    texts = [*texts, *ADVERSARIAL_LINES, *lines_with_symbols(tokenizer.settings.user_symbols)]
     raw = [replace_surrogates(text) for text in texts]
-    if tokenizer.info.settings.user_symbols and not tokenizer.info.settings.byte_fallback:
+    if tokenizer.settings.user_symbols and not tokenizer.settings.byte_fallback:
         # Beside a symbol, a name of which no character is known is one [UNK] there and its token here (`isolation`).
         raw = [_without_special_tokens(text) for text in raw]
     normalised = [normalise(text, tokenizer.normalisation) for text in raw]

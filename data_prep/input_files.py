@@ -12,8 +12,8 @@ from braceexpand import braceexpand
 
 from data_prep import storage
 from data_prep.config import PreparationConfig, Source
-from data_prep.documents import InputUnit, file_format, split_into_units
 from data_prep.errors import UsageError
+from data_prep.input_units import InputUnit, file_format, split_into_units
 from data_prep.sentences import check_language
 
 _MOST_NAMES = 1_000_000  # of a brace pattern

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from data_prep import storage
+from data_prep.compression import undamaged_pieces
+from data_prep.hashing import HashingFile
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PIECE_BYTES = 1 << 20
@@ -96,3 +98,10 @@ def line_number_at(url: str, position: int) -> int:
             number += piece.count(b"\n")
             position -= len(piece)
     return number
+
+
+def damaged_line(url: str, compression: str) -> int:
+    """Number of the last line of which something can be decompressed, in a compressed file that is damaged."""
+    with storage.open_read(url) as file:
+        pieces = undamaged_pieces(HashingFile(file, storage.redact(url)), compression)
+        return 1 + sum(piece.count(b"\n") for piece in pieces)

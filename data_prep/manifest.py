@@ -12,10 +12,20 @@ import json
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from data_prep import storage
 from data_prep.errors import UserError
+from data_prep.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 
 MANIFEST_NAME = "manifest.json"
 TOKEN_COUNTS_NAME = "token_counts.safetensors"
@@ -88,6 +98,15 @@ class TokenizerRecord(_Record):
     fingerprint: Sha256
     vocab_size: Annotated[int, Field(gt=5)]
     token_dtype: Literal["uint16", "uint32"]
+    special_tokens: SpecialTokens = Field(OWN_SPECIAL_TOKENS, description="left out in JSON where they are ids 0 to 4")
+
+    @model_serializer(mode="wrap")
+    def _without_own_special_tokens(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests from before there were foreign tokenizers keep their digest.
+        values: dict[str, Any] = serialise(self)
+        if self.special_tokens == OWN_SPECIAL_TOKENS:
+            del values["special_tokens"]
+        return values
 
 
 class InputRecord(_Record):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -14,10 +13,11 @@ import numpy as np
 
 from data_prep import storage
 from data_prep.config import DeduplicationSettings, DocumentSettings
-from data_prep.documents import DocumentReader, InputUnit, unit_sha256
+from data_prep.documents import DocumentReader, unit_sha256
 from data_prep.encoding import document_id, encode_documents
 from data_prep.errors import UserError
 from data_prep.formats import Document
+from data_prep.input_units import InputUnit
 from data_prep.near_duplicates import signatures_url
 from data_prep.rejects import BadInput
 from data_prep.sections import Section, SectionWriter
@@ -90,19 +90,39 @@ def sections_url(work_folder: str, number: int) -> str:
     return storage.join(work_folder, f"map-{number:06d}.sections")
 
 
-@functools.lru_cache(maxsize=1)
+_loaded: dict[tuple[str, str], Tokenizer] = {}
+
+
+def keep_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
+    """Have `cached_tokenizer` give this one, which was loaded from `folder`, in this process."""
+    _loaded.clear()
+    _loaded[folder, tokenizer.fingerprint] = tokenizer
+
+
+def load_tokenizer(folder: str) -> None:
+    """Load the tokenizer at a folder or URL for `cached_tokenizer`.
+
+    Raises:
+        UserError: there is none.
+    """
+    keep_tokenizer(Tokenizer.load(folder), folder)
+
+
 def cached_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
     """The tokenizer at a folder or URL, loaded once in each process.
 
     Raises:
         UserError: the folder holds another tokenizer than the one that the preparation began with.
     """
+    if (folder, fingerprint) in _loaded:
+        return _loaded[folder, fingerprint]
     tokenizer = Tokenizer.load(folder)
     if tokenizer.fingerprint != fingerprint:
         raise UserError(
             f"tokenizer {storage.redact(folder)} changed while shards were made: its fingerprint is "
             f"{tokenizer.fingerprint} and was {fingerprint}; run the command again with --fresh"
         )
+    keep_tokenizer(tokenizer, folder)
     return tokenizer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -19,7 +20,15 @@ _DAMAGE = (pa.ArrowException, OSError, MemoryError)
 
 
 class DamagedParquet(Exception):
-    """The file is damaged, cut short, or uses what the library cannot read; says what the library said."""
+    """The file is damaged, cut short, or uses what the library cannot read; says what the library said.
+
+    Attributes:
+        place: where in the file, such as "row group 2 of 4, rows 101 to 200".
+    """
+
+    def __init__(self, place: str, error: BaseException) -> None:
+        super().__init__(_first_line(error))
+        self.place = place
 
 
 class RowGroup(NamedTuple):
@@ -58,7 +67,8 @@ class ParquetRows:
             )
             schema = self._parquet.schema_arrow
         except _DAMAGE as error:
-            raise DamagedParquet(_first_line(error)) from None
+            place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
+            raise DamagedParquet(place, error) from None
         self.columns = [(field.name, field.type) for field in schema]
         metadata = self._parquet.metadata
         self._groups = range(metadata.num_row_groups)[start:stop]
@@ -100,13 +110,18 @@ class ParquetRows:
         Raises:
             DamagedParquet: the file is damaged.
         """
-        try:
-            for batch in self._parquet.iter_batches(
-                batch_size=_BATCH_ROWS, row_groups=list(self._groups), columns=list(names), use_threads=False
-            ):
-                yield from zip(*(_bytes_of(batch.column(name)) for name in names), strict=True)
-        except _DAMAGE as error:
-            raise DamagedParquet(_first_line(error)) from None
+        row = self.first_row
+        for group in self._groups:
+            num_rows = self._parquet.metadata.row_group(group).num_rows
+            try:
+                for batch in self._parquet.iter_batches(
+                    batch_size=_BATCH_ROWS, row_groups=[group], columns=list(names), use_threads=False
+                ):
+                    yield from zip(*(_bytes_of(batch.column(name)) for name in names), strict=True)
+            except _DAMAGE as error:
+                of_all = f"row group {group + 1} of {self._parquet.metadata.num_row_groups}"
+                raise DamagedParquet(f"{of_all}, rows {row + 1} to {row + num_rows}", error) from None
+            row += num_rows
 
 
 def looks_like_parquet(head: bytes) -> bool:

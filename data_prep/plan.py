@@ -11,9 +11,9 @@ import numpy as np
 
 from data_prep import storage
 from data_prep.config import PreparationConfig, ShardSettings
-from data_prep.documents import InputUnit, file_format
 from data_prep.errors import UsageError, UserError
 from data_prep.input_files import InputFile, find_inputs, find_units
+from data_prep.input_units import InputUnit, file_format
 from data_prep.manifest import Manifest
 from data_prep.mapping import Destinations
 from data_prep.tokenizer import Tokenizer
@@ -68,8 +68,16 @@ class Plan:
                 )
 
 
-def make_plan(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest | None = None) -> Plan:
-    """Find the inputs and lay out the work; with `parent` to add to that data set.
+def make_plan(
+    config: PreparationConfig,
+    tokenizer: Tokenizer,
+    parent: Manifest | None = None,
+    inputs: tuple[InputFile, ...] | None = None,
+) -> Plan:
+    """Lay out the work; with `parent` to add to that data set.
+
+    Args:
+        inputs: those of the configuration, where they were found already.
 
     Raises:
         UsageError: an input is missing, named twice or of an ending that is not read, or a language is not
@@ -78,11 +86,16 @@ def make_plan(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest 
     """
     if parent is not None:
         _check_fits(config.shards, tokenizer, parent)
-    inputs = find_inputs(config)
+    inputs = find_inputs(config) if inputs is None else inputs
     units = find_units(inputs, config)
     bytes_per_token = np.dtype(tokenizer.token_dtype).itemsize
     destinations = _destinations(config.shards, inputs, bytes_per_token, is_addition=parent is not None)
     return Plan(config, tokenizer.fingerprint, inputs, units, destinations, parent)
+
+
+def text_bytes(inputs: Sequence[InputFile]) -> float:
+    """About how much text the files hold, judged by their sizes alone."""
+    return sum(file.bytes * _growth(file.url) for file in inputs)
 
 
 def check_output_apart(plan: Plan, output: str) -> None:
@@ -124,8 +137,7 @@ def _destinations(
     settings: ShardSettings, inputs: Sequence[InputFile], bytes_per_token: int, is_addition: bool
 ) -> Destinations:
     """As many shards as text of the inputs' size will about fill; an addition has no need of `min_shards`."""
-    text_bytes = sum(file.bytes * _growth(file.url) for file in inputs)
-    token_bytes = text_bytes / _TEXT_BYTES_PER_TOKEN * bytes_per_token
+    token_bytes = text_bytes(inputs) / _TEXT_BYTES_PER_TOKEN * bytes_per_token
     min_train = 1 if is_addition else settings.min_shards
     num_train = max(min_train, round(token_bytes * (1 - settings.valid_fraction) / settings.shard_bytes))
     num_valid = max(1, round(token_bytes * settings.valid_fraction / settings.shard_bytes))

@@ -13,9 +13,9 @@ from data_prep.exclusion_phase import run_exclusions
 from data_prep.executors import Engine
 from data_prep.manifest import Manifest
 from data_prep.map_phase import check_all_mapped, map_tasks, run_map, summarise, tasks_of_range, units_left
-from data_prep.mapping import MapTask
+from data_prep.mapping import MapTask, keep_tokenizer
 from data_prep.phases import PhaseRunner
-from data_prep.plan import Plan, check_output_apart
+from data_prep.plan import Plan, absolute, check_output_apart
 from data_prep.publication import is_own_tokenizer, publish_shards
 from data_prep.reduce_phase import reduce_tasks, run_reduce
 from data_prep.shard_range import ShardRange
@@ -49,7 +49,7 @@ def prepare_shards(
         first_shard = begin_work(plan, output)
         remove_unfinished(plan, output)
         runner = PhaseRunner(engine, lock)
-        tasks = map_tasks(plan, tokenizer, output)
+        tasks = _map_tasks(plan, tokenizer, output)
         run_map(tasks, runner)
         return _finish(plan, tokenizer, output, tasks, first_shard, runner), True
 
@@ -68,7 +68,7 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine | in
             return False
         begin_work(plan, output)
         note_num_ranges(plan, output, shard_range.num_ranges)
-        tasks = tasks_of_range(map_tasks(plan, tokenizer, output), shard_range)
+        tasks = tasks_of_range(_map_tasks(plan, tokenizer, output), shard_range)
         is_work = units_left(tasks) > 0
         run_map(tasks, PhaseRunner(engine, lock))
         return is_work
@@ -87,7 +87,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine |
             return manifest, False
         first_shard = begin_work(plan, output)
         remove_unfinished(plan, output)
-        tasks = map_tasks(plan, tokenizer, output)
+        tasks = _map_tasks(plan, tokenizer, output)
         check_all_mapped(tasks, noted_num_ranges(plan, output))
         return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(engine, lock)), True
 
@@ -100,6 +100,12 @@ def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
     """
     with storage.hold_lock(output):
         remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
+
+
+def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
+    """The tasks of the first phase; those that are done in this process take the tokenizer that it has."""
+    keep_tokenizer(tokenizer, absolute(tokenizer.url))
+    return map_tasks(plan, tokenizer, output)
 
 
 def _complete_already(plan: Plan, output: str) -> Manifest | None:

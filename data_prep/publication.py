@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from data_prep import storage
 from data_prep.assembly import assemble, token_counts
 from data_prep.counting import token_counts_file
+from data_prep.foreign_tokenizer import copy_tokenizer
 from data_prep.growing import publish_addition
 from data_prep.manifest import TOKENIZER_FOLDER, Manifest
 from data_prep.map_phase import MapSummary
 from data_prep.plan import Plan, absolute
 from data_prep.reduce_phase import nothing_to_train_on
 from data_prep.reducing import ReduceResult
-from data_prep.tokenizer import INFO_NAME, Tokenizer
+from data_prep.tokenizer import Tokenizer
 from data_prep.versions import publish
 
 
@@ -36,7 +36,7 @@ def publish_shards(
     record, data = token_counts_file(counts, manifest.version)
     storage.write_bytes(storage.join(output, record.name), data)
     if not is_own_tokenizer(tokenizer, output):
-        _copy_tokenizer(tokenizer, storage.join(output, TOKENIZER_FOLDER))
+        copy_tokenizer(tokenizer, storage.join(output, TOKENIZER_FOLDER))
     publish(output, manifest)
     return manifest
 
@@ -45,14 +45,6 @@ def is_own_tokenizer(tokenizer: Tokenizer, output: str) -> bool:
     """Whether the tokenizer lies where the output's copy of it is to lie."""
     own = storage.canonical(absolute(storage.join(output, TOKENIZER_FOLDER)))
     return storage.canonical(absolute(tokenizer.url)).rstrip("/") == own
-
-
-def _copy_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
-    """Copy the tokenizer's files; its information file, which makes the folder one, last."""
-    storage.remove(folder)
-    files = [path for path in Path(tokenizer.folder).iterdir() if path.is_file() and not path.name.startswith(".")]
-    for path in sorted(files, key=lambda path: (path.name == INFO_NAME, path.name)):
-        storage.write_bytes(storage.join(folder, path.name), storage.read_bytes(path))
 
 
 def _remove_empty_shards(results: Sequence[ReduceResult], output: str) -> None:

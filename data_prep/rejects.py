@@ -44,12 +44,13 @@ class Rejects:
         dropped: how many were left out, by reason.
     """
 
-    def __init__(self, url: str, settings: DocumentSettings, is_part: bool) -> None:
+    def __init__(self, url: str, settings: DocumentSettings, is_part: bool, begins_file: bool) -> None:
         self.where = storage.redact(url)
         self.dropped: Counter[str] = Counter()
         self._url = url
         self._settings = settings
         self._is_part = is_part
+        self._begins_file = begins_file
         self._first: dict[str, str] = {}
         self._longest_bytes = 0
 
@@ -70,9 +71,9 @@ class Rejects:
     def bad_line(self, line: Line, fault: Fault) -> None:
         """The same for a line of text."""
         place = f"line {line.number}"
-        if self._is_part and self._settings.on_bad_input == "error":
+        if not self._begins_file and self._settings.on_bad_input == "error":
             place = f"line {line_number_at(self._url, line.start)}"
-        elif self._is_part:
+        elif not self._begins_file:
             place = f"line at byte {line.start}"  # its number would cost a reading of all that is before it
         self.bad(place, fault)
 

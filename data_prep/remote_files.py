@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-import fsspec
-
 from data_prep.errors import UsageError, UserError
 from data_prep.remote_reader import open_ranges
 from data_prep.remote_reader import tag as tag
@@ -277,6 +275,8 @@ def _refuse_web(url: str, what: str) -> None:
 
 def _filesystem(url: str) -> tuple[Any, str]:
     """The filesystem of fsspec for the URL, with its options, and the path on it."""
+    import fsspec  # here, for work on local files needs none of it and starts sooner
+
     given = options_for(url)
     if scheme(url) in ("s3", "s3a"):
         given = {"max_concurrency": 1} | given | {"config_kwargs": _S3_DEFAULTS | given.get("config_kwargs", {})}

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-import tenacity
-
 from data_prep.errors import UserError
 from data_prep.store_errors import GO_ON, answer, is_transient
 from data_prep.urls import redact
@@ -36,6 +34,8 @@ def with_retries(url: str, what: str, operation: Callable[[], Result], seconds: 
     Raises:
         UserError: the store was busy or out of reach all the time.
     """
+    import tenacity  # here, for work on local files needs none of it and starts sooner
+
     limit = retry_seconds() if seconds is None else seconds
 
     def tell(state: tenacity.RetryCallState) -> None:

@@ -23,9 +23,10 @@ from data_prep import storage
 from data_prep.bounded_choice import EVEN, Choice, key_of, tempering
 from data_prep.cleaning import clean_paragraphs
 from data_prep.config import DocumentSettings, PreparationConfig
-from data_prep.documents import BadInput, DocumentReader, InputUnit
+from data_prep.documents import BadInput, DocumentReader
 from data_prep.errors import UsageError, UserError
 from data_prep.executors import run_units
+from data_prep.input_units import InputUnit
 from data_prep.progress import Progress
 from data_prep.sentences import check_language
 from data_prep.tokenizer_info import TokenizerSettings

@@ -6,7 +6,8 @@ SentencePiece changes no character here (identity rule, no space of its own): `d
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Literal, NamedTuple
 
 import sentencepiece
@@ -118,20 +119,18 @@ def open_model(model: bytes, name: str) -> Processor:
 def vocabulary_of(processor: Processor, user_symbols: Sequence[str] = ()) -> tuple[Piece, ...]:
     """All pieces of a model; which of them are user symbols the library does not tell, so they are given."""
     symbols = frozenset(user_symbols)
-
-    def kind(number: int) -> PieceKind:
-        if processor.is_byte(number):
-            return "byte"
-        if processor.is_control(number):
-            return "control"
-        if processor.is_unknown(number):
-            return "unknown"
-        return "user" if processor.id_to_piece(number) in symbols else "normal"
-
-    return tuple(
-        Piece(processor.id_to_piece(number), processor.get_score(number), kind(number))
-        for number in range(processor.get_piece_size())
+    numbers = list(range(processor.get_piece_size()))
+    texts = processor.id_to_piece(numbers)
+    kinds: list[PieceKind] = ["user" if text in symbols else "normal" for text in texts]
+    of_kind: tuple[tuple[PieceKind, Callable[[list[int]], list[bool]]], ...] = (
+        ("unknown", processor.is_unknown),
+        ("control", processor.is_control),
+        ("byte", processor.is_byte),
     )
+    for kind, are_of_kind in of_kind:
+        for number in compress(numbers, are_of_kind(numbers)):
+            kinds[number] = kind
+    return tuple(map(Piece, texts, processor.get_score(numbers), kinds))
 
 
 def token_spans(processor: Processor, normalised_text: str) -> list[TokenSpan]:

@@ -14,9 +14,7 @@ from data_prep.counting import RecordCounts, piece_text
 from data_prep.errors import UserError
 from data_prep.manifest import ShardRecord, TokenizerRecord
 from data_prep.shards import Record, ShardIndex, index_of, join_indexes, read_index, read_records
-from data_prep.tokenizer import CLS_TOKEN_ID, MASK_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
 
-_SPECIAL_TOKEN_IDS = [PAD_TOKEN_ID, CLS_TOKEN_ID, SEP_TOKEN_ID, MASK_TOKEN_ID]
 _FOREIGN_SHARE = 0.01  # of the tokens; fewer that the vocabulary has not are damage
 _REMEDY = "restore it, or make the shards again"
 
@@ -112,7 +110,7 @@ def _check_records(task: CheckTask, path: Path, index: ShardIndex, counts: Recor
     where = storage.redact(storage.join(task.folder, task.shard.name))
     parts: list[ShardIndex] = []
     for key, record, offset in read_records(path):
-        problem = _record_problem(record, task)
+        problem = record_problem(record, task)
         if problem:
             raise UserError(f"{where} record {key} {problem}; make the shards again")
         counts.add(record)
@@ -128,7 +126,7 @@ def _check_records(task: CheckTask, path: Path, index: ShardIndex, counts: Recor
         )
 
 
-def _record_problem(record: Record, task: CheckTask) -> str | None:
+def record_problem(record: Record, task: CheckTask) -> str | None:
     """What is wrong within a record, if anything."""
     if not len(record.tokens) or not len(record.documents) == len(record.sources) == len(record.document_ids):
         return "is empty, or has arrays of different numbers of documents"
@@ -158,4 +156,4 @@ def _token_problem(record: Record, task: CheckTask) -> str | None:
 def _num_foreign(record: Record, task: CheckTask) -> int:
     """How many token ids are special, or not of the vocabulary."""
     is_foreign = record.tokens >= task.tokenizer.vocab_size
-    return int((is_foreign | np.isin(record.tokens, _SPECIAL_TOKEN_IDS)).sum())
+    return int((is_foreign | np.isin(record.tokens, task.tokenizer.special_tokens.never_in_text)).sum())

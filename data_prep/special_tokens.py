@@ -1,6 +1,57 @@
-"""The special tokens: the first five ids of every vocabulary."""
+"""The special tokens: the first five ids of every vocabulary made here; a foreign vocabulary has its own."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD_TOKEN_ID, UNK_TOKEN_ID, CLS_TOKEN_ID, SEP_TOKEN_ID, MASK_TOKEN_ID = range(5)
+
+
+class SpecialTokens(BaseModel):
+    """The ids of a vocabulary that stand for no text; tokenizer_info.json and the manifest hold them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pad: NonNegativeInt
+    unk: NonNegativeInt | None
+    """None: every text has ids of its own, as with bytes."""
+    cls: NonNegativeInt
+    sep: NonNegativeInt
+    mask: NonNegativeInt
+    others: tuple[NonNegativeInt, ...] = ()
+    """Special to the tokenizer for what is not done here."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All of them, ascending."""
+        named = (self.pad, self.cls, self.sep, self.mask, *(() if self.unk is None else (self.unk,)))
+        return tuple(sorted({*named, *self.others}))
+
+    @property
+    def never_in_text(self) -> tuple[int, ...]:
+        """Those that no text becomes: all but [UNK]."""
+        return tuple(token_id for token_id in self.ids if token_id != self.unk)
+
+    @cached_property
+    def are_first(self) -> bool:
+        """Whether they are the ids from 0 on, without a gap."""
+        return self.ids == tuple(range(len(self.ids)))
+
+    def are_ordinary(self, token_ids: np.ndarray) -> np.ndarray:
+        """Which ids, of any shape, are none of these; bool."""
+        if self.are_first:
+            return token_ids >= len(self.ids)
+        return ~np.isin(token_ids, self.ids)
+
+    def ordinary(self, vocab_size: int) -> np.ndarray:
+        """(vocab_size - number of special tokens,) int64: the ids below `vocab_size` that are none of these."""
+        return np.setdiff1d(np.arange(vocab_size), self.ids)
+
+
+OWN_SPECIAL_TOKENS = SpecialTokens(
+    pad=PAD_TOKEN_ID, unk=UNK_TOKEN_ID, cls=CLS_TOKEN_ID, sep=SEP_TOKEN_ID, mask=MASK_TOKEN_ID
+)

@@ -74,7 +74,7 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[list[str], list[bool]]]:
     begins: list[bool] = []
     characters = 0
     for text in texts:
-        for number, piece in enumerate(_pieces(text)):
+        for number, piece in enumerate(pieces_of_text(text)):
             pieces.append(piece)
             begins.append(number == 0)
             characters += len(piece)
@@ -85,7 +85,8 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[list[str], list[bool]]]:
         yield pieces, begins
 
 
-def _pieces(text: str) -> Iterator[str]:
+def pieces_of_text(text: str) -> Iterator[str]:
+    """The text, a long one in pieces, each but the first beginning with a space between two ASCII words."""
     start = 0
     while len(text) - start > _PIECE_CHARACTERS and (cut := _CUT.search(text, start + _PIECE_CHARACTERS)):
         yield text[start : cut.start() + 1]

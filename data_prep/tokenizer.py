@@ -2,7 +2,8 @@
 
 A tokenizer folder holds tokenizer.model (SentencePiece), tokenizer.json and tokenizer_config.json (Hugging Face),
 tokenizer_report.json and, written last, tokenizer_info.json: without it there is no tokenizer. Text is normalised by
-`data_prep.cleaning` before it comes here; SentencePiece itself changes nothing.
+`data_prep.cleaning` before it comes here; SentencePiece itself changes nothing. A foreign tokenizer is another thing:
+`data_prep.foreign_tokenizer`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import storage
-from data_prep.cleaning import METASPACE, NORMALISATION_VERSION, Normalisation
+from data_prep.cleaning import METASPACE, NORMALISATION_VERSION, Normalisation, normalise
 from data_prep.errors import UserError
 from data_prep.sentencepiece_model import Piece, Processor, TokenSpan, open_model, token_spans, vocabulary_of
 from data_prep.special_tokens import (
@@ -25,6 +26,7 @@ from data_prep.special_tokens import (
     SEP_TOKEN_ID,
     SPECIAL_TOKENS,
     UNK_TOKEN_ID,
+    SpecialTokens,
 )
 from data_prep.tokenizer_info import INFO_NAME, TokenizerInfo, TokenizerSettings
 from data_prep.word_cache import WordCache, can_cut_at_letters
@@ -39,6 +41,7 @@ __all__ = [
     "SPECIAL_TOKENS",
     "UNK_TOKEN_ID",
     "Piece",
+    "SpecialTokens",
     "Tokenizer",
     "TokenizerInfo",
     "TokenizerSettings",
@@ -55,43 +58,67 @@ class Tokenizer:
 
     def __init__(self, folder: Path, processor: Processor, info: TokenizerInfo, url: str | None = None) -> None:
         """Use `Tokenizer.load`."""
+        assert info.settings is not None
+        self.settings = info.settings
+        vocabulary = vocabulary_of(processor, info.settings.user_symbols)
+        shown = [_UNKNOWN if piece.kind == "unknown" else _bytes_of(piece) for piece in vocabulary]
+        self._describe(folder, info, url, info.settings.normalisation, vocabulary, shown)
+        self._processor = processor
+        self._cache = WordCache(self._encode_directly, self.token_dtype, self._can_cut_at_letters())
+
+    def _describe(
+        self,
+        folder: Path,
+        info: TokenizerInfo,
+        url: str | None,
+        normalisation: Normalisation,
+        vocabulary: tuple[Piece, ...],
+        shown: list[bytes],
+    ) -> None:
+        """Set what every tokenizer has; `shown` is the text of every id when it is decoded."""
         self.folder, self.info = folder, info
         self.url = str(folder) if url is None else url
         """What `load` was asked for: another machine loads the same tokenizer by it."""
         self.fingerprint = info.fingerprint
         self.vocab_size = info.vocab_size
-        self.normalisation = info.settings.normalisation
+        self.special_tokens = info.special_tokens
+        self.normalisation = normalisation
+        """What is done to a text before its hash is taken, and, but for foreign tokenizers, before it is encoded."""
         self.token_dtype = np.uint16 if info.vocab_size <= 1 << 16 else np.uint32
-        self.vocabulary = vocabulary_of(processor, info.settings.user_symbols)
-        self.byte_lengths = np.array([len(_bytes_of(piece)) for piece in self.vocabulary], dtype=np.uint32)
+        self.vocabulary = vocabulary
+        is_text = [piece.kind not in ("unknown", "control") for piece in vocabulary]
+        self.byte_lengths = np.array([len(text) * is_so for text, is_so in zip(shown, is_text, strict=True)], np.uint32)
         """(vocab_size,) UTF-8 bytes of normalised text that each id stands for; 0 for special tokens.
 
         Without byte fallback an [UNK] stands for any number of bytes: `token_bytes` tells how many.
         """
-        self._opens_word = np.array([piece.text.startswith(METASPACE) for piece in self.vocabulary])
-        self._shown = [_UNKNOWN if piece.kind == "unknown" else _bytes_of(piece) for piece in self.vocabulary]
-        self._processor = processor
-        self._cache = WordCache(self._encode_directly, self.token_dtype, self._can_cut_at_letters())
+        self._opens_word = np.array([piece.text.startswith(METASPACE) for piece in vocabulary])
+        self._shown = shown
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Open a tokenizer folder, or a copy of the one at a URL.
+        """Open a tokenizer folder, or a copy of the one at a URL; a foreign one is a folder with tokenizer.json.
 
         Raises:
             UserError: it is no complete tokenizer folder, or its model is damaged or not the one it says.
         """
+        from data_prep.foreign_tokenizer import ForeignTokenizer, is_foreign
+
         url = str(folder)
+        if is_foreign(url):
+            return ForeignTokenizer.open(url)
         local = storage.local_folder(url) if storage.is_remote(url) else Path(folder)
         info = TokenizerInfo.read(local)
         if info is None:
             raise UserError(
                 f"{storage.redact(url)} holds no {INFO_NAME}, so it is no complete tokenizer; "
-                "make one with 'python -m data_prep tokenizer', or run it again if it was stopped"
+                "make one with 'python -m data_prep tokenizer', or run it again if it was stopped; or give a "
+                "checkpoint's folder with tokenizer.json, which transformers' save_pretrained writes"
             )
         path = storage.redact(storage.join(url, MODEL_NAME))
         processor = open_model(storage.read_bytes(local / MODEL_NAME), path)
         tokenizer = cls(local, processor, info, url)
-        found = fingerprint_of(tokenizer.vocabulary, info.settings.normalisation)
+        found = fingerprint_of(tokenizer.vocabulary, tokenizer.normalisation)
         if found != info.fingerprint or len(tokenizer.vocabulary) != info.vocab_size:
             raise UserError(
                 f"{path} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found}, not "
@@ -103,6 +130,10 @@ class Tokenizer:
     def pieces(self) -> list[str]:
         """The text of every id, with U+2581 for a space."""
         return [piece.text for piece in self.vocabulary]
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """Return the ids that shards hold for a text as a user writes it, (num_tokens,) token_dtype."""
+        return self.encode(normalise(text, self.normalisation))
 
     def encode(self, normalised_text: str) -> np.ndarray:
         """Return the ids of a normalised text, (num_tokens,) token_dtype; exactly SentencePiece's.
@@ -137,7 +168,7 @@ class Tokenizer:
         The text is needed where [UNK] is among the ids, which can only be without byte fallback.
         """
         lengths = self.byte_lengths[ids].astype(np.int64)
-        unknown = np.flatnonzero(ids == UNK_TOKEN_ID)
+        unknown = np.flatnonzero(ids == self.special_tokens.unk)
         if len(unknown):
             assert normalised_text is not None, "ids with [UNK] have no bytes of their own; give the text"
             words = normalised_text.split(" ")[1:]

@@ -8,13 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from data_prep import storage
 from data_prep.cleaning import METASPACE, Normalisation, normalise
 from data_prep.errors import UserError
 from data_prep.settings import Settings
-from data_prep.special_tokens import SPECIAL_TOKENS
+from data_prep.special_tokens import OWN_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
 
 INFO_NAME = "tokenizer_info.json"
 FORMAT_VERSION = 1
@@ -73,19 +82,31 @@ class TokenizerSettings(Settings):
 
 
 class TokenizerInfo(BaseModel):
-    """What made a tokenizer, and the fingerprint of what it does; tokenizer_info.json."""
+    """What made a tokenizer, and the fingerprint of what it does; tokenizer_info.json.
+
+    Of a foreign one, which came as tokenizer.json, settings and inputs are not known.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format_version: Literal[1]
     fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     vocab_size: Annotated[int, Field(gt=5)]
-    settings: TokenizerSettings
+    settings: TokenizerSettings | None
     inputs: dict[str, Any] = Field(description="what the caller says of the texts it was trained on")
     libraries: dict[str, str] = Field(description="versions of the libraries that trained it")
     files: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(
         {}, description="sha256 of the other files of the folder by name; older tokenizers have none"
     )
+    kind: Literal["sentencepiece", "hugging_face"] = "sentencepiece"
+    special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
+
+    @model_serializer(mode="wrap")
+    def _as_before_there_were_foreign_ones(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialise(self)
+        if self.kind == "sentencepiece":
+            del values["kind"], values["special_tokens"]
+        return values
 
     @classmethod
     def read(cls, folder: str | Path) -> TokenizerInfo | None:
@@ -118,7 +139,8 @@ class TokenizerInfo(BaseModel):
 
     def differences(self, settings: TokenizerSettings, inputs: dict[str, Any]) -> Iterator[str]:
         """Name what differs from the settings and inputs of a tokenizer that is wanted now."""
-        theirs = {"tokenizer": self.settings.model_dump(mode="json"), **_by_url(self.inputs)}
+        known = self.settings and self.settings.model_dump(mode="json")
+        theirs = {"tokenizer": known, **_by_url(self.inputs)}
         mine = {"tokenizer": settings.model_dump(mode="json"), **_by_url(inputs)}
         return _differences(theirs, mine, "")
 

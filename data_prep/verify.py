@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from data_prep import storage
+from data_prep.assembly import own_version
 from data_prep.counting import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
-from data_prep.data_card import CARD_NAME
+from data_prep.data_card import card_problem
 from data_prep.errors import UserError
 from data_prep.executors import Engine, run_units
 from data_prep.growing import all_configs, removed_ids
@@ -44,6 +45,8 @@ def verify_shards(folder: str, engine: Engine | int = 1, version: str | None = N
     problems = [*foreign_tokenizer, *_file_problems(folder, manifest, versions), *_arithmetic_problems(manifest)]
     if not foreign_tokenizer:
         problems.extend(_tokenizer_file_problems(folder))
+        card = card_problem(folder, versions[-1], own_version())
+        problems.extend([card] if card else [])
     removed = np.empty(0, np.uint64)
     try:
         removed = removed_ids(folder, manifest)
@@ -109,7 +112,7 @@ def _tokenizer_file_problems(folder: str) -> Iterator[str]:
 
 
 def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]) -> Iterator[str]:
-    """What is wrong with the manifests, the card, and files that belong to no version."""
+    """What is wrong with the manifests, and files that belong to no version."""
     where = storage.redact(folder)
     current = versions[-1]
     name = MANIFEST_NAME if manifest.version == current.version else older_version_name(manifest.version)
@@ -121,13 +124,6 @@ def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]
                 f"the manifest of version {before.version} in {where} is not the one that version {after.version} was "
                 "made from: one of them was edited by hand; restore it"
             )
-    card = storage.join(folder, CARD_NAME)
-    # Stopped just before a new version came, the card is that version's and names this one as its parent.
-    if storage.exists(card) and current.digest not in storage.read_bytes(card).decode(errors="replace"):
-        yield (
-            f"{storage.join(where, CARD_NAME)} names another digest than {current.digest}, that of {MANIFEST_NAME}: "
-            "one of them was edited by hand; restore it"
-        )
     if not unfinished_work(folder):
         for stray in stray_files(folder):
             yield f"{storage.join(where, stray)} is not in the manifest of any version; remove it"

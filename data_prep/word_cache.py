@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 18
 """Text worked on at once; numpy's arrays then stay near the core."""
 
 _NUM_SLOTS = 1 << 20
-"""Words that the table holds, 24 bytes each; the latest push out those before them."""
+"""Words that the table holds, 32 bytes each."""
 
 _MAX_LONG_WORDS = 200_000
 """Words kept that no slot holds; about 50 MB at most. Then they are forgotten, and the common ones soon back."""
@@ -29,6 +29,8 @@ _MAX_KEPT_BYTES = 64
 """Longer words (Chinese text, data, URLs) hardly ever come twice and are not kept."""
 
 _KEY_BYTES = 16
+_SLOT_WORDS = 4
+_EMPTY = ~np.uint64(0)  # no word's key: 0xFF is in no UTF-8
 _NO_ID, _ELSEWHERE = PAD_TOKEN_ID, CLS_TOKEN_ID  # no text becomes them: filling, and "to be found elsewhere"
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd and of no pattern, as hashes want them
 
@@ -45,7 +47,9 @@ class WordCache:
     """Encodes normalised text by looking up its words; not for use by several threads at once.
 
     The table is two-way set-associative: a word lies in the slot that its hash names or in the next (the slots of a
-    pair), under its own bytes as the key, so that a hit is never another word's.
+    pair), under its own bytes as the key, so that a hit is never another word's. A new word whose slot is taken pushes
+    out what is in the other of the pair. A slot is half a line of the core's cache (two words of key, one of ids, one
+    unused), so that one look at a word is one access to memory.
     """
 
     def __init__(
@@ -61,10 +65,7 @@ class WordCache:
         self._ids_per_slot = 8 // self._dtype.itemsize
         self._classes = _byte_classes(cut_at_letters)
         self._shift = np.uint64(64 - (num_slots.bit_length() - 1))
-        # 0xFF is in no UTF-8.
-        self._low_keys = np.full(num_slots, ~np.uint64(0))
-        self._high_keys = np.full(num_slots, ~np.uint64(0))
-        self._ids = np.zeros(num_slots, np.uint64)
+        self._slots = np.full((num_slots, _SLOT_WORDS), _EMPTY)
         self._long_words: dict[bytes, bytes] = {}
         self._max_long_words = max_long_words
 
@@ -79,11 +80,12 @@ class WordCache:
         slots = (low * _FACTORS[0]) ^ (high * _FACTORS[1])
         slots ^= slots >> np.uint64(29)
         slots = ((slots * _FACTORS[0]) >> self._shift).view(np.int64)
-        ids = self._ids.take(slots)
-        away = np.flatnonzero((self._low_keys.take(slots) != low) | (self._high_keys.take(slots) != high))
-        seconds = slots[away] ^ 1
-        in_second = (self._low_keys[seconds] == low[away]) & (self._high_keys[seconds] == high[away])
-        ids[away] = np.where(in_second, self._ids[seconds], _first_of_slot(_ELSEWHERE, self._dtype))
+        found = self._slots.take(slots, axis=0)
+        ids = found[:, 2].copy()
+        away = np.flatnonzero((found[:, 0] != low) | (found[:, 1] != high))
+        found = self._slots.take(slots[away] ^ 1, axis=0)
+        in_second = (found[:, 0] == low[away]) & (found[:, 1] == high[away])
+        ids[away] = np.where(in_second, found[:, 2], _first_of_slot(_ELSEWHERE, self._dtype))
         missing = away[~in_second]
         flat = ids.view(self._dtype)
         flat = flat[flat != _NO_ID]
@@ -139,13 +141,9 @@ class WordCache:
             self._long_words.clear()
         self._long_words.update(long)
         first = slots[places]
-        for table, values in (
-            (self._low_keys, low[places]),
-            (self._high_keys, high[places]),
-            (self._ids, np.frombuffer(b"".join(short), np.uint64)),
-        ):
-            table[first ^ 1] = table[first]
-            table[first] = values
+        is_taken = self._slots[first, 0] != _EMPTY
+        entries = np.stack([low[places], high[places], np.frombuffer(b"".join(short), np.uint64)], axis=1)
+        self._slots[first ^ is_taken, :3] = entries
 
 
 def pieces_of(data: bytes, piece_bytes: int | None = None) -> Iterator[bytes]:
@@ -191,8 +189,14 @@ def _first_of_slot(value: int, dtype: np.dtype) -> np.uint64:
 def _fill_in(ids: np.ndarray, others: list[bytes]) -> np.ndarray:
     """Put the ids of the others, in their order, where the mark for them stands."""
     is_mark = ids == _ELSEWHERE
-    counts = np.ones(len(ids), np.int64)
-    counts[is_mark] = np.fromiter(map(len, others), np.int64, len(others)) // ids.itemsize
-    filled = np.repeat(ids, counts)
-    filled[np.repeat(is_mark, counts)] = np.frombuffer(b"".join(others), ids.dtype)
+    counts = np.fromiter(map(len, others), np.int64, len(others)) // ids.itemsize
+    stops = np.cumsum(counts)
+    values = np.frombuffer(b"".join(others), ids.dtype)
+    # Where each other's ids begin: after the marks' neighbours that stand before it, and after the others before it.
+    begins = np.flatnonzero(is_mark) - np.arange(len(counts)) + stops - counts
+    is_other = np.zeros(len(ids) - len(counts) + len(values), bool)
+    is_other[np.repeat(begins - stops + counts, counts) + np.arange(len(values))] = True
+    filled = np.empty(len(is_other), ids.dtype)
+    filled[is_other] = values
+    filled[~is_other] = ids[~is_mark]
     return filled

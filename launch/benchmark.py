@@ -19,7 +19,7 @@ from data_prep import storage
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import load_settings
 from trainer.benchmark import report
-from trainer.benchmark.fitting import is_out_of_memory, largest_that_fits
+from trainer.benchmark.fitting import largest_that_fits
 from trainer.benchmark.measure import Measurement, Training, free_memory, with_micro_batch
 from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
@@ -27,6 +27,7 @@ from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.data_version import open_data
 from trainer.distributed import Ranks, all_agree, initialize_distributed, run_rank, shut_down
+from trainer.memory import is_out_of_memory
 from trainer.throughput import WorkClock
 
 PROFILED_STEPS = 3
@@ -194,7 +195,7 @@ class Session:
             training = self._start(micro_batch_tokens)
             point = training.measure(self.arguments.steps, self.arguments.warmup_steps)
             training.close()
-        except (RuntimeError, UserError) as error:
+        except (MemoryError, RuntimeError, UserError) as error:
             if not is_out_of_memory(error):
                 raise
         training = None  # only now, out of the handler, does nothing hold the tensors of a failed try

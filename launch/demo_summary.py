@@ -84,8 +84,8 @@ def format_scores(metrics: dict[str, float], manifest: Manifest) -> str:
         ),
         ("valid MLM accuracy", f"{metrics['valid/mlm_accuracy']:.1%}", "-"),
     ]
-    if "valid/nsp_accuracy" in metrics:
-        accuracy = f"{metrics['valid/nsp_accuracy']:.1%}"
+    if "valid/pair_accuracy" in metrics:
+        accuracy = f"{metrics['valid/pair_accuracy']:.1%}"
         rows.append(("valid next-sentence accuracy", accuracy, "50.0% (chance)"))
     lines = [f"{name:<32}{ours:>14}{baseline:>20}" for name, ours, baseline in rows]
     if entropy is not None:

@@ -21,9 +21,12 @@ from data_prep import storage
 from data_prep.errors import run_command
 from data_prep.settings import load_settings
 from launch.status import duration
-from trainer import preflight, preflight_services
+from trainer import preflight, preflight_hosts, preflight_services
 from trainer.config import RunConfig
+from trainer.distributed import device_type
+from trainer.hostfile import read_hostfile
 from trainer.preflight import Finding, guarded
+from trainer.schedule import tokens_of_phase
 from trainer.status import read_status
 from trainer.throughput import flops_per_place, peak_flops
 
@@ -43,21 +46,23 @@ def main() -> None:
         "--ranks", type=int, metavar="N", help="ranks of the run (default: all slots, or all GPUs here)"
     )
     parser.add_argument("--hostfile", metavar="FILE", help="the deepspeed launcher's: lines HOST slots=N")
+    parser.add_argument("--master-addr", metavar="ADDRESS", help="of the first host (default: it is asked by ssh)")
     arguments = parser.parse_intermixed_args()
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     storage.configure(config.storage_options)
-    hosts = preflight_services.read_hostfile(arguments.hostfile) if arguments.hostfile else {}
-    use_cuda = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda"
-    device = torch.device("cuda", 0) if use_cuda else torch.device("cpu")
-    world_size = arguments.ranks or sum(hosts.values()) or (torch.cuda.device_count() if use_cuda else 1)
+    hosts = read_hostfile(arguments.hostfile) if arguments.hostfile else {}
+    device = torch.device(device_type(), 0)
+    world_size = arguments.ranks or sum(hosts.values()) or (torch.cuda.device_count() if device.type == "cuda" else 1)
     levels = set()
-    for finding in examine(config, world_size, hosts, device):
+    for finding in examine(config, world_size, hosts, device, arguments.master_addr):
         print(finding, flush=True)
         levels.add(finding.level)
     sys.exit(1 if "fail" in levels else 0)
 
 
-def examine(config: RunConfig, world_size: int, hosts: dict[str, int], device: torch.device) -> Iterator[Finding]:
+def examine(
+    config: RunConfig, world_size: int, hosts: dict[str, int], device: torch.device, address: str | None = None
+) -> Iterator[Finding]:
     """All checks, in the order in which a run would meet what they look at."""
     yield from guarded("batch", lambda: preflight.check_batches(config, world_size))
     yield from guarded("data", lambda: preflight.check_data(config, world_size))
@@ -68,9 +73,20 @@ def examine(config: RunConfig, world_size: int, hosts: dict[str, int], device: t
     yield from guarded("compiler", lambda: preflight.check_compiler(config))
     yield from guarded("op cache", preflight.check_op_cache)
     yield from guarded("mlflow", lambda: preflight_services.check_mlflow(config))
-    yield from guarded("host", lambda: preflight_services.check_hosts(hosts))
-    local = min(world_size, torch.cuda.device_count() if device.type == "cuda" else MAX_SPAWNED_RANKS)
-    yield from guarded("collective", lambda: preflight_services.check_collective(local, device.type))
+    yield from guarded("secrets", lambda: preflight.check_secrets(sys.argv))
+    found: list[Finding] = []
+    if hosts:
+        found = guarded("host", lambda: preflight_hosts.check_hosts(list(hosts), config))
+        yield from found
+        yield from guarded("forwarding", lambda: preflight_hosts.check_forwarding(list(hosts), device.type))
+    if any(finding.level == "fail" for finding in found):
+        yield Finding("warn", "collective", "not tried until every host is well; mend what failed above")
+    elif len(hosts) > 1:
+        check = preflight_hosts.check_collective_of_hosts
+        yield from guarded("collective", lambda: check(hosts, address, device.type))
+    else:
+        local = min(world_size, torch.cuda.device_count() if device.type == "cuda" else MAX_SPAWNED_RANKS)
+        yield from guarded("collective", lambda: preflight_services.check_collective(local, device.type))
     yield estimate(config, world_size, device)
 
 
@@ -87,7 +103,7 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
                 "ok", "estimate", "time unknown until some steps are measured (logging.peak_flops_per_device)"
             )
         phases = zip(config.phases, config.steps_by_phase, strict=True)
-        flops = sum(flops_per_place(config, phase) * phase.global_batch_tokens * steps for phase, steps in phases)
+        flops = sum(flops_per_place(config, phase) * tokens_of_phase(phase, 0, steps) for phase, steps in phases)
         seconds = flops / (peak * ASSUMED_MFU * world_size)
         basis = f"if it reaches an MFU of {ASSUMED_MFU:.0%}"
     hours, price = seconds * world_size / 3600, config.logging.gpu_hour_price

@@ -55,7 +55,7 @@ def main() -> None:
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
     texts = input_texts(arguments) if arguments.neighbours is None or arguments.input is not None else []
     from trainer.embedding import Embedder
-    from trainer.registry import pull
+    from trainer.registry_pull import pull
 
     embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     if arguments.neighbours is not None:

@@ -12,24 +12,19 @@ OUTPUT/report.txt is what is printed at the end, OUTPUT/curves.png the curves. N
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from data_prep.errors import UsageError, run_command
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from trainer.finetune.experiment import Fit, Setting, VariantResult
+    from trainer.finetune.experiment import Setting
+    from trainer.finetune.outcome import Best
+    from trainer.finetune.plan import FitRequest
     from trainer.finetune.runs import ExperimentRuns
 
 TASKS = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
 VARIANTS = ("scratch", "frozen", "full")
-FROZEN_RATES = (1e-3, 3e-3, 1e-2)
-NUM_FAILURES = 5
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -80,40 +75,61 @@ def main() -> None:
     arguments = parse_arguments()
     variants = chosen_variants(arguments)
     check_arguments(arguments)
-    from trainer.finetune.comparison import draw_comparison
+    request = request_of(arguments, variants)
     from trainer.finetune.estimate import estimate_seconds
-    from trainer.finetune.experiment import run_variant
-    from trainer.registry import pull
+    from trainer.finetune.outcome import Best, open_runs
+    from trainer.finetune.plan import describe, estimate_lines, prepare
+    from trainer.registry_pull import pull
 
-    setting = prepare(arguments, pull(arguments.model, tracking_uri=arguments.tracking_uri), variants)
+    setting = prepare(request, pull(request.model, tracking_uri=request.tracking_uri))
     say("\n".join(describe(setting, variants)))
-    estimates = estimate_seconds(setting, variants)
-    say("\n".join(estimate_lines(setting, estimates)))
+    say("\n".join(estimate_lines(setting, estimate_seconds(setting, variants))))
     if arguments.dry_run:
         say("dry run: nothing was fitted and nothing was written")
         return
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    runs = open_runs(arguments)
-    best = Best(setting.metric)
+    request.output.mkdir(parents=True, exist_ok=True)
+    runs, best = open_runs(request), Best(setting.metric)
     try:
-        runs.parent.log_params(run_params(arguments, setting))
-        results = []
-        for variant in variants:
-            results.append(run_variant(setting, variant, runs.child, best.keep))
-            say(progress_line(results[-1], setting.metric))
-        picture = arguments.output / "curves.png"
-        picture.write_bytes(draw_comparison(results, setting.metric, f"{arguments.task}: {arguments.train.name}"))
-        report = "\n".join(report_lines(setting, results))
-        (arguments.output / "report.txt").write_text(report + "\n", encoding="utf-8")
-        folder = save_best(best, setting, arguments, runs.parent.run_id)
-        log_results(runs, results, report, setting, picture)
+        folder = fit_all(request, setting, runs, best)
     except BaseException as error:
         runs.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
     runs.close("FINISHED")
-    say(f"\n{report}\n\ncurves: {picture}\nmodel: {folder}")
     if arguments.register:
         register_fitted(folder, arguments, runs.parent.run_id)
+
+
+def fit_all(request: FitRequest, setting: Setting, runs: ExperimentRuns, best: Best) -> Path:
+    """Fit every variant, report, and save the best model; returns its folder."""
+    from trainer.finetune.comparison import draw_comparison
+    from trainer.finetune.experiment import run_variant
+    from trainer.finetune.outcome import log_results, progress_line, report_lines, save_best
+    from trainer.finetune.plan import run_params
+
+    runs.parent.log_params(run_params(request, setting))
+    results = []
+    for variant in request.variants:
+        results.append(run_variant(setting, variant, runs.child, best.keep))
+        say(progress_line(results[-1], setting.metric))
+    picture = request.output / "curves.png"
+    picture.write_bytes(draw_comparison(results, setting.metric, f"{request.task}: {request.train.name}"))
+    report = "\n".join(report_lines(setting, results))
+    (request.output / "report.txt").write_text(report + "\n", encoding="utf-8")
+    folder = save_best(best, setting, request, runs.parent.run_id)
+    log_results(runs, results, report, setting, picture)
+    say(f"\n{report}\n\ncurves: {picture}\nmodel: {folder}")
+    return folder
+
+
+def request_of(arguments: argparse.Namespace, variants: tuple[str, ...]) -> FitRequest:
+    """The command line as the trainer takes it."""
+    from dataclasses import fields
+
+    from trainer.finetune.plan import FitRequest
+
+    values = {field.name: getattr(arguments, field.name) for field in fields(FitRequest) if field.name != "variants"}
+    values["learning_rates"] = tuple(arguments.learning_rates or ())
+    return FitRequest(variants=variants, **values)
 
 
 def chosen_variants(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -151,193 +167,9 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
         raise UsageError(f"--output {arguments.output} is not empty; give a new folder, or remove this one first")
     if arguments.register:
-        from trainer.registry import check_names
+        from trainer.registry_names import check_names
 
         check_names(arguments.register, arguments.alias)
-
-
-def prepare(arguments: argparse.Namespace, folder: Path, variants: tuple[str, ...]) -> Setting:
-    """Read and encode the data, and settle everything that the fits share."""
-    from trainer.finetune.batches import Collator
-    from trainer.finetune.data import Files, encode_task, read_task
-    from trainer.finetune.examples import Columns
-    from trainer.finetune.experiment import Setting
-    from trainer.finetune.tasks import Preprocessor
-    from trainer.pretrained import load_config, load_tokenizer, max_length
-
-    files = Files(arguments.train, arguments.valid, arguments.test, not arguments.no_quoting)
-    columns = Columns(arguments.text_column, arguments.pair_column, arguments.label_column)
-    task, examples = read_task(arguments.task, files, columns, arguments.split_seed)
-    metric = arguments.metric or task.metrics[0]
-    choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
-    if metric not in choosing:
-        raise UsageError(f"--metric {metric!r} cannot choose fits of {task.name}; take one of {', '.join(choosing)}")
-    config, tokenizer = load_config(folder), load_tokenizer(folder)
-    longest = max_length(config, tokenizer)
-    preprocessor = Preprocessor(
-        tokenizer, min(arguments.max_length or longest, longest), getattr(config, "type_vocab_size", 0) > 1
-    )
-    rates = {variant: learning_rates(arguments, variant, config.hidden_size) for variant in variants}
-    return Setting(
-        folder,
-        encode_task(task, examples, preprocessor),
-        preprocessor,
-        Collator(tokenizer.pad_token_id or 0),
-        metric,
-        rates,
-        tuple(range(arguments.seeds)),
-        arguments.epochs,
-        arguments.batch_size,
-        arguments.early_stopping,
-    )
-
-
-def learning_rates(arguments: argparse.Namespace, variant: str, hidden_size: int) -> tuple[float, ...]:
-    """The rates to try: those asked for, else around 5e-5 for 768 hidden (Devlin et al. 2018), more for narrow ones."""
-    if arguments.learning_rates:
-        return tuple(dict.fromkeys(arguments.learning_rates))
-    if variant == "frozen":
-        return FROZEN_RATES
-    usual = min(5e-5 * 768 / hidden_size, 5e-4)
-    return tuple(float(f"{usual * factor:.1e}") for factor in ((1, 2, 4) if variant == "scratch" else (0.5, 1, 2)))
-
-
-def describe(setting: Setting, variants: tuple[str, ...]) -> Iterator[str]:
-    """What is about to be done: the data, how its text fits the tokenizer, what is trained."""
-    from trainer.finetune.data import data_lines
-    from trainer.finetune.experiment import make_model
-    from trainer.finetune.parameters import parameter_lines, trainable_parameters
-    from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
-
-    data = setting.data
-    yield from data_lines(data, setting.preprocessor.max_length)
-    texts = [text if isinstance(text, str) else " ".join(text) for text in data.train.examples.texts]
-    yield ""
-    yield from fit_lines(measure_text(texts, setting.preprocessor.tokenizer), pretraining_fit(setting.model_folder))
-    model = make_model(setting, "full", 0)
-    for variant in variants:
-        yield f"\n{variant}"
-        yield from parameter_lines(trainable_parameters(model, frozen=variant == "frozen"))
-
-
-def estimate_lines(setting: Setting, estimates: dict[str, float]) -> Iterator[str]:
-    from trainer.console import duration
-
-    seeds, epochs = len(setting.seeds), setting.epochs
-    yield ""
-    for variant, seconds in estimates.items():
-        rates = setting.learning_rates[variant]
-        shown = ", ".join(f"{rate:g}" for rate in rates)
-        what = f"{len(rates) + seeds - 1} fits of {epochs} epochs (rates {shown}; {seeds} seeds)"
-        yield f"{variant}: {what}, about {duration(seconds)}"
-    yield f"about {duration(sum(estimates.values()))} in all, by a few timed steps"
-
-
-@dataclass
-class Best:
-    """The fitted model with the best valid score so far; only that one is held."""
-
-    metric: str
-    model: PreTrainedModel | None = None
-    fit: Fit | None = None
-
-    def keep(self, model: PreTrainedModel, one: Fit) -> None:
-        if self.fit is None or one.valid_scores[self.metric] > self.fit.valid_scores[self.metric]:
-            self.model, self.fit = model, one
-
-
-def progress_line(result: VariantResult, metric: str) -> str:
-    from trainer.console import duration
-
-    mean, spread = result.mean_and_spread(metric)
-    seconds = sum(one.seconds for one in result.fits)
-    return (
-        f"{result.variant}: {metric} {mean:.4f} ± {spread:.4f}; {len(result.fits)} chosen fits in {duration(seconds)}"
-    )
-
-
-def report_lines(setting: Setting, results: list[VariantResult]) -> Iterator[str]:
-    from trainer.finetune.comparison import failure_lines, length_lines, rate_lines, score_lines
-
-    data = setting.data
-    yield from score_lines(results, data.task.metrics, data.test is not None)
-    yield from rate_lines(results, setting.metric)
-    best = [result.best(setting.metric) for result in results]
-    yield ""
-    yield from length_lines(best, data)
-    for one in best:
-        yield ""
-        yield from failure_lines(one, data, NUM_FAILURES)
-
-
-def open_runs(arguments: argparse.Namespace) -> ExperimentRuns:
-    from trainer.finetune.runs import ExperimentRuns
-    from trainer.mlflow_server import resolve_tracking_uri
-    from trainer.settings.watching import TrackingSettings
-
-    if arguments.no_tracking:
-        return ExperimentRuns.silent()
-    uri = resolve_tracking_uri(arguments.tracking_uri)
-    settings = TrackingSettings(
-        uri=uri, experiment=arguments.experiment, run_name=f"{arguments.task}-{arguments.train.stem}"
-    )
-    return ExperimentRuns.open(settings, arguments.output, uri)
-
-
-def run_params(arguments: argparse.Namespace, setting: Setting) -> dict[str, Any]:
-    """What the parent run says of the experiment."""
-    names = ("model", "task", "text_column", "pair_column", "label_column", "epochs", "batch_size", "seeds", "compare")
-    sizes = {name: len(part.examples) for name, part in setting.data.parts.items()}
-    files = {name: str(getattr(arguments, name)) for name in ("train", "valid", "test") if getattr(arguments, name)}
-    return {
-        **{name: getattr(arguments, name) for name in names},
-        "num_examples": sizes,
-        "files": files,
-        "metric": setting.metric,
-    }
-
-
-def log_results(
-    runs: ExperimentRuns, results: list[VariantResult], report: str, setting: Setting, picture: Path
-) -> None:
-    """Means and spreads to the parent run, with report and picture."""
-    scores = {}
-    for result in results:
-        for metric in setting.data.task.metrics:
-            mean, spread = result.mean_and_spread(metric)
-            scores |= {f"{result.variant}/{metric}_mean": mean, f"{result.variant}/{metric}_spread": spread}
-    runs.parent.log(0, scores)
-    runs.parent.log_artifact_text("report.txt", report + "\n")
-    runs.log_picture(picture, warn)
-
-
-def save_best(best: Best, setting: Setting, arguments: argparse.Namespace, run_id: str | None) -> Path:
-    from data_prep import storage
-    from trainer.finetune.fitted_model import FitFacts, save_fitted_model
-
-    assert best.model is not None and best.fit is not None, "there was a fit"
-    one, data = best.fit, setting.data
-    named_by_path = not arguments.model.startswith(("models:/", "runs:/"))
-    facts = FitFacts(
-        task=arguments.task,
-        base_model=Path(arguments.model).name if named_by_path else arguments.model,
-        variant=one.variant,
-        text_column=arguments.text_column,
-        pair_column=arguments.pair_column,
-        label_column=arguments.label_column,
-        max_length=setting.preprocessor.max_length,
-        learning_rate=one.learning_rate,
-        seed=one.seed,
-        best_epoch=one.best_epoch,
-        num_examples={name: len(part.examples) for name, part in data.parts.items()},
-        valid_scores=one.valid_scores,
-        scores=one.scores,
-        scored_on="test" if data.test is not None else "valid",
-        train_sha256=storage.sha256_of(arguments.train),
-    )
-    folder = arguments.output / "model"
-    save_fitted_model(best.model, setting.model_folder, folder, facts, run_id)
-    return folder
 
 
 def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | None) -> None:
@@ -346,10 +178,6 @@ def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | N
     registration = register(folder, arguments.register, arguments.alias, arguments.tracking_uri, run_id)
     say(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
     say(f"  python launch/predict.py --model {registration.model_uri} --input FILE --output FILE")
-
-
-def warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:

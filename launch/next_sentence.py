@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parse_arguments()
     pairs = read_pairs(arguments.pair)
     from trainer.next_sentence import NextSentence
-    from trainer.registry import pull
+    from trainer.registry_pull import pull
 
     model = NextSentence.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     for first, second in pairs:

@@ -2,7 +2,8 @@
 
 The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run
 without GPU or shards. Exit status: 0 all steps done, 2 wrong usage or configuration, 1 failed on the way, 75 stopped
-by a signal after saving, 76 a rank was lost or hung (start the same command again in both cases).
+by a signal (or the loss of its launcher) after saving, 76 a rank was lost or hung (start the same command again in both
+cases).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from data_prep.errors import UsageError, UserError
 from data_prep.settings import describe, load_settings, to_yaml
 from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
+from trainer.launch_checks import check_launch
 from trainer.sample_range import parse_ranges
 
 
@@ -36,6 +38,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         type=int,
         metavar="N",
         help="ranks that --dry-run reckons with (default: those of the launcher, else 1)",
+    )
+    parser.add_argument(
+        "--gpus", metavar="N[,N]", help="with --dry-run: memory and traffic of a step at these numbers of GPUs as well"
     )
     parser.add_argument(
         "--deepspeed_config",
@@ -71,6 +76,7 @@ def main() -> None:
         if is_first_rank():
             _explain(config, arguments)
         return
+    check_launch()
     from trainer.branching import Branch
     from trainer.distributed import run_rank
     from trainer.train import train
@@ -84,6 +90,14 @@ def world_size(arguments: argparse.Namespace) -> int:
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} is not a number of ranks; give 1 or more")
     return ranks
+
+
+def gpu_numbers(text: str) -> list[int]:
+    """The numbers of --gpus."""
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError(f"--gpus {text} is not a list of numbers such as 8,64,512; mend it")
+    return [int(word) for word in words]
 
 
 def branch_of(arguments: argparse.Namespace) -> tuple[int, tuple[tuple[int, int], ...]] | None:
@@ -100,12 +114,17 @@ def is_first_rank() -> bool:
 
 
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
+    others = gpu_numbers(arguments.gpus) if arguments.gpus else []
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
         from trainer.dry_run import explain
 
         print(explain(config, world_size(arguments)))
+        if others:
+            from trainer.scale import scale_lines
+
+            print("", "Other numbers of GPUs (on paper)", *scale_lines(config, others), sep="\n")
 
 
 def _with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:

@@ -1,7 +1,15 @@
-"""Register a model: `register.py --checkpoint DIR --name NAME --alias ALIAS`.
+"""Register a model, compare the versions that there are, and let an alias move past a gate.
 
-A checkpoint is exported first, behind the export's checks; `--model` takes a folder that was exported already. The
-alias moves once the new version was uploaded whole and read back. At the end one mask is filled through the registry.
+    register.py --checkpoint DIR --name NAME --promote champion --if "valid/mlm_loss < champion"
+    register.py --model FOLDER --name NAME --alias ALIAS
+    register.py --name NAME --version 3 --promote champion
+    register.py --name NAME --list
+    register.py --name NAME --trained-on MANIFEST_DIGEST
+
+A checkpoint is exported first, behind the export's checks; `--model` takes a folder that was exported already. An alias
+moves once the new version was uploaded whole and read back. With --promote it moves only where the condition holds, and
+the version that bore it is kept as `previous`. At the end one mask is filled through the registry.
+Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 registered but not promoted.
 """
 
 from __future__ import annotations
@@ -10,9 +18,13 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from data_prep.errors import run_command
+from data_prep.errors import UsageError, run_command
 from trainer.fill_mask import MASK_TOKEN, FillMask, report
-from trainer.registry import Registration, check_names, pull, register
+from trainer.promotion import Condition, parse_conditions
+from trainer.registry import Registration, register
+from trainer.registry_names import check_names
+from trainer.registry_pull import pull
+from trainer.registry_versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
 from trainer.served_model import INPUT_EXAMPLE
 
 
@@ -20,33 +32,70 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="register.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--checkpoint", type=Path, metavar="DIR", help="a training checkpoint; it is exported first")
-    source.add_argument("--model", type=Path, metavar="FOLDER", help="an exported folder")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--checkpoint", type=Path, metavar="DIR", help="a training checkpoint; it is exported first")
+    what.add_argument("--model", type=Path, metavar="FOLDER", help="an exported folder")
+    what.add_argument("--version", metavar="N", help="a version that is registered already, for --promote")
+    what.add_argument("--list", action="store_true", help="compare the versions of --name")
+    what.add_argument(
+        "--trained-on",
+        metavar="DIGEST",
+        help="list the versions that saw the data of this manifest, or what grew of it",
+    )
     parser.add_argument("--name", required=True, metavar="NAME", help="name of the registered model")
-    parser.add_argument("--alias", metavar="ALIAS", help="alias that is to point to the new version, such as champion")
+    moved = parser.add_mutually_exclusive_group()
+    moved.add_argument("--alias", metavar="ALIAS", help="alias that is to point to the new version in any case")
+    moved.add_argument("--promote", metavar="ALIAS", help="alias that moves if --if holds, such as champion")
+    parser.add_argument(
+        "--if",
+        dest="condition",
+        metavar="CONDITION",
+        help="of --promote: METRIC < ALIAS or METRIC < NUMBER (or >, <=, >=), several joined by 'and'",
+    )
     parser.add_argument(
         "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="export and check, but register nothing")
-    return parser.parse_args(arguments)
+    parser.add_argument("--dry-run", action="store_true", help="export and check, but register and promote nothing")
+    read = parser.parse_args(arguments)
+    if read.condition and not read.promote:
+        parser.error("--if is the condition of --promote ALIAS; give both")
+    if read.version and not read.promote:
+        parser.error("--version is for --promote ALIAS; give both")
+    if (read.list or read.trained_on) and (read.promote or read.alias):
+        parser.error("--list and --trained-on look only; leave out --alias and --promote")
+    return read
 
 
 def main() -> None:
     arguments = parse_arguments()
-    check_names(arguments.name, arguments.alias)
-    if arguments.model is not None:
-        register_folder(arguments.model, arguments)
-        return
-    from trainer.export import export_checkpoint
+    check_names(arguments.name, arguments.alias or arguments.promote)
+    conditions = parse_conditions(arguments.condition) if arguments.condition else ()
+    if arguments.list or arguments.trained_on:
+        show_versions(arguments)
+    elif arguments.version:
+        move_alias(arguments.version, conditions, arguments)
+    elif arguments.model is not None:
+        register_folder(arguments.model, conditions, arguments)
+    else:
+        from trainer.export import export_checkpoint
 
-    with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
-        folder = Path(temporary) / arguments.name  # the model card takes its title from here
-        export_checkpoint(arguments.checkpoint, folder)
-        register_folder(folder, arguments)
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
+            folder = Path(temporary) / arguments.name  # the model card takes its title from here
+            export_checkpoint(arguments.checkpoint, folder)
+            register_folder(folder, conditions, arguments)
 
 
-def register_folder(folder: Path, arguments: argparse.Namespace) -> None:
+def show_versions(arguments: argparse.Namespace) -> None:
+    """Print the versions as a table: all, or those that saw a data set."""
+    versions: list[ModelVersion] = list_model_versions(arguments.name, arguments.tracking_uri)
+    if arguments.trained_on:
+        versions = trained_on(versions, arguments.trained_on)
+        print(f"{len(versions)} versions of {arguments.name} saw {arguments.trained_on} or data that grew from it")
+    if versions:
+        print("\n".join(version_lines(versions)))
+
+
+def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back through the registry and show how others load it."""
     if arguments.dry_run:
         FillMask.load(pull(str(folder)))
@@ -59,7 +108,21 @@ def register_folder(folder: Path, arguments: argparse.Namespace) -> None:
         model = FillMask.load(pulled)
         print(f"loaded back from {registration.model_uri}: {INPUT_EXAMPLE}")
         print("\n".join(report(model.predict(INPUT_EXAMPLE.replace(MASK_TOKEN, model.mask_token), top_k=3))))
-    print(how_to_load(registration))
+    print(how_to_load(registration), flush=True)
+    if arguments.promote:
+        move_alias(registration.version, conditions, arguments)
+
+
+def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
+    """Promote a version, and say by which figures it passed."""
+    if not version.isdigit():
+        raise UsageError(f"--version {version!r} is no number; give one of those that --list shows")
+    if arguments.dry_run:
+        print(f"dry run: version {version} would be judged for {arguments.promote}; nothing was changed")
+        return
+    verdict = promote(arguments.name, version, arguments.promote, conditions, arguments.tracking_uri)
+    reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
+    print(f"{arguments.promote} of {arguments.name} is version {version} now{reasons}")
 
 
 def how_to_load(registration: Registration) -> str:

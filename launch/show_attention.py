@@ -39,7 +39,7 @@ def main() -> None:
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
     from trainer.attention_maps import attention_maps, choose
     from trainer.figures import draw_heads
-    from trainer.registry import pull
+    from trainer.registry_pull import pull
 
     maps = attention_maps(pull(arguments.model, tracking_uri=arguments.tracking_uri), *arguments.texts)
     layers = choose(arguments.layer, maps.weights.shape[0], "--layer")

@@ -46,9 +46,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.samples is not None:
-        first, stop = parse_ranges(arguments.samples, "--samples")[0]
-        arguments.sample, arguments.rows = first, stop - first
+    choose_rows(arguments)
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     storage.configure(config.storage_options)
     batch, tokenizer = read_batch(config, arguments)
@@ -56,6 +54,21 @@ def main() -> None:
     print(LEGEND, end="\n\n")
     for line in describe_batch(batch, tokenizer, PAIR_LABELS[config.data.sentence_pairs], colour):
         print(line)
+
+
+def choose_rows(arguments: argparse.Namespace) -> None:
+    """Set `sample` and `rows` where `--samples` says them.
+
+    Raises:
+        UsageError: it is no range, or there are several.
+    """
+    if arguments.samples is None:
+        return
+    ranges = parse_ranges(arguments.samples, "--samples")
+    if len(ranges) > 1:
+        raise UsageError(f"--samples {arguments.samples} names {len(ranges)} ranges; show one at a time")
+    ((first, stop),) = ranges
+    arguments.sample, arguments.rows = first, stop - first
 
 
 def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch, Tokenizer]:
@@ -70,7 +83,11 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
         raise UsageError("--rows counts from 1, --sample, --epoch and --step from 0; give no less")
     length = config.phases[arguments.phase].sequence_length
     phase = config.phases[arguments.phase].model_copy(
-        update={"micro_batch_tokens": arguments.rows * length, "global_batch_tokens": arguments.rows * length}
+        update={
+            "micro_batch_tokens": arguments.rows * length,
+            "global_batch_tokens": arguments.rows * length,
+            "batch_warmup": None,
+        }
     )
     shard_sets = open_data(config)
     loader = Loader(

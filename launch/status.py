@@ -17,6 +17,9 @@ from typing import Any
 from data_prep.errors import UserError, run_command
 from trainer.status import read_history, read_status
 
+PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
+"""A run that says nothing for longer than this and so many of its log intervals may have been killed."""
+
 UNSAID = "killed, or its machine was lost: it wrote no end"
 
 
@@ -67,7 +70,8 @@ def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[
             seen = history[following].get("last_written_at")
             ended_at = max([begun["at"], *(event["at"] for event in events), *([seen] if seen else [])])
             state, cause = "lost", UNSAID
-        found.append(Session(begun["at"], ended_at, begun["world_size"], begun["step"], state, cause))
+        launched_at = begun.get("launched_at", begun["at"])
+        found.append(Session(launched_at, ended_at, begun["world_size"], begun["step"], state, cause))
     return found
 
 
@@ -78,16 +82,22 @@ def summarise(status: dict[str, Any], history: Sequence[dict[str, Any]], now: fl
     running = status["state"] == "running"
     step, seconds_per_step = status["step"], status.get("seconds_per_step")
     left = status["max_steps"] - step
-    seconds_left = left * seconds_per_step if seconds_per_step is not None and left else (None if left else 0.0)
+    # Told by the run itself, which knows how its batches grow; an older one's follows from its speed.
+    told = status.get("seconds_left")
+    by_speed = left * seconds_per_step if seconds_per_step is not None else None
+    seconds_left = (told if told is not None else by_speed) if left else 0.0
     price = newest.get("started", {}).get("gpu_hour_price")
     hours = sum(part.rank_hours for part in parts)
     hours_left = seconds_left * status["world_size"] / 3600 if seconds_left is not None else None
     wall_seconds = sum(part.ended_at - part.started_at for part in parts)
     valid = newest.get("evaluated", {})
+    since_word = now - status["written_at"] if running else None
     return {
         "state": status["state"],
         "cause": status.get("cause"),
-        "seconds_since_word": now - status["written_at"] if running else None,
+        "seconds_since_word": since_word,
+        "is_silent": since_word is not None
+        and since_word > PATIENCE_SECONDS + PATIENCE_INTERVALS * log_seconds(status),
         "step": step,
         "max_steps": status["max_steps"],
         "seconds_per_step": seconds_per_step,
@@ -113,12 +123,19 @@ def summarise(status: dict[str, Any], history: Sequence[dict[str, Any]], now: fl
     }
 
 
+def log_seconds(status: dict[str, Any]) -> float:
+    """Seconds between two words of a run that trains; 0 where they cannot be told."""
+    return (status.get("seconds_per_step") or 0.0) * status.get("log_every_steps", 0)
+
+
 def describe(figures: dict[str, Any]) -> Iterator[str]:
     """The figures in lines for people."""
     unit = "GPU-hours" if figures["device"] == "cuda" else "rank-hours"
     state = figures["state"] + (f" ({figures['cause']})" if figures["cause"] else "")
     if figures["seconds_since_word"] is not None:
         state += f", last word {duration(figures['seconds_since_word'])} ago"
+    if figures["is_silent"]:
+        state += ": killed, or busy with a long evaluation or save"
     yield f"state             {state}"
     yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + shown(
         figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"

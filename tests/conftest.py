@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import runpy
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from data_prep.plan import make_plan
 from data_prep.prepare import prepare_shards
 from data_prep.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training import train_tokenizer
+from tests.data_prep_command import Command
+from tests.mlflow_servers import Server, run_mlflow_server
 from tests.s3_server import S3Bucket, S3Server, run_server
 
 NUM_DOCUMENTS = 200
@@ -93,6 +97,12 @@ def small_shards(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: py
     return folder
 
 
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """`python -m data_prep ...`, run in this process."""
+    return Command(monkeypatch, capfd)
+
+
 @pytest.fixture(scope="session")
 def corpora() -> Path:
     """The folder of real corpora; a test that asks for it is skipped where there is none."""
@@ -143,3 +153,36 @@ def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
     for name, value in bucket.environment.items():
         monkeypatch.setenv(name, value)
     return bucket
+
+
+@pytest.fixture(scope="session")
+def tiny_hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random BertForPreTraining; not to be changed."""
+    build = runpy.run_path(str(Path(__file__).parent / "trainer" / "tiny_hugging_face.py"))["build"]
+    return build(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with MLflow's tables: making one takes seconds, copying none."""
+    from trainer.mlflow_server import connect
+
+    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    connect(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def database(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of a store of the test's own, in its folder, which is the working folder too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture
+def mlflow_server(tmp_path: Path, database: str) -> Iterator[Server]:
+    """A real server over `database`."""
+    with run_mlflow_server(tmp_path, database) as server:
+        yield server

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 # cut: answer half the body, and break the connection.
 # lose_answer: let the server do it, and break the connection instead of answering.
 # hang: answer nothing until the proxy ends.
-Kind = Literal["refuse", "reset", "cut", "lose_answer", "hang"]
+# slow: answer rightly after `seconds`.
+Kind = Literal["refuse", "reset", "cut", "lose_answer", "hang", "slow"]
 
 _PER_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "expect", "host"}
 
@@ -32,6 +33,7 @@ class Fault:
     concerns: Callable[[Request], bool] = lambda request: True
     status: int = 503
     code: str = "SlowDown"
+    seconds: float = 1.0
     happened: int = 0
 
 
@@ -79,6 +81,8 @@ def run_proxy(endpoint: str) -> Iterator[FaultProxy]:
             kind = fault.kind if fault else None
             if kind == "hang":
                 ended.wait()
+            if fault and kind == "slow":
+                ended.wait(fault.seconds)
             if kind in ("reset", "hang"):
                 return self.break_connection()
             if fault and kind == "refuse":
@@ -95,7 +99,7 @@ def run_proxy(endpoint: str) -> Iterator[FaultProxy]:
             if kind == "cut":
                 self.break_connection()
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
+        do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_HEAD = handle_any
 
         def ask_server(self, body: bytes, headers: dict[str, str]) -> tuple[int, list[tuple[str, str]], bytes]:
             server = urlsplit(endpoint)

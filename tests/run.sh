@@ -15,9 +15,17 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
-# Debian packages that tests need beside Python: git (the revision that a run records).
+# Debian packages that tests need beside Python: git (the revision that a run records); for the slow tests with two hosts
+# (tests/two_nodes.py) ip, pdsh, ssh and sshd, the last only where no service manager would start it.
 missing=()
-command -v git >/dev/null 2>&1 || missing+=(git)
+need() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
+need git git
+if [[ " $* " == *" --all "* || " $* " == *slow* ]]; then
+    need ip iproute2
+    need pdsh pdsh
+    need ssh openssh-client
+    [[ -d /run/systemd/system ]] || PATH=$PATH:/usr/sbin need sshd openssh-server
+fi
 if ((${#missing[@]})) && ! install_debian_packages "${missing[@]}"; then
     echo "warning: not installed and needed by some tests: ${missing[*]} (as root: apt-get install ${missing[*]})" >&2
 fi

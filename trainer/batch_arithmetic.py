@@ -25,11 +25,13 @@ class BatchArithmetic:
     def computed_rows(self) -> int:
         return self.world_size * self.accumulation_steps * self.micro_batch_rows
 
-    @property
-    def slice_bounds(self) -> list[int]:
-        """Where each micro-batch of all ranks begins among the global batch's rows, and where the last one ends."""
+    def slice_of(self, number: int) -> tuple[int, int]:
+        """First row of the global batch that is in micro-batch `number` of all ranks' ones, and the row after its last.
+
+        The slices are consecutive and differ by one row at most.
+        """
         num_slices = self.world_size * self.accumulation_steps
-        return [number * self.global_rows // num_slices for number in range(num_slices + 1)]
+        return number * self.global_rows // num_slices, (number + 1) * self.global_rows // num_slices
 
     @property
     def filling_share(self) -> float:
@@ -51,9 +53,13 @@ class BatchArithmetic:
         return text
 
 
-def batch_arithmetic(phase: Phase, world_size: int) -> BatchArithmetic:
-    """The fewest accumulation steps that hold the global batch on `world_size` ranks."""
-    global_rows = phase.global_batch_tokens // phase.sequence_length
+def batch_arithmetic(phase: Phase, world_size: int, global_batch_tokens: int | None = None) -> BatchArithmetic:
+    """The fewest accumulation steps that hold the global batch on `world_size` ranks.
+
+    Args:
+        global_batch_tokens: places of a batch of the warm-up; by default the phase's full size.
+    """
+    global_rows = (global_batch_tokens or phase.global_batch_tokens) // phase.sequence_length
     micro_batch_rows = phase.micro_batch_tokens // phase.sequence_length
     rows_a_rank = -(-global_rows // world_size)
     return BatchArithmetic(

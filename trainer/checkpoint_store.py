@@ -49,13 +49,19 @@ def stored_marker(url: str, step: int) -> Marker:
         raise UserError(f"{storage.redact(place)} is damaged: {error.errors()[0]['msg']}") from None
 
 
-def stored_metric(url: str, step: int, metric: str) -> float | None:
-    """The evaluation's metric at that step; None where there is none, or the state cannot be read."""
+def stored_state(url: str, step: int) -> SavedState | None:
+    """What a checkpoint in the store holds besides tensors; None where it cannot be read."""
     try:
         data = storage.read_bytes(storage.join(stored_folder(url, step), STATE_NAME))
-        return SavedState.model_validate_json(data).state.evaluation.get(metric)
+        return SavedState.model_validate_json(data)
     except (UserError, ValidationError):
         return None
+
+
+def stored_metric(url: str, step: int, metric: str) -> float | None:
+    """The evaluation's metric at that step; None where there is none, or the state cannot be read."""
+    saved = stored_state(url, step)
+    return None if saved is None else saved.state.evaluation.get(metric)
 
 
 def fetch(url: str, step: int, record: FileRecord, folder: Path) -> None:

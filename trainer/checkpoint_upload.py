@@ -16,7 +16,7 @@ from data_prep.errors import UserError
 from trainer.checkpoint_format import MARKER_NAME, STATE_NAME, Checkpoint, Marker, rank_file_name, read_marker
 from trainer.checkpoint_retention import superfluous_steps
 from trainer.checkpoint_store import COPIED_SUFFIX, copy_file, remove_step, stored_folder, stored_metric, stored_steps
-from trainer.distributed import Ranks
+from trainer.distributed import Ranks, broadcast_object
 from trainer.settings.watching import CheckpointSettings
 
 _POLL_SECONDS = 1.0
@@ -46,6 +46,23 @@ class Uploader:
             self._newest = checkpoint.step
             self._asked = True
             self._changed.notify_all()
+
+    def submit_if_missing(self, checkpoint: Checkpoint) -> None:
+        """Have the checkpoint that a run goes on from copied where the store lacks it; all ranks together.
+
+        Ranks of another number have other files, and their next save is copied.
+        """
+        if checkpoint.saved.world_size != self._ranks.world_size:
+            return
+        if broadcast_object(self._ranks.is_first and self._is_missing(checkpoint.step), self._ranks):
+            self.submit(checkpoint)
+
+    def _is_missing(self, step: int) -> bool:
+        try:
+            return step not in stored_steps(self._url)
+        except UserError as error:
+            self._warn(f"{error}; the next save tries again")
+            return False
 
     def close(self) -> bool:
         """Wait for what is under way, at most `checkpoint.upload_wait_seconds`; whether all was copied."""

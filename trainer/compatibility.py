@@ -10,8 +10,21 @@ from data_prep.errors import UserError
 from trainer.checkpoint_format import DataIdentity, SavedState, current_versions
 from trainer.config import RunConfig, without_secrets
 
+VERSION = "version of "
+"""So begin the lines on versions of what a resumed run's numbers depend on."""
+
 _HARMLESS_SECTIONS = frozenset(
-    {"output_dir", "checkpoint", "evaluation", "tracking", "logging", "health", "distributed", "storage_options"}
+    {
+        "output_dir",
+        "checkpoint",
+        "evaluation",
+        "tracking",
+        "registry",
+        "logging",
+        "health",
+        "distributed",
+        "storage_options",
+    }
 )
 _HARMLESS = frozenset(
     {
@@ -44,8 +57,8 @@ def check_compatible(
             which lists it among the others.
     """
     before, after = _comparable(_saved_config(saved)), _comparable(without_secrets(config))
-    before |= {f"version of {name}": value for name, value in saved.versions.items()}
-    after |= {f"version of {name}": value for name, value in current_versions().items()}
+    before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
+    after |= {f"{VERSION}{name}": value for name, value in current_versions().items()}
     before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}
     after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
     before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
@@ -76,9 +89,8 @@ def _saved_config(saved: SavedState) -> RunConfig:
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
     """Settings by dotted name; batch sizes and lengths by phase, wherever they were set; places of data left out."""
-    values = dict(_flatten(config.model_dump(mode="json", exclude={"deepspeed"})))
-    for name in ("phases", "micro_batch_tokens", "global_batch_tokens", "max_steps"):
-        values.pop(f"training.{name}")
+    by_phase = {"phases", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
+    values = dict(_flatten(config.model_dump(mode="json", exclude={"deepspeed": True, "training": by_phase})))
     for name in ("data.sequence_length", "data.shards"):
         values.pop(name)
     for number, phase in enumerate(config.phases):
@@ -105,5 +117,5 @@ def _is_harmless(name: str) -> bool:
         or name.split(".")[0] in _HARMLESS_SECTIONS
         or name in ("world_size", "deepspeed")
         or name.endswith(" micro_batch_tokens")
-        or name.startswith("version of ")
+        or name.startswith(VERSION)
     )

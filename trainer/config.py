@@ -14,7 +14,9 @@ from data_prep import storage
 from data_prep.settings import Settings
 from trainer.settings.data import DataSettings
 from trainer.settings.model import ModelSettings
+from trainer.settings.registry import RegistrySettings
 from trainer.settings.training import (
+    BatchWarmup,
     DistributedSettings,
     OptimizerSettings,
     Phase,
@@ -52,6 +54,7 @@ class RunConfig(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tracking: TrackingSettings = TrackingSettings()
+    registry: RegistrySettings = RegistrySettings()
     logging: LoggingSettings = LoggingSettings()
     health: HealthSettings = HealthSettings()
     distributed: DistributedSettings = DistributedSettings()
@@ -64,56 +67,11 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _rules_between_settings(self) -> RunConfig:
-        training = self.training
-        if training.phases and (training.micro_batch_tokens or training.global_batch_tokens):
-            raise ValueError(
-                "training.phases is set together with training.micro_batch_tokens or training.global_batch_tokens; "
-                "a phase has batch sizes of its own, remove the others"
-            )
-        if not training.phases:
-            for name in ("max_steps", "micro_batch_tokens", "global_batch_tokens"):
-                if getattr(training, name) is None:
-                    raise ValueError(f"training.{name} is required where training.phases is not given")
-        total = sum(phase.steps for phase in self.phases)
-        if training.max_steps is not None and training.max_steps > total:
-            raise ValueError(
-                f"training.max_steps={training.max_steps} is more than the {total} steps of training.phases; "
-                "lengthen a phase or lower it"
-            )
-        for number, phase in enumerate(self.phases):
-            _check_phase(phase, number if training.phases else None, self.model.max_position_embeddings)
-        warmup_steps, decay_steps = self.schedule.num_warmup_steps(self.max_steps), self.schedule.decay_steps
-        for name, steps in (("warmup_steps", warmup_steps), ("decay_steps", decay_steps)):
-            if steps > self.max_steps:
-                raise ValueError(f"schedule.{name}={steps} is longer than the run's {self.max_steps} steps; lower it")
-        if warmup_steps + decay_steps > self.max_steps:
-            raise ValueError(
-                f"schedule.warmup_steps={warmup_steps} and schedule.decay_steps={decay_steps} are together longer than "
-                f"the run's {self.max_steps} steps; lower one"
-            )
-        if self.data.has_sentence_pairs and self.model.type_vocab_size < 2:
-            remedy = (
-                "ModernBERT has neither segments nor a head for pairs, so set data.sentence_pairs=none, or "
-                "model.family=custom"
-                if self.model.family == "modernbert"
-                else "set it to 2"
-            )
-            raise ValueError(
-                f"data.sentence_pairs={self.data.sentence_pairs} needs two segments and "
-                f"model.type_vocab_size={self.model.type_vocab_size}; {remedy}"
-            )
-        if self.init_from is not None and self.model.output_bias == "frequencies":
-            raise ValueError(
-                "model.output_bias=frequencies begins the MLM decoder's bias anew, and init_from brings a trained one; "
-                "set model.output_bias=zeros"
-            )
-        if training.precision == "bf16" and self.zero.stage == 0:
-            raise ValueError(
-                "zero.stage=0 with training.precision=bf16 has no fp32 master weights in DeepSpeed; "
-                "set zero.stage to 1 or higher, or training.precision to fp32"
-            )
-        if self.zero.offload_optimizer and self.zero.stage == 0:
-            raise ValueError("zero.offload_optimizer needs zero.stage 1 or higher; raise the stage or turn it off")
+        _check_phases(self)
+        _check_schedule(self)
+        _check_task(self)
+        _check_kept(self)
+        _check_zero(self)
         return self
 
     @property
@@ -128,6 +86,7 @@ class RunConfig(Settings):
                 sequence_length=self.data.sequence_length,
                 micro_batch_tokens=training.micro_batch_tokens or 1,
                 global_batch_tokens=training.global_batch_tokens or 1,
+                batch_warmup=training.batch_warmup,
             ),
         )
 
@@ -166,6 +125,88 @@ def _redacted(value: Any) -> Any:
     return storage.redact(value) if isinstance(value, str) else value
 
 
+def _check_phases(config: RunConfig) -> None:
+    """Batch sizes and lengths, and that they are said once."""
+    training = config.training
+    if training.phases:
+        for name in ("micro_batch_tokens", "global_batch_tokens", "batch_warmup"):
+            if getattr(training, name) is not None:
+                raise ValueError(
+                    f"training.phases is set together with training.{name}; a phase has batch sizes of its own, "
+                    "give it to the phase"
+                )
+    else:
+        for name in ("max_steps", "micro_batch_tokens", "global_batch_tokens"):
+            if getattr(training, name) is None:
+                raise ValueError(f"training.{name} is required where training.phases is not given")
+    total = sum(phase.steps for phase in config.phases)
+    if training.max_steps is not None and training.max_steps > total:
+        raise ValueError(
+            f"training.max_steps={training.max_steps} is more than the {total} steps of training.phases; "
+            "lengthen a phase or lower it"
+        )
+    for number, phase in enumerate(config.phases):
+        _check_phase(phase, number if training.phases else None, config.model.max_position_embeddings)
+
+
+def _check_schedule(config: RunConfig) -> None:
+    """Warm-up and decay fit into the run."""
+    warmup_steps, decay_steps = config.schedule.num_warmup_steps(config.max_steps), config.schedule.decay_steps
+    for name, steps in (("warmup_steps", warmup_steps), ("decay_steps", decay_steps)):
+        if steps > config.max_steps:
+            raise ValueError(f"schedule.{name}={steps} is longer than the run's {config.max_steps} steps; lower it")
+    if warmup_steps + decay_steps > config.max_steps:
+        raise ValueError(
+            f"schedule.warmup_steps={warmup_steps} and schedule.decay_steps={decay_steps} are together longer than "
+            f"the run's {config.max_steps} steps; lower one"
+        )
+
+
+def _check_task(config: RunConfig) -> None:
+    """Sentence pairs, and what the weights begin with."""
+    if config.data.has_sentence_pairs and config.model.type_vocab_size < 2:
+        remedy = (
+            "ModernBERT has neither segments nor a head for pairs, so set data.sentence_pairs=none, or "
+            "model.family=custom"
+            if config.model.family == "modernbert"
+            else "set it to 2"
+        )
+        raise ValueError(
+            f"data.sentence_pairs={config.data.sentence_pairs} needs two segments and "
+            f"model.type_vocab_size={config.model.type_vocab_size}; {remedy}"
+        )
+    if config.init_from is not None and config.model.output_bias == "frequencies":
+        raise ValueError(
+            "model.output_bias=frequencies begins the MLM decoder's bias anew, and init_from brings a trained one; "
+            "set model.output_bias=zeros"
+        )
+
+
+def _check_kept(config: RunConfig) -> None:
+    """What is kept of the checkpoints, and where."""
+    best = config.checkpoint.best_metric
+    if config.checkpoint.keep_best and best == "valid/pair_accuracy" and not config.data.has_sentence_pairs:
+        raise ValueError(
+            f"checkpoint.best_metric={best} is never measured with data.sentence_pairs=none; set it to valid/mlm_loss"
+        )
+    if config.registry.when == "kept" and config.checkpoint.keep_every_steps is None:
+        raise ValueError(
+            "registry.when=kept registers the checkpoints that are kept for good, and checkpoint.keep_every_steps "
+            "is not set; set it, or registry.when=end"
+        )
+
+
+def _check_zero(config: RunConfig) -> None:
+    """What DeepSpeed's stages can do."""
+    if config.training.precision == "bf16" and config.zero.stage == 0:
+        raise ValueError(
+            "zero.stage=0 with training.precision=bf16 has no fp32 master weights in DeepSpeed; "
+            "set zero.stage to 1 or higher, or training.precision to fp32"
+        )
+    if config.zero.offload_optimizer and config.zero.stage == 0:
+        raise ValueError("zero.offload_optimizer needs zero.stage 1 or higher; raise the stage or turn it off")
+
+
 def _check_phase(phase: Phase, number: int | None, max_position_embeddings: int) -> None:
     """`number` is the phase's in `training.phases`; None where the run is one phase without that list."""
     where = "training." if number is None else f"training.phases.{number}."
@@ -177,16 +218,34 @@ def _check_phase(phase: Phase, number: int | None, max_position_embeddings: int)
         )
     if phase.sequence_length < 8:
         raise ValueError(f"{length}={phase.sequence_length} is shorter than 8 places; raise it")
-    for name in ("micro_batch_tokens", "global_batch_tokens"):
-        tokens = getattr(phase, name)
+    sizes = {name: getattr(phase, name) for name in ("micro_batch_tokens", "global_batch_tokens")}
+    if phase.batch_warmup is not None:
+        sizes["batch_warmup.initial_tokens"] = phase.batch_warmup.initial_tokens
+    for name, tokens in sizes.items():
         if tokens % phase.sequence_length:
             nearest = max(1, round(tokens / phase.sequence_length)) * phase.sequence_length
             raise ValueError(
                 f"{where}{name}={tokens} is not a multiple of the sequence length {phase.sequence_length}; "
                 f"the nearest is {nearest}"
             )
-    if phase.micro_batch_tokens > phase.global_batch_tokens:
+        if tokens < phase.micro_batch_tokens:
+            raise ValueError(
+                f"{where}micro_batch_tokens={phase.micro_batch_tokens} is more than {where}{name}={tokens}; "
+                "lower the one or raise the other"
+            )
+    if phase.batch_warmup is not None:
+        _check_batch_warmup(phase, phase.batch_warmup, where)
+
+
+def _check_batch_warmup(phase: Phase, warmup: BatchWarmup, where: str) -> None:
+    if warmup.initial_tokens >= phase.global_batch_tokens:
         raise ValueError(
-            f"{where}micro_batch_tokens={phase.micro_batch_tokens} is more than "
-            f"{where}global_batch_tokens={phase.global_batch_tokens}; lower the one or raise the other"
+            f"{where}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
+            f"{where}global_batch_tokens={phase.global_batch_tokens}, to which it grows; lower it, or leave out "
+            f"{where}batch_warmup"
+        )
+    if warmup.steps > phase.steps:
+        raise ValueError(
+            f"{where}batch_warmup.steps={warmup.steps} is longer than the {phase.steps} steps that it belongs to; "
+            "lower it"
         )

@@ -9,6 +9,7 @@ from data_prep import storage
 from data_prep.errors import UserError
 from data_prep.manifest import UnknownVersion, read_manifest
 from trainer.checkpoint_format import list_steps, read_state, step_folder
+from trainer.checkpoint_store import stored_state, stored_steps
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 
@@ -20,7 +21,7 @@ def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
         UserError: a shard set is missing or damaged, or the run's version of it was deleted.
     """
     data, output_dir = config.data, Path(config.output_dir)
-    digests: Sequence[str | None] = () if allow_change else begun_with(output_dir)
+    digests: Sequence[str | None] = () if allow_change else begun_with(output_dir, config.checkpoint.upload_to)
     if len(digests) != len(data.components):  # another mixture, which the check of the checkpoint names
         digests = [None] * len(data.components)
     try:
@@ -35,13 +36,27 @@ def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
         ) from None
 
 
-def begun_with(output_dir: str | Path) -> tuple[str, ...]:
-    """Manifest digests of the run's data, from its newest checkpoint that can be read; empty where there is none."""
+def begun_with(output_dir: str | Path, remote: str | None = None) -> tuple[str, ...]:
+    """Manifest digests of the run's data, from its newest checkpoint that can be read; empty where there is none.
+
+    Args:
+        remote: `checkpoint.upload_to`, which is asked where this node's disk has none, as after a move to another node.
+    """
     for step in list_steps(output_dir)[0]:
         try:
             return read_state(step_folder(output_dir, step)).data.manifest_digests
         except UserError:
             continue  # resuming warns of it, and takes an earlier one too
+    return () if remote is None else _begun_with_in_store(remote)
+
+
+def _begun_with_in_store(remote: str) -> tuple[str, ...]:
+    try:
+        for step in stored_steps(remote):
+            if (saved := stored_state(remote, step)) is not None:
+                return saved.data.manifest_digests
+    except UserError:
+        pass  # resuming asks the store too, and does not begin afresh where it does not answer
     return ()
 
 

@@ -6,29 +6,34 @@ a point sent again with its timestamp is the same point.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from data_prep.errors import UserError
-from trainer.mlflow_server import redact
-from trainer.spool import Delivered, Point, Spool
+from trainer.mlflow_server import redact, short
+from trainer.spool_folder import DataSetInput, Delivered, Point, SpoolFolder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
-    from mlflow.exceptions import MlflowException
+    from mlflow.entities import DatasetInput, Run
 
 RUN_TAG = "clozeworks.run_uuid"
+CREATED_TAG = "clozeworks.created_ns"
 MAX_BATCH_POINTS = 1000  # what one log_batch takes
 MAX_BATCH_PARAMS = 100
+MAX_DIGEST_LENGTH = 36  # of a data set, to MLflow
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 
 
 class Delivery:
     """One spool and one server."""
 
-    def __init__(self, spool: Spool, client: MlflowClient, tracking_uri: str, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, spool: SpoolFolder, client: MlflowClient, tracking_uri: str, warn: Callable[[str], None]
+    ) -> None:
         self._spool = spool
         self._client = client
         self._tracking_uri = redact(tracking_uri)
@@ -38,7 +43,7 @@ class Delivery:
         if known != self._tracking_uri:
             if known:
                 warn(f"the run was tracked at {known} before; {self._tracking_uri} gets all of it, in a run of its own")
-            spool.update(delivered=Delivered(tracking_uri=self._tracking_uri))
+            self._forget()
 
     @property
     def is_complete(self) -> bool:
@@ -49,6 +54,7 @@ class Delivery:
             and self._spool.unsent_bytes == 0
             and sent.status == record.status
             and sent.artifacts == record.artifacts
+            and sent.data_sets == [data_set_key(each) for each in record.data_sets]
             and sent.tags == record.tags
             and len(sent.params) == len(record.params)
         )
@@ -71,6 +77,7 @@ class Delivery:
             if not self._run_is_known:
                 self._find_run()
             self._send_params_and_tags()
+            self._send_data_sets()
             self._send_points()
             self._send_artifacts()
             self._send_status()
@@ -78,18 +85,17 @@ class Delivery:
             self._run_is_known = False
             raise
 
+    def _forget(self) -> None:
+        """Begin anew with what the server is known to have: nothing."""
+        self._spool.deliver(**Delivered(tracking_uri=self._tracking_uri).model_dump())
+
     def _find_run(self) -> None:
         record, sent = self._spool.record, self._spool.record.delivered
         run = self._known_run(sent.run_id) if sent.run_id else None
         if run is None:
             experiment_id = self._experiment_id()
-            run = self._tagged_run(experiment_id) or self._client.create_run(
-                experiment_id,
-                start_time=record.started_at,
-                tags={RUN_TAG: record.run_uuid},
-                run_name=record.run_name,
-            )
-            self._spool.update(delivered=Delivered(tracking_uri=self._tracking_uri))
+            run = self._tagged_run(experiment_id) or self._create_run(experiment_id)
+            self._forget()
         self._spool.deliver(run_id=run.info.run_id, experiment_id=run.info.experiment_id, status=run.info.status)
         if run.info.lifecycle_stage == "deleted":
             raise UserError(
@@ -112,12 +118,22 @@ class Delivery:
             self._warn(f"{self._tracking_uri} no longer knows the run {run_id}; all of it is sent again to a new one")
             return None
 
+    def _create_run(self, experiment_id: str) -> Run:
+        """Create the run; where an earlier start's request was on its way too, the one asked for first stays."""
+        record = self._spool.record
+        tags = {RUN_TAG: record.run_uuid, CREATED_TAG: str(time.time_ns())}
+        created = self._client.create_run(experiment_id, record.started_at, tags, record.run_name)
+        first = self._tagged_run(experiment_id) or created
+        if first.info.run_id != created.info.run_id:
+            self._client.delete_run(created.info.run_id)
+        return first
+
     def _tagged_run(self, experiment_id: str) -> Run | None:
         from mlflow.entities import ViewType
 
         condition = f"tags.`{RUN_TAG}` = '{self._spool.record.run_uuid}'"
-        found = self._client.search_runs([experiment_id], condition, ViewType.ALL, max_results=1)
-        return found[0] if found else None
+        found = self._client.search_runs([experiment_id], condition, ViewType.ALL, max_results=100)
+        return min(found, key=lambda run: int(run.data.tags.get(CREATED_TAG, "0")), default=None)
 
     def _experiment_id(self) -> str:
         return find_or_create_experiment(self._client, self._spool.record.experiment)
@@ -136,6 +152,13 @@ class Delivery:
         if tags:
             self._client.log_batch(self._run_id, tags=[RunTag(*item) for item in tags.items()], synchronous=True)
             self._spool.deliver(tags={**sent.tags, **tags})
+
+    def _send_data_sets(self) -> None:
+        record, sent = self._spool.record, self._spool.record.delivered
+        lacking = [each for each in record.data_sets if data_set_key(each) not in sent.data_sets]
+        if lacking:
+            self._client.log_inputs(self._run_id, datasets=[_as_mlflow(each) for each in lacking])
+            self._spool.deliver(data_sets=[data_set_key(each) for each in record.data_sets])
 
     def _send_points(self) -> None:
         while self._spool.unsent_bytes > 0:
@@ -184,8 +207,22 @@ class Delivery:
             if record.status == "RUNNING":
                 self._client.update_run(self._run_id, status="RUNNING")
             else:
-                self._client.set_terminated(self._run_id, status=record.status)
+                self._client.set_terminated(self._run_id, status=record.status, end_time=record.ended_at)
             self._spool.deliver(status=record.status)
+
+
+def data_set_key(data_set: DataSetInput) -> str:
+    """The name of exactly this data in this role."""
+    return f"{data_set.context}:{data_set.name}:{data_set.digest}"
+
+
+def _as_mlflow(data_set: DataSetInput) -> DatasetInput:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    profile = json.dumps({"manifest_digest": data_set.digest, **data_set.profile}, ensure_ascii=False)
+    source = json.dumps({"uri": data_set.source}, ensure_ascii=False)
+    dataset = Dataset(data_set.name, data_set.digest[:MAX_DIGEST_LENGTH], "uri", source, profile=profile)
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", data_set.context)])
 
 
 def find_or_create_experiment(client: MlflowClient, name: str) -> str:
@@ -210,9 +247,3 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
             f"{experiment.experiment_id}' brings it back, or choose another name in tracking.experiment"
         )
     return experiment.experiment_id
-
-
-def short(error: Exception | MlflowException) -> str:
-    """The beginning of an error's text on one line, without secrets."""
-    text = redact(" ".join(str(error).split()))
-    return text if len(text) <= 300 else text[:297] + "..."

@@ -5,6 +5,7 @@ Plain `python` is a world of one; the `deepspeed` launcher, torchrun and srun se
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import re
@@ -55,7 +56,7 @@ def initialize_distributed(settings: DistributedSettings, deterministic: bool = 
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
-    use_cuda = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda"
+    use_cuda = device_type() == "cuda"
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     import deepspeed
@@ -74,6 +75,11 @@ def initialize_distributed(settings: DistributedSettings, deterministic: bool = 
         verbose=False,
     )
     return Ranks(rank, world_size, local_rank, torch.device("cuda", local_rank) if use_cuda else torch.device("cpu"))
+
+
+def device_type() -> str:
+    """What the ranks of this host compute on: "cuda" where there is one (and no `DS_ACCELERATOR=cpu`), else "cpu"."""
+    return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda" else "cpu"
 
 
 def set_timeout_on_all_groups(settings: DistributedSettings) -> None:
@@ -145,6 +151,7 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     An error ends this rank at once, without waiting for collectives, so that the others' fail instead of hanging. A
     `UserError` that every rank raises alike is printed by rank 0 alone.
     """
+    outlive_the_reader()
     try:
         status = command()
     except UserError as error:
@@ -156,6 +163,30 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     except BaseException as error:  # noqa: B902 - whatever it is, the other ranks must not wait for this one
         _leave(_explain(error), 1)
     _exit(status)
+
+
+def outlive_the_reader() -> None:
+    """Let standard output and error write to nowhere once their reader is gone.
+
+    A launcher that is killed takes the reader of both with it, and a rank must neither fail on its next line nor lose
+    its watchdog in one: it notices the loss (`trainer/launcher.py`), saves and leaves.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        buffer = io.BufferedWriter(_Unbreakable(descriptor, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(buffer, "utf-8", errors="backslashreplace", line_buffering=True))
+
+
+class _Unbreakable(io.FileIO):
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:
+        try:
+            return super().write(data)
+        except (BrokenPipeError, ConnectionResetError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return memoryview(data).nbytes
 
 
 def is_lost_peer(error: BaseException) -> bool:

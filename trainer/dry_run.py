@@ -20,6 +20,7 @@ from trainer.model.sizes import (
     memory_per_rank,
     parameter_table,
 )
+from trainer.schedule import global_batch_sizes, tokens_of_phase, tokens_of_run
 from trainer.settings.training import Phase
 
 GIB = 1 << 30
@@ -66,7 +67,22 @@ def batch_lines(config: RunConfig, world_size: int) -> list[str]:
     for number, (phase, steps) in enumerate(zip(config.phases, config.steps_by_phase, strict=True)):
         name = f"phase {number}: " if len(config.phases) > 1 else ""
         arithmetic = batch_arithmetic(phase, world_size)
-        lines.append(f"{name}{arithmetic}; {steps:,} steps = {steps * phase.global_batch_tokens:,} tokens")
+        lines.append(f"{name}{arithmetic}; {steps:,} steps = {tokens_of_phase(phase, 0, steps):,} tokens")
+        lines += warmup_lines(phase, world_size)
+    return lines
+
+
+def warmup_lines(phase: Phase, world_size: int) -> list[str]:
+    """The sizes of a batch warm-up in their order: from which step of the phase, and how they are cut."""
+    warmup = phase.batch_warmup
+    if warmup is None:
+        return []
+    lines = [f"  batch warm-up over {warmup.steps:,} steps; the learning rate follows the step, not the batch"]
+    for step, tokens in global_batch_sizes(phase):
+        arithmetic = batch_arithmetic(phase, world_size, tokens)
+        line = f"  from step {step + 1:,}: {tokens:,} tokens, {arithmetic.accumulation_steps} accumulation"
+        filling = arithmetic.filling_share
+        lines.append(f"{line}, of what is computed {filling:.1%} only fills up" if filling else line)
     return lines
 
 
@@ -80,7 +96,7 @@ def flops_lines(config: RunConfig) -> list[str]:
             config.data.max_mlm_probability,
             config.data.has_sentence_pairs,
         )
-        total += flops * steps * phase.global_batch_tokens
+        total += flops * tokens_of_phase(phase, 0, steps)
         lines.append(f"length {phase.sequence_length}: {flops / 1e9:.3f} GFLOP a token, forward and backward")
     return [*lines, f"the whole run: {total:.3g} FLOP"]
 
@@ -129,7 +145,7 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
             f"{config.model.vocab_size:,}; set model.vocab_size={manifest.tokenizer.vocab_size}"
         )
     train = manifest.train
-    asked = sum(n * phase.global_batch_tokens for phase, n in zip(config.phases, config.steps_by_phase, strict=True))
+    asked = tokens_of_run(config.phases, config.steps_by_phase)
     yield (
         f"{url}: {len(train.shards)} train shards for {world_size} ranks (any number of ranks reads any number of "
         f"shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 import regex
 
 from data_prep.errors import UsageError
-from trainer.fill_mask import METASPACE, WORDPIECE_CONTINUATION, quiet_transformers
+from trainer.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, quiet_transformers, word_start_of
 from trainer.pretrained import load_pretrained, load_tokenizer, max_length
 
 if TYPE_CHECKING:
@@ -165,14 +166,16 @@ class Embedder:
         """A piece that stands for a whole word or its beginning; None for endings, bytes, punctuation, special ones."""
         if piece in self.tokenizer.all_special_tokens or piece.startswith(WORDPIECE_CONTINUATION):
             return None
-        if self._has_metaspace and not piece.startswith(METASPACE):
+        start = self._word_start
+        if start is not None and not piece.startswith(start):
             return None
-        text = piece.removeprefix(METASPACE)
+        is_bytes = start == BYTE_LEVEL_SPACE
+        text = self.tokenizer.convert_tokens_to_string([piece]).strip() if is_bytes else piece.removeprefix(start or "")
         return text if WORD.fullmatch(text) else None
 
-    @property
-    def _has_metaspace(self) -> bool:
-        return any(piece.startswith(METASPACE) for piece in self.tokenizer.get_vocab())
+    @cached_property
+    def _word_start(self) -> str | None:
+        return word_start_of(self.tokenizer.get_vocab())
 
 
 def _mean(hidden: Any, mask: Any) -> Any:

@@ -26,6 +26,7 @@ from trainer import fragments
 from trainer.config import RunConfig
 from trainer.deepspeed_config import deepspeed_config
 from trainer.distributed import Ranks, set_timeout_on_all_groups
+from trainer.memory import told_when_out_of_memory
 from trainer.optimizer import build_optimizer
 
 
@@ -56,9 +57,9 @@ class Engine:
         """Dropout off."""
         self._engine.eval()
 
-    def forward(self, batch: Any) -> Any:
-        """The model's output for one micro-batch on this rank's device."""
-        return self._engine(batch)
+    def forward(self, batch: Any, **options: Any) -> Any:
+        """The model's output for one micro-batch on this rank's device; the options are the model's."""
+        return self._engine(batch, **options)
 
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
         """Accumulate the gradient of `loss` (shape ()), and reduce it over ranks after the step's last micro-batch.
@@ -108,18 +109,10 @@ class Engine:
         scaler = self.loss_scaler_state()
         self.train()
         self.set_learning_rate(0.0)
-        try:
+        with told_when_out_of_memory(self.ranks, "in the rehearsal step"):
             # Times 0: a step that fp16 skips for overflow would make no state.
             self.backward(compute_loss() * 0.0, is_last_micro_batch=True)
             self.step()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise UserError(
-                f"rank {self.ranks.rank} ran out of memory on {self.device} in the rehearsal step "
-                f"({str(error).splitlines()[0]}); lower training.micro_batch_tokens, set "
-                "training.activation_checkpointing=true, or raise zero.stage"
-            ) from None
         if not self.was_step_applied:
             raise UserError(
                 "the model's first forward and backward gave no finite gradient; check the model's settings, and with "
@@ -173,8 +166,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
         UsageError: the DeepSpeed settings contradict the YAML or are refused by DeepSpeed.
     """
     settings = deepspeed_config(config, ranks.world_size)
-    if config.training.precision == "fp16" and ranks.device.type == "cpu":
-        raise UsageError("training.precision=fp16 needs a CUDA device; on the CPU use bf16 or fp32")
+    check_precision(config, ranks.device.type)
     persistent = set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
     assert not persistent, f"a checkpoint holds parameters only, but the model has the buffers {sorted(persistent)}"
     import deepspeed
@@ -201,5 +193,11 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     return Engine(engine, config, ranks, initial)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def check_precision(config: RunConfig, device_type: str) -> None:
+    """Refuse what a kind of device ("cpu", "cuda") cannot do.
+
+    Raises:
+        UsageError: fp16 on the CPU, where there is no loss scaling.
+    """
+    if config.training.precision == "fp16" and device_type == "cpu":
+        raise UsageError("training.precision=fp16 needs a CUDA device; on the CPU use bf16 or fp32")

@@ -83,7 +83,7 @@ def export_model(
         )
     with _new_folder(output) as folder:
         with _explained(output):
-            write_model(folder, config, model)
+            write_model(folder, config, model, tokenizer)
             write_tokenizer(folder, tokenizer, config)
             write_sentence_transformer(folder, config)
         parity = check_export(folder, model, tokenizer)

@@ -16,10 +16,12 @@ import tokenizers
 import torch
 import transformers
 
+from data_prep.adversarial_lines import ADVERSARIAL_LINES
 from data_prep.cleaning import normalise, replace_surrogates
 from data_prep.errors import UserError
-from data_prep.hugging_face import ADVERSARIAL_LINES
-from data_prep.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS, Tokenizer
+from data_prep.foreign_tokenizer import ForeignTokenizer
+from data_prep.special_tokens import PAD_TOKEN_ID
+from data_prep.tokenizer import Tokenizer
 from trainer.export_samples import (
     MASK_TEXTS,
     SAMPLE_TEXTS,
@@ -66,7 +68,7 @@ def check_export(folder: Path, model: PretrainingModel, tokenizer: Tokenizer) ->
     window = model.config.local_attention or 0
     longest = min(model.config.max_position_embeddings, max(64, window + 32))  # beyond what a local layer sees
     sequences = sample_sequences(tokenizer, longest, model.pooler is not None)
-    difference, largest, num_logits = compare_logits(model, reference, sequences)
+    difference, largest, num_logits = compare_logits(model, reference, sequences, tokenizer.special_tokens.pad)
     if not difference <= LOGIT_TOLERANCE * largest:
         raise UserError(
             f"the exported model gives logits that differ from the trained model's by {difference:.3g} "
@@ -97,28 +99,33 @@ def check_token_ids(folder: Path, tokenizer: Tokenizer) -> int:
 
 def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, Any, Any]]:
     def prepared(text: str) -> list[int]:
-        return tokenizer.encode(normalise(text, tokenizer.normalisation)).tolist()
+        return tokenizer.encode_text(text).tolist()
 
     raw = [replace_surrogates(text) for text in (*SAMPLE_TEXTS, *ADVERSARIAL_LINES)]
-    for text in (text for text in raw if not _holds_special_token(text)):
+    for text in (text for text in raw if not _holds_special_token(text, tokenizer)):
         yield text, prepared(text), loaded(text, add_special_tokens=False)["input_ids"]
     for first, second in zip(SAMPLE_TEXTS, SAMPLE_TEXTS[1:], strict=False):
         pair = loaded(first, second, return_token_type_ids=True)
-        expected = encode_pair(prepared(first), prepared(second))
-        ours, theirs = (expected.input_ids, expected.token_type_ids), (pair["input_ids"], pair["token_type_ids"])
-        yield f"{first} | {second}", ours, theirs
+        expected = encode_pair(prepared(first), prepared(second), tokenizer.special_tokens)
+        yield f"{first} | {second}", expected.input_ids, pair["input_ids"]
+        if "token_type_ids" in loaded.model_input_names:
+            yield f"{first} | {second}", expected.token_type_ids, pair["token_type_ids"]
+    mask = tokenizer.vocabulary[tokenizer.special_tokens.mask].text
     for before, after in MASK_TEXTS:
-        text = f"{before} [MASK]{after}"
+        text = f"{before} {mask}{after}"
         ids = loaded(text, add_special_tokens=False)["input_ids"]
-        place = ids.index(MASK_TOKEN_ID)
+        if isinstance(tokenizer, ForeignTokenizer):
+            yield text, tokenizer.encode_marked(text), ids
+            continue
+        place = ids.index(tokenizer.special_tokens.mask)
         # No space is put in front of what follows a mask; one that is there stays.
         rest = normalise(after, tokenizer.normalisation)[0 if after.startswith(" ") else 1 :]
         yield text, (prepared(before), rest), (ids[:place], tokenizer.decode(ids[place + 1 :]))
 
 
-def _holds_special_token(text: str) -> bool:
+def _holds_special_token(text: str, tokenizer: Tokenizer) -> bool:
     """A literal "[MASK]" is the mask to transformers, by intent, and ordinary text to preparation."""
-    return any(token in text for token in SPECIAL_TOKENS)
+    return any(tokenizer.vocabulary[token_id].text in text for token_id in tokenizer.special_tokens.ids)
 
 
 def load_reference(folder: Path) -> Any:
@@ -141,12 +148,14 @@ def load_reference(folder: Path) -> Any:
 
 
 @torch.no_grad()
-def compare_logits(model: PretrainingModel, reference: Any, sequences: Sequence[Encoded]) -> tuple[float, float, int]:
+def compare_logits(
+    model: PretrainingModel, reference: Any, sequences: Sequence[Encoded], pad_token_id: int = PAD_TOKEN_ID
+) -> tuple[float, float, int]:
     """(largest difference, largest logit, number of logits compared) over all places and all pairs' [CLS]."""
-    packed = pack_rows(sequences, max(len(sequence.input_ids) for sequence in sequences))
+    packed = pack_rows(sequences, max(len(sequence.input_ids) for sequence in sequences), pad_token_id)
     model.eval()
     ours = model.predict(packed)
-    inputs = pad_rows(sequences)
+    inputs = pad_rows(sequences, pad_token_id)
     if model.config.type_vocab_size == 0:
         del inputs["token_type_ids"]
     theirs = reference(**inputs)

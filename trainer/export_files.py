@@ -25,10 +25,10 @@ from trainer.model_card import TrainingFacts, model_card
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentencepiece")
 
 
-def write_model(folder: Path, config: RunConfig, model: PretrainingModel) -> None:
-    """config.json and model.safetensors."""
+def write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokenizer: Tokenizer) -> None:
+    """config.json, with the ids of the tokenizer's special tokens, and model.safetensors."""
     has_pairs = model.pooler is not None
-    _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs))
+    _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs, tokenizer.special_tokens))
     weights = to_hugging_face(model.state_dict(), family_in_transformers(config.model, has_pairs))
     # The three parts of a QKV matrix are views of one storage, which safetensors takes as copies only.
     save_file(
@@ -39,11 +39,11 @@ def write_model(folder: Path, config: RunConfig, model: PretrainingModel) -> Non
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> None:
-    """The SentencePiece model with its description, and the Hugging Face files made from it."""
+    """The SentencePiece model with its description, and the Hugging Face files made from it; or a foreign one's."""
     for name in (MODEL_NAME, INFO_NAME, REPORT_NAME):
-        if name != REPORT_NAME or (tokenizer.folder / name).is_file():  # of earlier releases there is none
+        if (tokenizer.folder / name).is_file():  # a foreign one has no model, one of earlier releases no report
             shutil.copyfile(tokenizer.folder / name, folder / name)
-    write_hugging_face_tokenizer(folder, model_max_length=config.longest_sequence)
+    write_hugging_face_tokenizer(tokenizer.folder, folder, model_max_length=config.longest_sequence)
     if config.model.type_vocab_size == 0:  # the model would refuse the token types that the tokenizer gives
         path = folder / TOKENIZER_CONFIG_NAME
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +90,9 @@ def write_origin(
         "step": facts.step,
         "tokens_seen": facts.tokens_seen,
         "mlflow_run_id": facts.mlflow_run_id,
+        "git_revision": facts.git_revision,
         "data_digests": dict(facts.data_digests),
+        "data_lineage": list(facts.data_lineage),
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "scores": dict(facts.scores),
         "parity": asdict(parity),

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from data_prep.cleaning import normalise
-from data_prep.tokenizer import CLS_TOKEN_ID, MASK_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID, Tokenizer
+from data_prep.special_tokens import OWN_SPECIAL_TOKENS, PAD_TOKEN_ID, SpecialTokens
+from data_prep.tokenizer import Tokenizer
 from trainer.data.batch import Batch
 
 SAMPLE_TEXTS = (
@@ -41,37 +41,41 @@ def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list
 
     The last text is all of them, again and again: a sequence of `max_length` places, further than a local layer sees.
     """
-    ids = [tokenizer.encode(normalise(text, tokenizer.normalisation)).tolist() for text in SAMPLE_TEXTS]
+    ids = [tokenizer.encode_text(text).tolist() for text in SAMPLE_TEXTS]
     together = [token for text_ids in ids for token in text_ids]
     ids.append((together * max_length)[: max_length - 2])
+    special = tokenizer.special_tokens
     sequences = []
     for number, text_ids in enumerate(ids):
         is_short = number % 2 == 1 and number < len(SAMPLE_TEXTS)  # so that some share a row
         length = max(3, max_length // 3) if is_short else max_length
         text_ids = text_ids[: length - 2]
-        text_ids[number % len(text_ids)] = MASK_TOKEN_ID
-        sequences.append(Encoded([CLS_TOKEN_ID, *text_ids, SEP_TOKEN_ID], [0] * (len(text_ids) + 2)))
+        text_ids[number % len(text_ids)] = special.mask
+        sequences.append(Encoded([special.cls, *text_ids, special.sep], [0] * (len(text_ids) + 2)))
     if pairs:
         half = (max_length - 3) // 2
         sequences += [
-            encode_pair(first[:half], second[:half]) for first, second in zip(ids[:-1], ids[1:-1], strict=False)
+            encode_pair(first[:half], second[:half], special)
+            for first, second in zip(ids[:-1], ids[1:-1], strict=False)
         ]
     return sequences
 
 
-def encode_pair(first: Sequence[int], second: Sequence[int]) -> Encoded:
+def encode_pair(
+    first: Sequence[int], second: Sequence[int], special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
+) -> Encoded:
     """[CLS] first [SEP] second [SEP], with segment 1 from the second text on."""
     return Encoded(
-        [CLS_TOKEN_ID, *first, SEP_TOKEN_ID, *second, SEP_TOKEN_ID],
+        [special_tokens.cls, *first, special_tokens.sep, *second, special_tokens.sep],
         [0] * (len(first) + 2) + [1] * (len(second) + 1),
     )
 
 
-def pad_rows(sequences: Sequence[Encoded]) -> dict[str, torch.Tensor]:
+def pad_rows(sequences: Sequence[Encoded], pad_token_id: int = PAD_TOKEN_ID) -> dict[str, torch.Tensor]:
     """One sequence a row, padded to the longest: `input_ids`, `token_type_ids`, `attention_mask`."""
     shape = (len(sequences), max(len(sequence.input_ids) for sequence in sequences))
     inputs = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "token_type_ids", "attention_mask")}
-    inputs["input_ids"].fill_(PAD_TOKEN_ID)
+    inputs["input_ids"].fill_(pad_token_id)
     for row, sequence in enumerate(sequences):
         length = len(sequence.input_ids)
         inputs["input_ids"][row, :length] = torch.tensor(sequence.input_ids)
@@ -80,9 +84,9 @@ def pad_rows(sequences: Sequence[Encoded]) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def pack_rows(sequences: Sequence[Encoded], sequence_length: int) -> Batch:
+def pack_rows(sequences: Sequence[Encoded], sequence_length: int, pad_token_id: int = PAD_TOKEN_ID) -> Batch:
     """A batch that predicts every place of every sequence, in order, and pools every first place."""
-    packed = _Packed(sequence_length)
+    packed = _Packed(sequence_length, pad_token_id)
     for sequence in sequences:
         packed.add(sequence)
     packed.close_row()
@@ -101,6 +105,7 @@ def pack_rows(sequences: Sequence[Encoded], sequence_length: int) -> Batch:
         cls_positions=torch.tensor(packed.starts),
         next_sentence_labels=torch.zeros(len(sequences), dtype=torch.int64),
         sequence_length=sequence_length,
+        pad_token_id=pad_token_id,
     )
 
 
@@ -109,6 +114,7 @@ class _Packed:
     """Rows being filled, first come first placed."""
 
     sequence_length: int
+    pad_token_id: int
     input_ids: list[int] = field(default_factory=list)
     token_type_ids: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -123,7 +129,7 @@ class _Packed:
     def close_row(self) -> None:
         dead = self._room() % self.sequence_length
         if dead:
-            self._append(Encoded([PAD_TOKEN_ID] * dead, [0] * dead))
+            self._append(Encoded([self.pad_token_id] * dead, [0] * dead))
 
     def _room(self) -> int:
         return self.sequence_length - len(self.input_ids) % self.sequence_length

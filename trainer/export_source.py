@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from trainer.checkpoint_format import (
 )
 from trainer.config import RunConfig
 from trainer.model_card import TrainingFacts
+from trainer.spool_folder import GIT_TAG, LINEAGE_TAG, read_record
 from trainer.status import read_status
 
 
@@ -80,15 +82,27 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
     digests = dict(
         zip((storage.redact(c.url) for c in config.data.components), saved.data.manifest_digests, strict=False)
     )
+    tags = _tracked_tags(folder.parent.parent)
     return TrainingFacts(
         checkpoint=folder.name,
         step=saved.state.step,
         tokens_seen=saved.state.tokens_seen,
         mlflow_run_id=saved.state.mlflow_run_id,
+        git_revision=tags.get(GIT_TAG),
+        data_lineage=tuple(digest for digest in tags.get(LINEAGE_TAG, "").split(",") if digest),
         data_digests=digests,
         sources=_sources(config, saved.data.manifest_digests),
-        scores=_scores(folder.parent.parent, saved.state.step),
+        scores=_overall(saved.state.evaluation) or _scores(folder.parent.parent, saved.state.step),
     )
+
+
+def _tracked_tags(output_dir: Path) -> dict[str, str]:
+    """What the training told MLflow of itself; nothing where its record is gone, for an export can do without."""
+    try:
+        record = read_record(output_dir / "tracking")
+    except (UserError, OSError):
+        return {}
+    return record.tags if record is not None else {}
 
 
 def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord, ...]:
@@ -109,4 +123,14 @@ def _scores(output_dir: Path, step: int) -> dict[str, float]:
     if status.get("step") != step:
         return {}
     metrics = status.get("metrics") or {}
-    return {name: float(value) for name, value in metrics.items() if name.startswith("valid/") and value is not None}
+    return _overall(metrics)
+
+
+def _overall(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The scores of the whole valid split, which are those that versions are compared by."""
+    return {name: float(value) for name, value in metrics.items() if _is_overall(name) and value is not None}
+
+
+def _is_overall(name: str) -> bool:
+    """Not a figure of one source, component or length (valid/source/NAME/mlm_loss)."""
+    return name.startswith("valid/") and name.count("/") == 1

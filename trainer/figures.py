@@ -30,7 +30,7 @@ class Curve:
 def draw_curves(panels: Sequence[tuple[str, Mapping[str, Mapping[str, Curve]]]], x_label: str, title: str) -> bytes:
     """Panels beside each other, each (label of y, {name: {"train" or "valid": Curve}}); train is dashed."""
     figure = _figure(5.2 * len(panels), 4.2)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
     for axes, (label, curves) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
         _style(axes)
         axes.set_xlabel(x_label)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 MASK_TOKEN = "[MASK]"
 METASPACE = "▁"
+BYTE_LEVEL_SPACE = "Ġ"
 WORDPIECE_CONTINUATION = "##"
 # A word: one character of the scripts that put no spaces, else letters with marks and digits, apostrophes inside.
 _WORD = regex.compile(
@@ -62,7 +64,7 @@ class FillMask:
             raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self._has_metaspace = any(piece.startswith(METASPACE) for piece in tokenizer.get_vocab())
+        self._word_start = word_start_of(tokenizer.get_vocab())
         self._max_positions = min(model.config.max_position_embeddings, tokenizer.model_max_length)
 
     @classmethod
@@ -72,18 +74,10 @@ class FillMask:
         Raises:
             UserError: transformers cannot make a masked language model of it.
         """
-        with quiet_transformers():
-            from transformers import AutoModelForMaskedLM, AutoTokenizer
+        from trainer.pretrained import load_pretrained, load_tokenizer
 
-            safely = {"trust_remote_code": False, "local_files_only": True}
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(str(folder), **safely)
-                model = AutoModelForMaskedLM.from_pretrained(str(folder), use_safetensors=True, **safely)
-            except (OSError, ValueError, KeyError, RuntimeError) as error:
-                raise UserError(
-                    f"{folder} cannot be loaded as a masked language model ({' '.join(str(error).split())[:300]}); "
-                    "export or register it again"
-                ) from None
+        tokenizer = load_tokenizer(folder)
+        model, _ = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
         return cls(model, tokenizer)
 
     @property
@@ -135,13 +129,24 @@ class FillMask:
 
     def _candidate(self, token_id: int, probability: float) -> Candidate:
         piece = str(self.tokenizer.convert_ids_to_tokens(token_id))
-        if self._has_metaspace:
+        if self._word_start == METASPACE:
             return Candidate(
                 piece.replace(METASPACE, " ").strip() or piece, token_id, probability, piece.startswith(METASPACE)
             )
         if piece.startswith(WORDPIECE_CONTINUATION):
             return Candidate(piece.removeprefix(WORDPIECE_CONTINUATION), token_id, probability, False)
-        return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, True)
+        begins_word = self._word_start is None or piece.startswith(self._word_start)
+        return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, begins_word)
+
+
+def word_start_of(pieces: Iterable[str]) -> str | None:
+    """The character with which a vocabulary marks a piece that begins a word; None where it marks the others.
+
+    A vocabulary without such marks may still hold either character, as text.
+    """
+    firsts = Counter(piece[:1] for piece in pieces)
+    mark = max((METASPACE, BYTE_LEVEL_SPACE), key=lambda character: firsts[character])
+    return mark if firsts[mark] > firsts.total() // 20 else None
 
 
 def windows(positions: list[int], num_tokens: int, length: int) -> list[tuple[int, list[int]]]:

@@ -75,8 +75,8 @@ class NonFiniteSteps:
             f"the {what} was not finite in {len(self._met)} steps in a row, more than "
             f"health.max_nonfinite_steps={self._max_in_a_row}: steps {first[0]:,} to {step:,}, the last of them "
             f"{steps}. Weights and optimizer state are those before step {first[0]:,}. Look at the rows with "
-            f"launch/show_batch.py {samples.as_options}; then lower optimizer.learning_rate, or go on from an earlier "
-            "checkpoint with pretrain.py --resume-from STEP --skip-samples A:B"
+            f"launch/show_batch.py {samples.as_options(step)}; then lower optimizer.learning_rate, or go on from an "
+            "earlier checkpoint with pretrain.py --resume-from STEP --skip-samples A:B"
         )
 
     def passed(self) -> None:
@@ -88,7 +88,7 @@ class Health:
     """Watches the metrics of a run, step by step in their order."""
 
     def __init__(self, settings: HealthSettings, unigram_entropy_nats: float | None) -> None:
-        """`unigram_entropy_nats` of the training data; None, as for a mixture, leaves the plateau unwatched."""
+        """`unigram_entropy_nats` of the training data (`trainer/unigram.py`); None leaves the plateau unwatched."""
         self.nonfinite = NonFiniteSteps(settings.max_nonfinite_steps)
         self._settings = settings
         self._entropy = unigram_entropy_nats
@@ -105,8 +105,8 @@ class Health:
         if not math.isfinite(loss):  # counted where the step was taken; no part of any median
             return []
         self._mlm_losses.append(metrics["train/mlm_loss"])
-        if "train/nsp_accuracy" in metrics:
-            self._pair_accuracies.append(metrics["train/nsp_accuracy"])
+        if "train/pair_accuracy" in metrics:
+            self._pair_accuracies.append(metrics["train/pair_accuracy"])
         median = self._losses.median
         deviations = self._losses.judge(loss)
         warnings = []
@@ -114,7 +114,7 @@ class Health:
             self.num_spikes += 1
             warnings.append(
                 f"loss spike: {loss:.4f} in step {step:,} is {deviations:.0f} deviations above the running median "
-                f"{median:.4f}; its rows: launch/show_batch.py {samples.as_options}"
+                f"{median:.4f}; its rows: launch/show_batch.py {samples.as_options(step)}"
             )
         if len(self._mlm_losses) >= MIN_HISTORY:
             warnings += self._once("plateau", plateau_warning(step, self._mlm_loss, self._entropy, self._settings))

@@ -2,7 +2,9 @@
 
 Rank 0 reads (a local folder, or `models:/...` from the registry) and hands the weights to the others, so that only it
 needs the folder. transformers loads them, which knows old names of weights, divided files and models without heads.
-Only safetensors are read. Parameters that the checkpoint lacks keep their fresh values, and it is said which.
+Only safetensors are read. Parameters that the checkpoint lacks keep their fresh values, and it is said which; rows
+that only pad the vocabulary are shut, so that the first loss is the checkpoint's own. A checkpoint that carries a
+tokenizer has to carry that of the shards.
 """
 
 from __future__ import annotations
@@ -14,12 +16,17 @@ import torch
 
 from data_prep import storage
 from data_prep.errors import UserError
+from data_prep.foreign_files import TOKENIZER_NAME
+from data_prep.tokenizer import INFO_NAME, Tokenizer
 from trainer.distributed import Ranks, broadcast_object
 from trainer.model.hugging_face import FAMILIES, family_in_transformers
 from trainer.model.pretraining import PretrainingModel
 from trainer.pretrained import load_config, load_pretrained
-from trainer.registry import pull
+from trainer.registry_pull import pull
 from trainer.settings.model import ModelSettings
+
+SHUT = -10_000.0
+"""Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
 
 _ARCHITECTURES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}
 
@@ -28,18 +35,28 @@ class _Found(NamedTuple):
     """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or why it could not."""
 
     weights: dict[str, torch.Tensor]
+    note: str | None = None
     problem: str | None = None
 
 
 def load_initial_weights(
-    model: PretrainingModel, source: str, ranks: Ranks, tracking_uri: str | None = None
+    model: PretrainingModel,
+    source: str,
+    ranks: Ranks,
+    tracking_uri: str | None = None,
+    tokenizer_fingerprint: str | None = None,
 ) -> list[str]:
     """Put the weights of `source` into `model` (fp32, on the CPU), all ranks together; returns what to say of it.
 
+    `tokenizer_fingerprint` is that of the shards; None: it is not compared.
+
     Raises:
-        UserError: `source` is no such checkpoint, or of another architecture than the model.
+        UserError: `source` is no such checkpoint, of another architecture than the model, or of another tokenizer than
+            the shards.
     """
-    found = broadcast_object(_read_or_explain(model, source, tracking_uri) if ranks.is_first else None, ranks)
+    found = broadcast_object(
+        _read_or_explain(model, source, tracking_uri, tokenizer_fingerprint) if ranks.is_first else None, ranks
+    )
     if found.problem is not None:
         raise UserError(found.problem)
     parameters = dict(model.named_parameters())
@@ -49,24 +66,33 @@ def load_initial_weights(
             parameters[name][: len(weight)].copy_(weight)
             if len(weight) < len(parameters[name]):
                 filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
+                if name == "mlm_head.bias":
+                    first_padding = max(len(weight), model.config.vocab_size)
+                    parameters[name][first_padding:] = SHUT
     fresh = [name for name in parameters if name not in found.weights] + filled_up
     lines = [
         f"beginning with the weights of {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"
     ]
-    return lines + ([f"initialised anew, since it lacks them: {', '.join(fresh)}"] if fresh else [])
+    lines += [f"initialised anew, since it lacks them: {', '.join(fresh)}"] if fresh else []
+    return lines + ([found.note] if found.note else [])
 
 
-def _read_or_explain(model: PretrainingModel, source: str, tracking_uri: str | None) -> _Found:
+def _read_or_explain(
+    model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None
+) -> _Found:
     """An error of rank 0 has to reach the ranks that wait for its weights."""
     try:
-        return _Found(_read(model, source, tracking_uri))
+        return _Found(*_read(model, source, tracking_uri, tokenizer_fingerprint))
     except UserError as error:
-        return _Found({}, str(error))
+        return _Found({}, problem=str(error))
 
 
-def _read(model: PretrainingModel, source: str, tracking_uri: str | None) -> dict[str, torch.Tensor]:
+def _read(
+    model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None
+) -> tuple[dict[str, torch.Tensor], str | None]:
     folder = pull(source, tracking_uri=tracking_uri)  # refuses pickles and code
     family = _check_architecture(folder, source, model.config)
+    note = None if tokenizer_fingerprint is None else _compare_tokenizers(folder, source, tokenizer_fingerprint)
     loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
     converted: dict[str, torch.Tensor] = {}
@@ -80,7 +106,22 @@ def _read(model: PretrainingModel, source: str, tracking_uri: str | None) -> dic
                 f"init_from={storage.redact(source)} lacks {', '.join(lacking)} of the encoder; it is damaged, or no "
                 "checkpoint of this architecture"
             )
-    return converted
+    return converted, note
+
+
+def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
+    """Refuse weights whose ids mean other pieces than those of the shards; says where that cannot be seen."""
+    where = storage.redact(source)
+    if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
+        return f"{where} carries no {TOKENIZER_NAME}: that its ids are those of the shards is not checked"
+    found = Tokenizer.load(folder).fingerprint
+    if found != expected:
+        raise UserError(
+            f"init_from={where} carries a tokenizer of fingerprint {found}, and the shards were made with {expected}: "
+            f"the same ids are other pieces; make shards with its own, 'python -m data_prep shards --tokenizer "
+            f"{where}', or take another checkpoint"
+        )
+    return None
 
 
 def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from data_prep.errors import UsageError
+from data_prep.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 EMBEDDED_DATABASE = "mlflow.db"  # MLflow's own default, with the artifacts in ./mlruns beside it
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SERVERS = ("http", "https", "databricks", "databricks-uc", "uc")
+UPLOAD_RETRIES = 4
+UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
 SECRET_VARIABLES = (
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",
@@ -95,6 +97,39 @@ def request_limits(max_retries: int, timeout_seconds: int) -> Iterator[None]:
     finally:
         for name in ours:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def registry_client(uri: str, doing: str) -> Iterator[MlflowClient]:
+    """A client, with MLflow's global address set for the block (its registry reads that), and errors for people."""
+    client = connect(uri)
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import _tracking_service
+
+    before, variable = _tracking_service.utils._tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
+    logger = logging.getLogger("mlflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it misses model cards, licences and hub pages in long warnings
+    mlflow.set_tracking_uri(uri)
+    try:
+        with request_limits(UPLOAD_RETRIES, UPLOAD_TIMEOUT_SECONDS):
+            yield client
+    except (MlflowException, OSError) as error:
+        raise UserError(
+            f"{doing} at {redact(uri)} failed: {short(error)}. No alias was moved; mend that and run the same again"
+        ) from error
+    finally:
+        logger.setLevel(level)
+        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None: as it was before anybody set one
+        if variable is not None:  # which that takes away
+            os.environ["MLFLOW_TRACKING_URI"] = variable
+
+
+def short(error: Exception) -> str:
+    """The beginning of an error's text on one line, without secrets."""
+    text = redact(" ".join(str(error).split()))
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def redact(text: str) -> str:

@@ -24,6 +24,10 @@ class TrainingFacts:
     step: int | None = None
     tokens_seen: int | None = None
     mlflow_run_id: str | None = None
+    git_revision: str | None = None
+    """Of the code that trained it."""
+    data_lineage: Sequence[str] = ()
+    """Manifest digests of the data and of the versions that it grew from, as far back as they are known."""
     data_digests: Mapping[str, str] = field(default_factory=dict)
     """Shard set (URL without credentials) to manifest digest."""
     sources: Sequence[SourceRecord] = ()
@@ -111,6 +115,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer_fingerprint: st
         ("precision", config.training.precision),
         ("tokenizer", f"SentencePiece BPE, fingerprint `{tokenizer_fingerprint}`"),
         ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),
+        ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
     ]
     lines = [f"- {label}: {value if value is not None else 'not recorded'}" for label, value in rows]
     return "\n".join([*lines, "", "The whole configuration is in `training_config.yaml`, checks in `provenance.json`."])
@@ -118,6 +123,8 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer_fingerprint: st
 
 def _data(facts: TrainingFacts) -> str:
     lines = [f"- shard set `{url}`, manifest sha256 `{digest}`" for url, digest in facts.data_digests.items()]
+    known = ", ".join(languages(facts))
+    lines.insert(0, f"- languages, by tokens: {known or 'not stated'}")
     if not facts.sources:
         return "\n".join([*lines, "- the sources and their licences were not available when this was exported"])
     table = ["", "| source | licence | language | date | documents | tokens |", "|---|---|---|---|---|---|"]

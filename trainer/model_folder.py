@@ -10,6 +10,7 @@ from typing import Any
 from data_prep.errors import UserError
 
 PROVENANCE_FILE = "provenance.json"
+CARD_FILE = "README.md"
 CONFIG_FILES = ("config.json", "tokenizer_config.json")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
 
@@ -54,6 +55,17 @@ def folder_digest(folder: Path) -> str:
 def read_provenance(folder: Path) -> dict[str, Any]:
     """What the export wrote down of the model's origin; empty for a folder from elsewhere."""
     return _read_json(folder / PROVENANCE_FILE)
+
+
+def read_card(folder: Path) -> str:
+    """The model card (README.md) without the metadata on top; empty where there is none."""
+    path = folder / CARD_FILE
+    if not path.is_file():
+        return ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if text.startswith("---\n"):
+        text = text.partition("\n---\n")[2]
+    return text.strip()
 
 
 def read_config(folder: Path) -> dict[str, Any]:

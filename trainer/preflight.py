@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,7 +26,10 @@ from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
 from trainer.deepspeed_config import deepspeed_config
 from trainer.distributed import extensions_folder
+from trainer.launch_checks import has_password
 from trainer.model.sizes import memory_per_rank, num_parameters
+from trainer.schedule import global_batch_sizes, tokens_of_run
+from trainer.settings.training import Phase
 
 GIB = 1 << 30
 NOTABLE_FILLING = 0.05
@@ -67,6 +72,7 @@ def cheap_findings(config: RunConfig, world_size: int, device: torch.device) -> 
         *guarded("memory", lambda: check_memory(config, world_size, device)),
         *guarded("disk", lambda: check_disk(config)),
         *guarded("op cache", check_op_cache),
+        *guarded("secrets", lambda: check_secrets(sys.argv)),
     ]
 
 
@@ -81,6 +87,23 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
             yield Finding("warn", "batch", text)
         else:
             yield Finding("ok", "batch", f"{where}{arithmetic}")
+        if phase.batch_warmup is not None:
+            yield _check_batch_warmup(phase, world_size, where)
+
+
+def _check_batch_warmup(phase: Phase, world_size: int, where: str) -> Finding:
+    """What of the batches that grow is computed for nothing."""
+    sizes = [tokens for _, tokens in global_batch_sizes(phase)]
+    computed = sum(
+        batch_arithmetic(phase, world_size, tokens).computed_rows * phase.sequence_length for tokens in sizes
+    )
+    share = 1.0 - sum(sizes) / computed
+    text = f"{where}batch warm-up in {len(sizes)} sizes from {sizes[0]:,} to {sizes[-1]:,} tokens"
+    if share <= NOTABLE_FILLING:
+        return Finding("ok", "batch", text)
+    needed = world_size * phase.micro_batch_tokens
+    remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
+    return Finding("warn", "batch", f"{text}, of whose computed rows {share:.1%} only fill up; {remedy}")
 
 
 def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
@@ -97,7 +120,7 @@ def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
         if not shard_set.manifest.valid.documents:
             yield Finding("warn", "shards", f"{where} holds no valid documents; raise shards.valid_fraction")
         yield Finding("ok", "shards", f"{where}: {len(train.shards)} train shards serve {world_size} ranks")
-    asked = sum(n * phase.global_batch_tokens for phase, n in zip(config.phases, config.steps_by_phase, strict=True))
+    asked = tokens_of_run(config.phases, config.steps_by_phase)
     tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
     yield Finding("ok", "tokens", f"the run reads {asked:,} places, about {asked / max(tokens, 1):.2f} epochs")
 
@@ -157,6 +180,16 @@ def device_memory_bytes(device: torch.device, world_size: int) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // local
 
 
+def check_secrets(words: Sequence[str]) -> Iterator[Finding]:
+    """That no word of a command line holds a password, which `ps` shows to every user of the machine."""
+    found = [word.partition("=")[0] for word in words if has_password(word)]
+    if found:
+        text = f"{', '.join(found)} on the command line holds a password, which `ps` shows to all; write it into the "
+        yield Finding("fail", "secrets", text + "YAML file, or into ~/.mlflow/credentials or ~/.aws/credentials")
+    else:
+        yield Finding("ok", "secrets", "none on the command line")
+
+
 def check_disk(config: RunConfig) -> Iterator[Finding]:
     """Room for the checkpoints that are kept at once, one more being written, in the disk of `output_dir`."""
     settings = config.checkpoint
@@ -180,15 +213,27 @@ def check_op_cache() -> Iterator[Finding]:
     """A lock that a killed build left makes every later one wait for ever."""
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or extensions_folder())
     locks = [lock for lock in folder.glob("**/lock") if lock.is_file()] if folder.is_dir() else []
-    stale = [lock for lock in locks if time.time() - lock.stat().st_mtime > STALE_LOCK_SECONDS]
-    for lock in stale:
-        minutes = (time.time() - lock.stat().st_mtime) / 60
-        text = (
-            f"{lock} is {minutes:.0f} minutes old, left by a build that was killed; remove it, or the next build waits"
-        )
-        yield Finding("fail", "op cache", text)
-    if not stale:
-        yield Finding("ok", "op cache", f"no stale build lock in {folder}")
+    held = open_files() if locks else set()
+    abandoned = [lock for lock in locks if str(lock.resolve()) not in held]
+    for lock in abandoned:
+        age = time.time() - lock.stat().st_mtime
+        text = f"{lock} is {age / 60:.0f} minutes old and held by no process of this machine: "
+        if age > STALE_LOCK_SECONDS:
+            text += "left by a build that was killed; remove it, or the next build waits for ever"
+            yield Finding("fail", "op cache", text)
+        else:
+            yield Finding("warn", "op cache", text + "if no other host builds into this folder, remove it")
+    if not abandoned:
+        yield Finding("ok", "op cache", f"no abandoned build lock in {folder}")
+
+
+def open_files() -> set[str]:
+    """The files that processes of this machine hold open, as far as this user may see them."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            found.add(os.readlink(link))
+    return found
 
 
 def check_compiler(config: RunConfig) -> Iterator[Finding]:

@@ -1,39 +1,24 @@
-"""Checks of what a run talks to: MLflow, the other hosts, the other ranks."""
+"""Checks of what a run talks to: MLflow, and the other ranks of this machine."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import re
 import secrets
-import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 import torch.distributed
 
-from data_prep.errors import UsageError
 from trainer.config import RunConfig
 from trainer.mlflow_server import connect, redact, request_limits, resolve_tracking_uri
-from trainer.preflight import LARGEST_SKEW_SECONDS, Finding
+from trainer.preflight import Finding
 
-PACKAGES = ("torch", "deepspeed", "clozeworks")
-PROBE = (
-    "import importlib.metadata as m, json, sys, time; "
-    f"print(json.dumps([sys.version.split()[0], [m.version(p) for p in {PACKAGES!r}], time.time()]))"
-)
-"""What is run on every host; it imports no package, so it takes as long as the connection."""
-
-SSH_SECONDS = 20
 REQUEST_SECONDS = 10
 COLLECTIVE_BYTES = 64 << 20
-_HOST_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
 
 
 def check_mlflow(config: RunConfig) -> Iterator[Finding]:
@@ -58,76 +43,6 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             )
         else:
             yield Finding("ok", "registry", "takes models")
-
-
-def read_hostfile(path: str) -> dict[str, int]:
-    """Slots by host of a DeepSpeed hostfile.
-
-    Raises:
-        UsageError: it is missing (the deepspeed launcher would only warn, and train on one node), or a line is wrong.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(
-            f"hostfile {path} cannot be read ({error.strerror}); the launcher would use one node"
-        ) from None
-    hosts: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        match = _HOST_LINE.fullmatch(text)
-        if match is None or match[1] in hosts:
-            raise UsageError(f"hostfile {path}, line {number}: {text!r} is not 'HOST slots=N', each host once; mend it")
-        hosts[match[1]] = int(match[2])
-    if not hosts:
-        raise UsageError(f"hostfile {path} names no host; write lines 'HOST slots=N'")
-    return hosts
-
-
-def check_hosts(hosts: dict[str, int]) -> Iterator[Finding]:
-    """That each host lets us in by ssh and has the same versions of everything, and the same time."""
-    here = [sys.version.split()[0], [importlib.metadata.version(package) for package in PACKAGES]]
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        answers = pool.map(ask_host, hosts)
-        for host, answer in zip(hosts, answers, strict=True):
-            if isinstance(answer, str):
-                text = f"{host}: {answer}; 'ssh {host} {sys.executable} --version' must work without a password"
-                yield Finding("fail", "host", text)
-                continue
-            python, versions, skew = answer
-            if [python, versions] != here:
-                pairs = zip(("python", *PACKAGES), (python, *versions), (here[0], *here[1]), strict=True)
-                other = ", ".join(f"{name} {there} (here {ours})" for name, there, ours in pairs if there != ours)
-                yield Finding("fail", "host", f"{host} has {other}; install the same versions on every host")
-            elif abs(skew) > LARGEST_SKEW_SECONDS:
-                yield Finding(
-                    "warn", "host", f"{host}: its clock is {skew:+.1f} s off; set the clocks by a time server"
-                )
-            else:
-                yield Finding("ok", "host", f"{host}: same versions, clock {skew:+.1f} s")
-
-
-def ask_host(host: str) -> tuple[str, list[str], float] | str:
-    """(Python, versions, clock difference in seconds) of a host, or what went wrong."""
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_SECONDS // 2}"]
-    extra = os.environ.get("PDSH_SSH_ARGS_APPEND", "").split()  # as the launcher's own connections
-    command = ["ssh", *options, *extra, host, shlex.join([sys.executable, "-c", PROBE])]
-    before = time.time()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SSH_SECONDS)
-    except FileNotFoundError:
-        return "there is no ssh on this machine"
-    except subprocess.TimeoutExpired:
-        return f"no answer in {SSH_SECONDS} s"
-    if done.returncode != 0:
-        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    try:
-        python, versions, clock = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return f"an answer that is none: {done.stdout[:100]!r}"
-    return python, versions, clock - (before + time.time()) / 2
 
 
 def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:

@@ -33,8 +33,8 @@ def load_pretrained(
             model, info = getattr(transformers, auto_class).from_pretrained(
                 str(folder), use_safetensors=True, output_loading_info=True, dtype=torch.float32, **SAFELY, **options
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise _cannot_load(folder, purpose, error) from None
+        except Exception as error:  # a file from elsewhere makes the libraries raise whatever there is
+            raise _cannot_load(folder, purpose, error) from error
     return model.eval(), frozenset(info["missing_keys"])
 
 
@@ -49,8 +49,8 @@ def load_config(folder: Path) -> Any:
 
         try:
             return AutoConfig.from_pretrained(str(folder), **SAFELY)
-        except (OSError, ValueError, KeyError) as error:
-            raise _cannot_load(folder, "a model", error) from None
+        except Exception as error:  # as above
+            raise _cannot_load(folder, "a model", error) from error
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -64,8 +64,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
         try:
             return AutoTokenizer.from_pretrained(str(folder), **SAFELY)
-        except (OSError, ValueError, KeyError) as error:
-            raise _cannot_load(folder, "a tokenizer", error) from None
+        except Exception as error:  # as above; tokenizers raises plain `Exception`
+            raise _cannot_load(folder, "a tokenizer", error) from error
 
 
 def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:

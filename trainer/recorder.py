@@ -52,7 +52,9 @@ class Recorder:
         )  # (num_steps, 3)
         sums = all_reduce_sum(sums, self._ranks).tolist()
         now = time.perf_counter()
-        interval = Interval(len(self._pending), max(now - self._flushed_at, 1e-9), self._tokens, self._work_of_ranks())
+        rows = sum(samples.stop - samples.first for _, samples, *_ in self._pending)
+        seconds = max(now - self._flushed_at, 1e-9)
+        interval = Interval(len(self._pending), seconds, self._tokens, rows, self._work_of_ranks())
         lines = [
             StepMetrics(step, samples, _metrics(row, learning_rate, result))
             for row, (step, samples, learning_rate, result) in zip(sums, self._pending, strict=True)
@@ -83,10 +85,10 @@ def _metrics(sums: list[float], learning_rate: float, result: StepResult) -> dic
     mlm_loss = sums[0] / max(counts.masked, 1)
     metrics |= {"train/loss": mlm_loss, "train/mlm_loss": mlm_loss, "train/grad_norm": float(result.grad_norm)}
     if counts.pairs:
-        nsp_loss = sums[1] / counts.pairs
+        pair_loss = sums[1] / counts.pairs
         metrics |= {
-            "train/loss": mlm_loss + nsp_loss,
-            "train/nsp_loss": nsp_loss,
-            "train/nsp_accuracy": sums[2] / counts.pairs,
+            "train/loss": mlm_loss + pair_loss,
+            "train/pair_loss": pair_loss,
+            "train/pair_accuracy": sums[2] / counts.pairs,
         }
     return metrics

@@ -8,15 +8,12 @@ seen under an alias.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import hashlib
 import json
-import logging
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
-from data_prep.errors import UsageError, UserError
-from trainer.delivery import find_or_create_experiment, short
+from data_prep.errors import UserError
+from trainer.delivery import find_or_create_experiment
 from trainer.fill_mask import quiet_transformers
-from trainer.mlflow_server import connect, redact, request_limits, resolve_tracking_uri
-from trainer.model_folder import check_model_folder, folder_digest, read_provenance
+from trainer.mlflow_server import redact, registry_client, resolve_tracking_uri, short
+from trainer.model_folder import check_model_folder, folder_digest, read_card, read_provenance
+from trainer.registry_names import check_names
+from trainer.registry_pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
 from trainer.served_model import load_served
 from trainer.tracking import flatten
 
@@ -36,15 +35,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel, Run
 
-EXPORT_FOLDER = "hf"
-TAG_PREFIX = "clozeworks."
-DIGEST_TAG = TAG_PREFIX + "folder_sha256"
 MAX_TAG_LENGTH = 5000
+MAX_LINEAGE = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
 DATA_DIGESTS = "data_digests"
+DATA_LINEAGE = "data_lineage"
 DEFAULT_EXPERIMENT = "clozeworks"
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
-UPLOAD_RETRIES = 4
-UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
+MAX_DESCRIPTION_LENGTH = 5000
 
 
 @dataclass(frozen=True)
@@ -61,22 +58,6 @@ class Registration:
     def model_uri(self) -> str:
         """What everybody loads it by: the alias where there is one, else the version."""
         return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/{self.version}"
-
-
-def check_names(name: str, alias: str | None) -> None:
-    """Refuse names that MLflow would refuse after the work was done.
-
-    Raises:
-        UsageError: the name or the alias is of a form that MLflow does not allow.
-    """
-    if name != name.strip() or not regex.fullmatch(r"[^/:@%'\"]{1,250}", name) or not name.strip("."):
-        raise UsageError(f"--name {name!r} cannot name a registered model; leave out / : @ % and quotation marks")
-    if alias is not None and (
-        not regex.fullmatch(r"[\w-]{1,255}", alias) or regex.fullmatch(r"v\d+|latest", alias, regex.IGNORECASE)
-    ):
-        raise UsageError(
-            f"--alias {alias!r} cannot be an alias; take letters, digits, '-' and '_', but neither 'latest' nor 'v1'"
-        )
 
 
 def register(
@@ -102,7 +83,7 @@ def register(
     provenance = read_provenance(folder)
     digest = folder_digest(folder)
     all_tags = {**provenance_tags(folder, provenance), DIGEST_TAG: digest, **(tags or {})}
-    with _server(uri, f"registering {name}") as client:
+    with registry_client(uri, f"registering {name}") as client:
         run = _training_run(client, run_id or provenance.get("mlflow_run_id"), required=run_id is not None)
         experiment_id = run.info.experiment_id if run else find_or_create_experiment(client, DEFAULT_EXPERIMENT)
         run_id = run.info.run_id if run else None
@@ -110,17 +91,20 @@ def register(
         try:
             _upload(client, model, folder, name)
         except BaseException:
-            client.finalize_logged_model(model.model_id, "FAILED")
+            with contextlib.suppress(Exception):  # the server may be gone; what broke the upload is what is told
+                client.finalize_logged_model(model.model_id, "FAILED")
             raise
         client.finalize_logged_model(model.model_id, "READY")
-        version = _create_version(client, name, model, all_tags)
+        card = _description(folder)
+        version = _create_version(client, name, model, all_tags, card)
         _prove(client, name, version, folder, uri)
         if alias:
-            _point_alias(client, name, alias, version)
+            point_alias(client, name, alias, version)
+            client.update_registered_model(name, card)
     return Registration(name, version, alias, redact(uri), run_id)
 
 
-def _point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
+def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
     """Let the alias point to the version.
 
     Two registrations that make a new alias at once both insert it, and the store refuses the second; asked again, it
@@ -134,34 +118,14 @@ def _point_alias(client: MlflowClient, name: str, alias: str, version: str) -> N
         client.set_registered_model_alias(name, alias, version)
 
 
-def pull(model_uri: str, destination: Path | None = None, tracking_uri: str | None = None) -> Path:
-    """The Hugging Face folder of a model: downloaded to `destination` (else a temporary folder), or a local one as is.
-
-    Raises:
-        UserError: there is no such model, it changed on the way, or it holds pickles or asks for code of its own.
-    """
-    if not model_uri.startswith(("models:/", "runs:/")):
-        folder = Path(model_uri)
-        if not folder.is_dir():
-            raise UserError(
-                f"{model_uri} is neither a folder nor a model's address; give an exported folder, models:/NAME@ALIAS, "
-                "models:/NAME/VERSION or runs:/RUN_ID/PATH"
-            )
-        check_model_folder(folder)
-        return folder
-    if destination is not None and destination.exists() and any(destination.iterdir()):
-        raise UserError(f"{destination} is not empty; give another folder for the model, or empty it")
-    uri = resolve_tracking_uri(tracking_uri)
-    with _server(uri, f"pulling {model_uri}") as client:
-        artifact_uri, digest = _artifact_uri(client, model_uri)
-        return _download(artifact_uri, digest, model_uri, uri, destination)
-
-
 def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, str]:
     """What an export says of its origin, as version tags; the resolved configuration by its digest."""
-    tags = flatten({name: value for name, value in provenance.items() if name != DATA_DIGESTS})
+    special = (DATA_DIGESTS, DATA_LINEAGE)
+    tags = flatten({name: value for name, value in provenance.items() if name not in special and value is not None})
     if DATA_DIGESTS in provenance:  # its keys are addresses, which cannot be names of tags
         tags[DATA_DIGESTS] = redact(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
+    if provenance.get(DATA_LINEAGE):  # the oldest of a very long one are left out
+        tags[DATA_LINEAGE] = ",".join(provenance[DATA_LINEAGE][:MAX_LINEAGE])
     config = folder / "training_config.yaml"
     if config.is_file():
         tags["config_digest"] = hashlib.sha256(config.read_bytes()).hexdigest()
@@ -204,16 +168,21 @@ def _public_version(library: str) -> str:
     return metadata.version(library).partition("+")[0]
 
 
-def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: dict[str, str]) -> str:
+def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: dict[str, str], description: str) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=description)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     version = client.create_model_version(
-        name, f"models:/{model.model_id}", model.source_run_id, tags=tags, model_id=model.model_id
+        name,
+        f"models:/{model.model_id}",
+        model.source_run_id,
+        tags=tags,
+        description=description,
+        model_id=model.model_id,
     )
     return str(version.version)
 
@@ -225,8 +194,8 @@ def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str
     model_uri = f"models:/{name}/{version}"
     try:
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
-            artifact_uri, digest = _artifact_uri(client, model_uri)
-            served = load_served(_download(artifact_uri, digest, model_uri, uri, Path(temporary) / "hf"))
+            artifact_uri, digest = find_model(client, model_uri)
+            served = load_served(download(artifact_uri, digest, model_uri, uri, Path(temporary) / "hf"))
             if served.pipeline_task is not None:
                 served.pipeline()(served.example)
                 with quiet_transformers():
@@ -237,6 +206,15 @@ def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str
             f"version {version} of {name} could not be read back ({short(error)}) and was taken away; no alias was "
             f"moved. {folder} is as it was: run the same command again"
         ) from error
+
+
+def _description(folder: Path) -> str:
+    """The model card as a version's description, as long as the registry takes it."""
+    card = read_card(folder)
+    if len(card) <= MAX_DESCRIPTION_LENGTH:
+        return card
+    ending = f"\n\n(cut here; the whole card is {EXPORT_FOLDER}/README.md of the version)"
+    return card[: MAX_DESCRIPTION_LENGTH - len(ending)] + ending
 
 
 def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> Run | None:
@@ -256,100 +234,3 @@ def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> R
             raise UserError(f"the server has no run {run_id}; give the run of this server, or leave it out")
         return None
     return run
-
-
-def _artifact_uri(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
-    """Where the folder of a model lies, and the digest it was registered with; aliases are resolved once, here."""
-    if model_uri.startswith("runs:/"):
-        return model_uri, None
-    from mlflow.exceptions import MlflowException
-
-    match = regex.fullmatch(r"models:/(?:(m-[0-9a-f]{32})|([^/@:]+)(?:@([^/@]+)|/(\d+|latest)))", model_uri)
-    if match is None:
-        raise UserError(f"{model_uri} is no address of a model; write models:/NAME@ALIAS or models:/NAME/VERSION")
-    model_id, name, alias, number = match.groups()
-    try:
-        if model_id:
-            return model_uri, client.get_logged_model(model_id).tags.get(DIGEST_TAG)
-        if number == "latest":
-            number = str(max((int(item.version) for item in client.search_model_versions(f"name='{name}'")), default=0))
-        version = client.get_model_version_by_alias(name, alias) if alias else client.get_model_version(name, number)
-    except MlflowException as error:
-        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise
-        raise UserError(f"there is no {model_uri}; {_what_there_is(client, name)}") from None
-    return f"models:/{name}/{version.version}", version.tags.get(DIGEST_TAG)
-
-
-def _what_there_is(client: MlflowClient, name: str | None) -> str:
-    known = {item.name: item for item in client.search_registered_models(max_results=100)}
-    if name not in known:
-        return f"registered models there: {', '.join(sorted(known)) or 'none'}"
-    versions = sorted(int(item.version) for item in client.search_model_versions(f"name='{name}'"))
-    aliases = ", ".join(f"{alias} (version {number})" for alias, number in sorted(known[name].aliases.items()))
-    return f"{name} has the aliases {aliases or 'none'} and the versions {', '.join(map(str, versions)) or 'none'}"
-
-
-def _download(artifact_uri: str, digest: str | None, model_uri: str, uri: str, destination: Path | None) -> Path:
-    from mlflow.artifacts import download_artifacts, list_artifacts
-
-    if destination is None:
-        destination = _temporary_folder() / "model"
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    found = {Path(item.path).name for item in list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri)}
-    source = f"{artifact_uri}/{EXPORT_FOLDER}" if EXPORT_FOLDER in found else artifact_uri
-    with tempfile.TemporaryDirectory(prefix=".clozeworks-", dir=destination.parent) as temporary:
-        folder = Path(download_artifacts(artifact_uri=source, dst_path=temporary, tracking_uri=uri))
-        if source == artifact_uri and (folder / "MLmodel").is_file():
-            folder = _from_pipeline(folder)
-        check_model_folder(folder, strict=True, name=model_uri)
-        if digest is not None and source != artifact_uri and folder_digest(folder) != digest:
-            raise UserError(f"{model_uri} is not what was registered: its files have another sha256; register it again")
-        if destination.exists():
-            destination.rmdir()
-        shutil.move(str(folder), destination)
-    return destination
-
-
-def _from_pipeline(folder: Path) -> Path:
-    """One folder of an MLflow transformers model that others logged: weights in model/, tokenizer in components/."""
-    tokenizer = folder / "components" / "tokenizer"
-    if not (folder / "model").is_dir() or not tokenizer.is_dir():
-        return folder
-    for path in tokenizer.iterdir():
-        shutil.copy(path, folder / "model" / path.name)
-    return folder / "model"
-
-
-def _temporary_folder() -> Path:
-    """A folder that lasts as long as the process."""
-    folder = Path(tempfile.mkdtemp(prefix="clozeworks-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@contextmanager
-def _server(uri: str, doing: str) -> Iterator[MlflowClient]:
-    """A client, with MLflow's global address set for the block (its registry reads that), and errors for people."""
-    client = connect(uri)
-    import mlflow
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import _tracking_service
-
-    before, variable = _tracking_service.utils._tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
-    logger = logging.getLogger("mlflow")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it misses model cards, licences and hub pages in long warnings
-    mlflow.set_tracking_uri(uri)
-    try:
-        with request_limits(UPLOAD_RETRIES, UPLOAD_TIMEOUT_SECONDS):
-            yield client
-    except (MlflowException, OSError) as error:
-        raise UserError(
-            f"{doing} at {redact(uri)} failed: {short(error)}. No alias was moved; mend that and run the same again"
-        ) from error
-    finally:
-        logger.setLevel(level)
-        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None: as it was before anybody set one
-        if variable is not None:  # which that takes away
-            os.environ["MLFLOW_TRACKING_URI"] = variable

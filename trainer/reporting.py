@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from trainer.checkpoint import warn_on_stderr
-from trainer.console import evaluation_line, step_line
-from trainer.data.loader import evaluation_batches
+from trainer.console import evaluation_line, groups_line, step_line
+from trainer.data.evaluation_batches import EvaluationBatch, evaluation_batches, origins_of
 from trainer.evaluation import evaluate
 from trainer.run import Run, parameters_of
+from trainer.schedule import tokens_of_run
 from trainer.status import State, append_history, read_status, record_end, write_status
 from trainer.throughput import Interval, flops_per_place, peak_flops
 
@@ -25,7 +26,7 @@ def log(run: Run) -> None:
         run.warn(warning)
     newest = lines[-1]
     metrics = {**newest.metrics, **interval_metrics(run, interval)}
-    run.tracker.log(newest.step, metrics)
+    run.tracker.log(newest.step, {**metrics, **(run.system.read() if run.system else {})})
     run.metrics |= metrics
     run.seconds_a_step = interval.seconds_a_step
     run.state = run.state.model_copy(
@@ -35,8 +36,8 @@ def log(run: Run) -> None:
             "train_seconds": run.state.train_seconds + interval.seconds,
         }
     )
-    left = (run.config.max_steps - newest.step) * interval.seconds_a_step
-    run.say(step_line(newest.step, run.config.max_steps, epoch_of(run), metrics, left))
+    run.seconds_left = seconds_left(run, interval)
+    run.say(step_line(newest.step, run.config.max_steps, epoch_of(run), metrics, run.seconds_left))
     report_status(run, "running")
 
 
@@ -46,6 +47,13 @@ def interval_metrics(run: Run, interval: Interval) -> dict[str, float]:
     peak = peak_flops(run.config, run.ranks.device)
     speed = interval.metrics(phase, flops_per_place(run.config, phase), peak)
     return {**speed, **run.health.metrics, "health/skipped_steps": float(run.state.skipped_steps)}
+
+
+def seconds_left(run: Run, interval: Interval) -> float:
+    """Until the end of the run, by places and not by steps: a global batch may grow, and phases differ in theirs."""
+    places = interval.rows * run.config.phases[run.state.phase].sequence_length
+    left = tokens_of_run(run.config.phases, run.config.steps_by_phase, run.state.step)
+    return interval.seconds / places * left
 
 
 def epoch_of(run: Run) -> float:
@@ -68,20 +76,35 @@ def log_evaluation(run: Run) -> None:
         run.ranks.world_size,
         run.config.evaluation.max_tokens,
     )
-    metrics = evaluate(run.engine, batches, run.ranks)
+    origins = origins_of(run.shard_sets)
+    metrics = evaluate(run.engine, _marked(batches, run), run.ranks, origins, run.config.evaluation)
     run.metrics |= metrics
     run.state = run.state.model_copy(update={"evaluation": metrics})
     run.tracker.log(run.state.step, metrics)
     entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]
-    run.say(evaluation_line(run.state.step, metrics, entropies[0] if len(entropies) == 1 else None))
+    pair_task = run.config.data.sentence_pairs.replace("_", "-")
+    run.say(evaluation_line(run.state.step, metrics, entropies[0] if len(entropies) == 1 else None, pair_task))
+    if (groups := groups_line(metrics)) is not None:
+        run.say(groups)
     on_disk(run, lambda: append_history(run.output_dir, "evaluated", {"step": run.state.step, "metrics": metrics}))
     run.recorder.restart_clock()
 
 
-def report_start(run: Run) -> None:
-    """Note the start in the history, with what the last start left, so that an end without a word is seen."""
+def _marked(batches: Iterable[EvaluationBatch], run: Run) -> Iterator[EvaluationBatch]:
+    """The same; the watchdog sees that the evaluation gets on, however long it takes."""
+    for number, batch in enumerate(batches):
+        run.watchdog.mark(f"evaluating after step {run.state.step}: micro-batch {number}")
+        yield batch
+
+
+def report_start(run: Run, launched_at: float) -> None:
+    """Note the start in the history, with what the last start left, so that an end without a word is seen.
+
+    `launched_at` is when this process began to set up the run, in seconds since 1970: that time is paid for too.
+    """
     last = read_status(run.output_dir) or {}
     values = {
+        "launched_at": round(launched_at, 3),
         "step": run.state.step,
         "world_size": run.ranks.world_size,
         "device": run.ranks.device.type,
@@ -104,6 +127,8 @@ def report_status(run: Run, state: State) -> None:
         "unreadable_rows": run.state.unreadable_rows,
         "train_seconds": run.state.train_seconds,
         "seconds_per_step": run.seconds_a_step,
+        "log_every_steps": run.config.logging.every_steps,
+        "seconds_left": run.seconds_left,
         "started_at": run.started_at,
         "parameters": parameters_of(run.config),
         "metrics": run.metrics,

@@ -10,14 +10,15 @@ import torch
 
 from data_prep import storage
 from data_prep.manifest import TOKENIZER_FOLDER
-from data_prep.settings import to_yaml
 from trainer import checkpoint
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.branching import Branch, begin_mlflow_run, branched, is_on
 from trainer.checkpoint import Checkpoint, DataIdentity, TrainState, check_compatible, find_latest, warn_on_stderr
 from trainer.checkpoint_upload import Uploader
+from trainer.compatibility import VERSION
 from trainer.config import RunConfig
-from trainer.data.loader import Loader, evaluation_batches
+from trainer.data.evaluation_batches import evaluation_batches
+from trainer.data.loader import Loader
 from trainer.data.shard_set import ShardSet
 from trainer.data_version import describe_versions
 from trainer.distributed import Ranks
@@ -27,9 +28,13 @@ from trainer.init_from import load_initial_weights
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import num_parameters
 from trainer.recorder import Recorder
+from trainer.registrar import Registrar
+from trainer.run_description import describe_run
 from trainer.status import read_status
 from trainer.stop_signal import StopSignal
-from trainer.tracking import MetricLog, NullTracker, Tracker, describe_environment, git_revision
+from trainer.system_metrics import SystemMetrics
+from trainer.tracking import MetricLog, NullTracker, Tracker
+from trainer.unigram import training_counts, training_entropy_nats
 from trainer.watchdog import Watchdog
 
 
@@ -50,10 +55,15 @@ class Run:
     loader: Loader | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     seconds_a_step: float | None = None
+    seconds_left: float | None = None
     started_at: float = field(default_factory=time.time)
     saved_at: float = field(default_factory=time.monotonic)
     """Of this process's last checkpoint, or its start."""
     uploader: Uploader | None = None
+    registrar: Registrar | None = None
+    """On rank 0, where the run registers its model."""
+    system: SystemMetrics | None = None
+    """Of rank 0's machine, on rank 0."""
 
     @property
     def output_dir(self) -> Path:
@@ -93,11 +103,10 @@ def set_up(
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
     model.initialise(config.training.seed)
     if config.model.output_bias == "frequencies":
-        counts = sum(shard_set.token_counts("train") for shard_set in shard_sets)
-        model.set_output_bias(torch.from_numpy(counts))
+        model.set_output_bias(torch.from_numpy(training_counts(config.data, shard_sets)))
     notes = []
     if config.init_from is not None and latest is None:  # a checkpoint wins
-        notes = load_initial_weights(model, config.init_from, ranks, config.tracking.uri)
+        notes = load_initial_weights(model, config.init_from, ranks, config.tracking.uri, data.tokenizer_fingerprint)
     if config.training.compile:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
@@ -108,11 +117,16 @@ def set_up(
     if branch is not None:
         state = branched(state, branch)
     tracker = open_tracker(config, ranks, state, begin=branch is not None)
-    entropies = [shard_set.manifest.train.unigram_entropy_nats for shard_set in shard_sets]
-    health = Health(config.health, entropies[0] if len(entropies) == 1 else None)
+    health = Health(config.health, training_entropy_nats(config.data, shard_sets))
     run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, watchdog, health, state)
+    if ranks.is_first:
+        run.system = SystemMetrics(output_dir, ranks.device)
+        if config.registry.name is not None:
+            run.registrar = Registrar(config, run.warn, run.say)
     if config.checkpoint.upload_to is not None:
         run.uploader = Uploader(config.checkpoint, ranks, warn_on_stderr)
+        if latest is not None and branch is None:
+            run.uploader.submit_if_missing(latest)
     status = read_status(output_dir)
     if status and status.get("step") == state.step:
         run.metrics = status["metrics"]
@@ -150,7 +164,7 @@ def rehearse(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], rank
     batches = evaluation_batches(
         shard_sets, config.data, largest, config.training.seed, ranks.rank, ranks.world_size, largest.micro_batch_tokens
     )
-    batch = next(batches).to(ranks.device)
+    batch = next(batches).batch.to(ranks.device)
 
     def loss() -> torch.Tensor:
         output = engine.forward(batch)
@@ -164,6 +178,9 @@ def introduce(run: Run, changes: list[str]) -> None:
     config, state = run.config, run.state
     phase = config.phases[min(state.phase, len(config.phases) - 1)]
     run.say(f"{parameters_of(config):,} parameters; {batch_arithmetic(phase, run.ranks.world_size)}")
+    if (warmup := phase.batch_warmup) is not None:
+        grows = f"{warmup.initial_tokens:,} to {phase.global_batch_tokens:,} tokens"
+        run.say(f"the global batch grows from {grows} over the phase's first {warmup.steps:,} steps")
     run.say(
         f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
         if state.step
@@ -174,16 +191,9 @@ def introduce(run: Run, changes: list[str]) -> None:
     for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():
         run.say(line)
     for change in changes:
-        run.say(f"changed since the checkpoint: {change}")
-    settings = config.model_dump(mode="json")
-    settings["training"]["max_steps"] = config.max_steps
-    run.tracker.log_params(settings)
-    run.tracker.log_artifact_text("config.yaml", to_yaml(config))
-    tags = {"clozeworks.manifest_digest": ",".join(run.data.manifest_digests)} | {
-        f"clozeworks.environment.{name}": version for name, version in describe_environment().items()
-    }
-    revision = git_revision()
-    run.tracker.log_tags(tags | ({"clozeworks.git_revision": revision} if revision else {}))
+        (run.warn if change.startswith(VERSION) else run.say)(f"changed since the checkpoint: {change}")
+    if run.ranks.is_first:
+        describe_run(run.tracker, config, run.shard_sets)
 
 
 def parameters_of(config: RunConfig) -> int:

@@ -26,10 +26,9 @@ class SampleRange(BaseModel):
     def __str__(self) -> str:
         return f"phase {self.phase} epoch {self.epoch} samples {self.first}:{self.stop}"
 
-    @property
-    def as_options(self) -> str:
-        """As `launch/show_batch.py` takes it."""
-        return f"--phase {self.phase} --epoch {self.epoch} --samples {self.first}:{self.stop}"
+    def as_options(self, step: int) -> str:
+        """As `launch/show_batch.py` takes it; `step` is the one that trained on it, counted from 1."""
+        return f"--phase {self.phase} --epoch {self.epoch} --samples {self.first}:{self.stop} --step {step - 1}"
 
 
 def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:

@@ -1,11 +1,12 @@
-"""Learning rate and masking rate as pure functions of the step, so that a resumed run needs no scheduler state."""
+"""Learning rate, masking rate and global batch as pure functions of the step: a resumed run needs no other state."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from trainer.settings.data import DataSettings
-from trainer.settings.training import ScheduleSettings
+from trainer.settings.training import Phase, ScheduleSettings
 
 
 def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSettings) -> float:
@@ -38,3 +39,43 @@ def masking_rate(step: int, max_steps: int, data: DataSettings) -> float:
     """
     progress = step / max(1, max_steps - 1)
     return data.mlm_probability + (data.evaluated_mlm_probability - data.mlm_probability) * progress
+
+
+def global_batch_tokens(step: int, phase: Phase) -> int:
+    """Places in the global batch that follows `step` completed steps of the phase.
+
+    In a batch warm-up the sizes are the multiples of its first one below the full one, each for the same number of
+    steps, or one step more; see `BatchWarmup`.
+    """
+    warmup = phase.batch_warmup
+    if warmup is None or step >= warmup.steps:
+        return phase.global_batch_tokens
+    num_sizes = -(-phase.global_batch_tokens // warmup.initial_tokens) - 1
+    return warmup.initial_tokens * (1 + step * num_sizes // warmup.steps)
+
+
+def global_batch_sizes(phase: Phase) -> list[tuple[int, int]]:
+    """The sizes of the phase's global batches, in places, each with the steps that are completed before its first."""
+    sizes: list[tuple[int, int]] = []
+    for step in range(phase.batch_warmup.steps + 1 if phase.batch_warmup is not None else 1):
+        tokens = global_batch_tokens(step, phase)
+        if not sizes or tokens != sizes[-1][1]:
+            sizes.append((step, tokens))
+    return sizes
+
+
+def tokens_of_phase(phase: Phase, first: int, stop: int) -> int:
+    """Places in the global batches of the phase's steps `first` to `stop` - 1."""
+    warmup_steps = phase.batch_warmup.steps if phase.batch_warmup is not None else 0
+    growing = range(min(first, warmup_steps), min(stop, warmup_steps))
+    full_steps = max(0, stop - first) - len(growing)
+    return sum(global_batch_tokens(step, phase) for step in growing) + full_steps * phase.global_batch_tokens
+
+
+def tokens_of_run(phases: Sequence[Phase], steps_by_phase: Sequence[int], first: int = 0) -> int:
+    """Places that a run reads after its first `first` steps, to its end."""
+    total = 0
+    for phase, steps in zip(phases, steps_by_phase, strict=True):
+        total += tokens_of_phase(phase, min(first, steps), steps)
+        first = max(0, first - steps)
+    return total

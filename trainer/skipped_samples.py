@@ -11,22 +11,20 @@ from dataclasses import replace
 
 import torch
 
-from trainer.batch_arithmetic import BatchArithmetic
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import GlobalBatch
 from trainer.sample_range import SampleRange
 
 
-def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange], arithmetic: BatchArithmetic) -> GlobalBatch:
+def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> GlobalBatch:
     """The batch with nothing to predict in the rows of the skipped samples."""
     position = batch.position
     ranges = [r for r in skipped if (r.phase, r.epoch) == (position.phase, position.epoch)]
     if not any(r.first <= batch.last_sample and batch.first_sample < r.stop for r in ranges):
         return batch
-    bounds = arithmetic.slice_bounds
     micro_batches = []
     for number, micro_batch in enumerate(batch.micro_batches, start=batch.first_slice):
-        first, stop = batch.first_sample + bounds[number], batch.first_sample + bounds[number + 1]
+        first, stop = (batch.first_sample + row for row in batch.arithmetic.slice_of(number))
         rows = [sample - first for sample in range(first, stop) if any(r.first <= sample < r.stop for r in ranges)]
         micro_batches.append(without_predictions(micro_batch, rows))
     return replace(batch, micro_batches=tuple(micro_batches))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from trainer.data.loader import GlobalBatch
+from trainer.data.on_device import on_device
 from trainer.distributed import Ranks, all_reduce_sum
 from trainer.engine import Engine
 from trainer.throughput import WorkClock
@@ -85,11 +86,11 @@ def take_step(
         # A batch consumed: not even an update by Adam's momentum, which a gradient of zero would be.
         return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm=0.0, applied=False)
     last = len(global_batch.micro_batches) - 1
-    for number, batch in enumerate(global_batch.micro_batches):
+    for number, batch in enumerate(on_device(global_batch.micro_batches, ranks.device)):
         mark(f"step {step + 1}: micro-batch {number}")
         seed_micro_batch(seed, step, global_batch.first_slice + number)
         with clock.forward():
-            output = engine.forward(batch.to(ranks.device))
+            output = engine.forward(batch)
         loss = output.mlm_loss_sum / max(counts.masked, 1) + output.nsp_loss_sum / max(counts.pairs, 1)
         engine.backward(poisoned_unless_finite(loss) * ranks.world_size, is_last_micro_batch=number == last)
         mlm_loss_sum += output.mlm_loss_sum.detach()
@@ -122,7 +123,10 @@ def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: Wishes) -> G
         ],
         dtype=torch.int64,
     )
-    *numbers, stops, saves = all_reduce_sum(local, ranks).tolist()
+    # Alone, nothing goes to the device, so that its queue never runs dry. Among several ranks there is nothing in it:
+    # the update before has waited for the device to know whether it was finite.
+    total = all_reduce_sum(local, ranks) if ranks.world_size > 1 else local
+    *numbers, stops, saves = total.tolist()
     return GlobalCounts(*numbers, stop=stops > 0, save=saves > 0)
 
 

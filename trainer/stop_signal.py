@@ -1,4 +1,7 @@
-"""A polite request to stop: SIGTERM, SIGINT or SIGUSR1 asks for a checkpoint, a second one ends the process at once."""
+"""A polite request to stop: SIGTERM, SIGINT or SIGUSR1 asks for a checkpoint, a second one ends the process at once.
+
+The loss of the launcher asks for it too (`trainer/launcher.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 import signal
 import time
 from types import FrameType
+
+from trainer.launcher import watch_launcher
 
 STOPPED_EXIT_STATUS = 75
 """Saved and left on a signal (EX_TEMPFAIL of sysexits.h): start the same command again."""
@@ -20,13 +25,18 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.asked = False
+        self.cause = "a signal to another rank"
+        """Who asked; as it stands until this rank itself is asked."""
         self._asked_at = 0.0
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
+        watch_launcher(lambda: self._ask("the loss of its launcher"))
+
+    def _ask(self, cause: str) -> None:
+        if not self.asked:
+            self.asked, self.cause, self._asked_at = True, cause, time.monotonic()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if not self.asked:
-            self.asked, self._asked_at = True, now
-        elif now - self._asked_at > REPEAT_SECONDS:
+        if self.asked and time.monotonic() - self._asked_at > REPEAT_SECONDS:
             os._exit(128 + number)
+        self._ask(signal.Signals(number).name)

@@ -87,11 +87,12 @@ class RankWork:
 
 @dataclass(frozen=True)
 class Interval:
-    """Steps between two log lines; `tokens` over all ranks, `ranks` in their order."""
+    """Steps between two log lines; `tokens` and `rows` over all ranks, `ranks` in their order."""
 
     num_steps: int
     seconds: float
     tokens: int
+    rows: int
     ranks: tuple[RankWork, ...]
 
     @property
@@ -123,7 +124,7 @@ class Interval:
             "train/peak_memory_bytes": float(max(work.peak_memory_bytes for work in self.ranks)),
         }
         if peak_flops is not None:
-            places_per_second = phase.global_batch_tokens / self.seconds_a_step
+            places_per_second = self.rows * phase.sequence_length / self.seconds
             metrics["train/mfu"] = flops_per_place * places_per_second / (peak_flops * len(self.ranks))
         return metrics
 

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-import platform
-import subprocess
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from data_prep.errors import UserError
-from trainer.delivery import Delivery, short
-from trainer.mlflow_server import connect, redact, request_limits, resolve_tracking_uri, view_hint
+from trainer.delivery import Delivery
+from trainer.mlflow_server import connect, redact, request_limits, resolve_tracking_uri, short, view_hint
 from trainer.settings.watching import TrackingSettings
-from trainer.spool import Spool
+from trainer.spool import Spool, now
+from trainer.spool_folder import DataSetInput
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 FLUSH_SECONDS = 2.0  # a batch costs about 4 ms of CPU, and 0.1 ms a point
@@ -30,7 +29,7 @@ FIRST_CONTACT_SECONDS = 10.0
 CLOSE_SECONDS = 15.0
 REQUEST_TIMEOUT_SECONDS = 30  # a slow server is waited for, in the thread; retries are the thread's own
 MAX_PARAM_LENGTH = 6000
-LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
+_NOT_IN_NAMES = re.compile(r"[^\w./ -]|/(?=[/.])")
 
 
 class MetricLog(Protocol):
@@ -46,6 +45,9 @@ class MetricLog(Protocol):
     def log_params(self, params: Mapping[str, Any]) -> None: ...
     def log_tags(self, tags: Mapping[str, str]) -> None: ...
     def log_artifact_text(self, name: str, text: str) -> None: ...
+    def log_artifact(self, name: str, data: bytes) -> None: ...
+    def log_data_set(self, data_set: DataSetInput) -> None: ...
+    def log_pictures(self) -> None: ...
     def close(self, status: RunStatus) -> None: ...
 
 
@@ -60,6 +62,9 @@ class NullTracker:
     def log_params(self, params: Mapping[str, Any]) -> None: ...
     def log_tags(self, tags: Mapping[str, str]) -> None: ...
     def log_artifact_text(self, name: str, text: str) -> None: ...
+    def log_artifact(self, name: str, data: bytes) -> None: ...
+    def log_data_set(self, data_set: DataSetInput) -> None: ...
+    def log_pictures(self) -> None: ...
     def close(self, status: RunStatus) -> None: ...
 
 
@@ -99,7 +104,8 @@ class Tracker:
         warn = _print_warning if warn is None else warn
         folder = Path(output_dir) / "tracking"
         try:
-            spool = Spool(folder, settings.experiment, settings.run_name or Path(output_dir).resolve().name)
+            run_name = settings.run_name or Path(output_dir).resolve().name
+            spool = Spool(folder, redact(settings.experiment), redact(run_name))
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); metrics are kept there") from None
         tracking_uri = resolve_tracking_uri(settings.uri, spool.record.delivered.tracking_uri or None)
@@ -151,20 +157,36 @@ class Tracker:
 
     def log_artifact_text(self, name: str, text: str) -> None:
         """Keep a text as an artifact of the run; `name` may have folders, and a later text replaces the earlier."""
-        self._best_effort(lambda: self._spool.put_artifact(name, redact(text)))
+        self._best_effort(lambda: self._spool.put_artifact(name, redact(text).encode()))
+
+    def log_artifact(self, name: str, data: bytes) -> None:
+        """The same of a file that is no text, such as a picture."""
+        self._best_effort(lambda: self._spool.put_artifact(name, data))
+
+    def log_data_set(self, data_set: DataSetInput) -> None:
+        """Set a data set as an input of the run."""
+        self._best_effort(lambda: self._spool.put_data_set(data_set))
+
+    def log_pictures(self) -> None:
+        """Draw the curves so far, of every start of the run, and keep them as PNG artifacts under curves/."""
+        from trainer.curves import draw_run  # matplotlib takes half a second to import
+
+        for name, picture in draw_run(self._spool).items():
+            self.log_artifact(name, picture)
 
     def close(self, status: RunStatus, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Set the run's status and send what is left, at most for `timeout_seconds`."""
         if self._closing.is_set():
             return
-        self._best_effort(lambda: self._spool.update(status=status))
+        self._best_effort(lambda: self._spool.update(status=status, ended_at=now()))
         self._deadline = time.monotonic() + timeout_seconds
         self._closing.set()
         self._thread.join(timeout_seconds)
         if not self._delivery.is_complete:
             self._warn(
                 f"not everything was sent to {self._tracking_uri}: {self._spool.unsent_bytes:,} bytes of points wait "
-                f"in {self._spool.points_path}; they are sent when the same command is started again"
+                f"in {self._spool.points_path}; they are sent when the same command is started again, or by "
+                "launch/sync_tracking.py"
             )
         if not self._thread.is_alive():
             self._spool.close()
@@ -216,29 +238,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             flat |= flatten(value, f"{prefix}{name}.")
             continue
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        flat[f"{prefix}{name}"] = redact(text)[:MAX_PARAM_LENGTH]
+        # A URL as a key (storage_options) is a name that MLflow refuses, and what it refuses would hold up the rest.
+        flat[_NOT_IN_NAMES.sub("_", redact(f"{prefix}{name}"))] = redact(text)[:MAX_PARAM_LENGTH]
     return flat
-
-
-def describe_environment() -> dict[str, str]:
-    """What the run runs on: machine, interpreter and library versions; nothing of the environment variables."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"python": platform.python_version(), "platform": platform.platform(), **versions}
-
-
-def git_revision(folder: Path = Path(__file__).parent) -> str | None:
-    """The commit that `folder` is at, with "-dirty" where files differ from it; None outside a repository."""
-    try:
-        command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None
 
 
 def _print_warning(message: str) -> None:

@@ -6,6 +6,7 @@ The loop reads: fetch, step, record, log if due, evaluate if due, save if due, s
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,12 +18,16 @@ from trainer import checkpoint
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.branching import Branch, leave_stored_course
 from trainer.checkpoint import TrainState, warn_on_stderr
+from trainer.checkpoint_format import step_folder
 from trainer.config import RunConfig
+from trainer.data.from_settings import check_enough_data
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.shard_set import check_own_tokenizer, check_tokenizer
 from trainer.data_version import open_data
-from trainer.distributed import Ranks, initialize_distributed, is_lost_peer, shut_down
-from trainer.memory import peak_memory_of_ranks
+from trainer.deepspeed_sections import check_sections
+from trainer.distributed import Ranks, device_type, initialize_distributed, is_lost_peer, shut_down
+from trainer.engine import check_precision
+from trainer.memory import peak_memory_of_ranks, told_when_out_of_memory
 from trainer.preflight import cheap_findings
 from trainer.reporting import log, log_evaluation, on_disk, report_end, report_start
 from trainer.run import Run, set_up
@@ -43,10 +48,14 @@ def train(config: RunConfig, allow_change: bool = False, branch: Branch | None =
     Raises:
         UserError: the data, the tokenizer, the checkpoints or DeepSpeed's settings do not fit the configuration.
     """
+    launched_at = time.time()
+    check_precision(config, device_type())
+    check_sections(config, int(os.environ.get("WORLD_SIZE", "1")), device_type())
     storage.configure(config.storage_options)
     shard_sets = open_data(config, allow_change)
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     check_own_tokenizer(shard_sets[0])
+    check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
     stop_signal = StopSignal()
     ranks = initialize_distributed(config.distributed, config.training.deterministic)
     if ranks.is_first:
@@ -54,19 +63,22 @@ def train(config: RunConfig, allow_change: bool = False, branch: Branch | None =
             if finding.level != "ok":
                 warn_on_stderr(f"{finding.name}: {finding.text} (launch/doctor.py tells more)")
     watchdog = watch(config, ranks)
-    run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
-    report_start(run)
+    with told_when_out_of_memory(ranks, "while it was set up"):
+        run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
+    report_start(run, launched_at)
     try:
         settle_branch(run)
-        ended = training_loop(run)
+        with told_when_out_of_memory(ranks, "in training"):
+            ended = training_loop(run)
     except Exception as error:
         if is_lost_peer(error):
             run.watchdog.leave_if_ranks_are_lost()
         report_end(run, "failed", str(error))
+        run.tracker.log_pictures()
         run.tracker.close("FAILED")
         raise
-    leave(run, ended)
-    shut_down(ranks, 0 if ended == "finished" else STOPPED_EXIT_STATUS)
+    all_registered = leave(run, ended)
+    shut_down(ranks, STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
 
 
 def training_loop(run: Run) -> State:
@@ -102,7 +114,8 @@ def training_loop(run: Run) -> State:
         if due.save:
             save(run, due.end)
         if due.stop:
-            run.say(f"stopped by a signal after step {run.state.step:,}, which is saved; the same command goes on")
+            cause = run.stop_signal.cause
+            run.say(f"stopped by {cause} after step {run.state.step:,}, which is saved; the same command goes on")
             return "stopped"
     return "finished"
 
@@ -181,6 +194,7 @@ def global_batches(run: Run) -> Iterator[GlobalBatch]:
             lambda step: masking_rate(step, config.max_steps, config.data),
             run.state.step,
             pin_memory=run.ranks.device.type == "cuda",
+            phase_start=phase_end - phase.steps,
         )
         epoch = -1
         for batch in itertools.islice(run.loader, phase_end - run.state.step):
@@ -189,7 +203,7 @@ def global_batches(run: Run) -> Iterator[GlobalBatch]:
                 describe_pairs(run, epoch)
             if batch.skipped_samples:
                 run.say(f"epoch {batch.position.epoch}: {batch.skipped_samples} rows before it were less than a batch")
-            yield without_skipped(batch, run.state.skipped_samples, arithmetic)
+            yield without_skipped(batch, run.state.skipped_samples)
 
 
 def describe_pairs(run: Run, epoch: int) -> None:
@@ -235,6 +249,8 @@ def save(run: Run, is_end: bool) -> None:
         on_disk(run, lambda: append_history(run.output_dir, "saved", values))
         if run.uploader is not None:
             run.uploader.submit(saved)
+        if run.registrar is not None:
+            run.registrar.submit(saved.step, saved.folder)
     elif is_end:
         raise UserError(
             f"the run ends after step {run.state.step:,} and its last checkpoint was not saved, for the reason warned "
@@ -274,16 +290,22 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
     return watchdog
 
 
-def leave(run: Run, ended: State) -> None:
-    """Say how it went, and let go of what the run works with."""
+def leave(run: Run, ended: State) -> bool:
+    """Say how it went, and let go of what the run works with; whether all that was to be registered was."""
     peaks = ", ".join(f"{peak / (1 << 30):.2f}" for peak in peak_memory_of_ranks(run.ranks))
     where = "on the GPU" if run.ranks.device.type == "cuda" else "resident"
     run.say(f"peak memory of the ranks: {peaks} GiB ({where})")
+    run.tracker.log_pictures()
     run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
     run.say(f"curves: {run.tracker.view_hint}")
     if run.uploader is not None:
         run.watchdog.mark("waiting for the copy of the last checkpoint")
         run.uploader.close()
-    report_end(run, ended, "a signal" if ended == "stopped" else None)
+    report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
     run.watchdog.close()
     run.engine.destroy()
+    if run.registrar is None:
+        return True
+    if ended == "finished":  # a run that was stopped before its last checkpoint was registered does it now
+        run.registrar.submit(run.state.step, step_folder(run.output_dir, run.state.step))
+    return run.registrar.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from data_prep import storage
-from data_prep.commands.options import add_shard_making, engine, preparation
+from data_prep.commands.options import add_shard_making, engine, preparation, requested
 from data_prep.commands.shards import print_result
 from data_prep.map_phase import map_tasks, units_left
 from data_prep.prepare import clear, merge_ranges
@@ -23,17 +23,19 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     Raises:
         UserError: ranges are missing, or not all of it could be done.
     """
-    asked = preparation(arguments, overrides)
+    request = requested(arguments, overrides)
+    if not arguments.fresh and not arguments.dry_run:
+        with engine(arguments, request) as where:
+            asked = preparation(request)
+            made = merge_ranges(asked.plan, asked.tokenizer, asked.output, where)
+        print_result(asked, *made)
+        return
+    asked = preparation(request)
     place = storage.redact(asked.output)
     if arguments.fresh:
         if not arguments.dry_run:
             clear(asked.plan, asked.tokenizer, asked.output)
         print(f"{'would clear' if arguments.dry_run else 'cleared'} {place}; now run every range of it")
         return
-    if arguments.dry_run:
-        left = units_left(map_tasks(asked.plan, asked.tokenizer, asked.output))
-        print(f"would make the shards of {place}; {left} of {len(asked.plan.units)} units are not read yet")
-        return
-    with engine(arguments, asked.config) as where:
-        made = merge_ranges(asked.plan, asked.tokenizer, asked.output, where)
-    print_result(asked, *made)
+    left = units_left(map_tasks(asked.plan, asked.tokenizer, asked.output))
+    print(f"would make the shards of {place}; {left} of {len(asked.plan.units)} units are not read yet")

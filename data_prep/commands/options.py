@@ -9,15 +9,30 @@ from typing import NamedTuple
 from data_prep import storage
 from data_prep.config import PreparationConfig, load_config
 from data_prep.errors import UsageError
-from data_prep.executors import Engine, ProcessEngine, default_num_workers
-from data_prep.manifest import TOKENIZER_FOLDER, read_manifest
-from data_prep.plan import Plan, make_plan
+from data_prep.executors import Engine, ProcessEngine
+from data_prep.input_files import InputFile, find_inputs
+from data_prep.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.mapping import load_tokenizer
+from data_prep.plan import Plan, absolute, make_plan, text_bytes
 from data_prep.settings import describe
 from data_prep.tokenizer import Tokenizer
+from data_prep.worker_server import default_num_workers
+
+_TEXT_BYTES_A_WORKER = 4e6  # are worked through in about the time that another process takes to start
+
+
+class Request(NamedTuple):
+    """What `shards` and `merge` are asked to make, before anything large is read; `parent` is what is added to."""
+
+    config: PreparationConfig
+    inputs: tuple[InputFile, ...]
+    tokenizer: str
+    parent: Manifest | None
+    output: str
 
 
 class Preparation(NamedTuple):
-    """What `shards` and `merge` are asked to make."""
+    """The same with the tokenizer and the plan."""
 
     config: PreparationConfig
     tokenizer: Tokenizer
@@ -47,7 +62,9 @@ def add_preparation(command: argparse.ArgumentParser, output_help: str = "folder
 def add_shard_making(command: argparse.ArgumentParser) -> None:
     """All of a shard set but the part of an array of jobs: the same for `shards` and `merge`."""
     add_preparation(command)
-    command.add_argument("--tokenizer", metavar="DIR", help="folder or URL of a tokenizer")
+    command.add_argument(
+        "--tokenizer", metavar="DIR", help="folder or URL of a tokenizer, or of a checkpoint with tokenizer.json"
+    )
     command.add_argument(
         "--source-name", metavar="NAME", help="what the manifest calls the files of --input (default: corpus)"
     )
@@ -65,7 +82,9 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
 
 
 def add_workers(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--workers", type=int, metavar="N", help="processes; by default one for each core")
+    command.add_argument(
+        "--workers", type=int, metavar="N", help="processes; by default one for each core (for little text, fewer)"
+    )
 
 
 def num_workers(wanted: int | None) -> int:
@@ -90,11 +109,11 @@ def configured(arguments: argparse.Namespace, overrides: Sequence[str]) -> Prepa
     return config
 
 
-def preparation(arguments: argparse.Namespace, overrides: Sequence[str]) -> Preparation:
-    """What is to be made, with the plan of it.
+def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Request:
+    """What is to be made.
 
     Raises:
-        UserError: arguments contradict each other, or inputs, tokenizer or the data set to add to cannot be read.
+        UserError: arguments contradict each other, or inputs or the data set to add to cannot be found.
     """
     if arguments.output is not None and arguments.add_to is not None:
         raise UsageError("--output and --add-to contradict each other; --add-to writes into the data set that it names")
@@ -107,8 +126,19 @@ def preparation(arguments: argparse.Namespace, overrides: Sequence[str]) -> Prep
         raise UsageError(f"output {output} is a file; name a folder")
     config = _with_source_name(configured(arguments, overrides), arguments)
     parent = None if arguments.add_to is None else read_manifest(output)
-    tokenizer = Tokenizer.load(arguments.tokenizer or storage.join(output, TOKENIZER_FOLDER))
-    return Preparation(config, tokenizer, make_plan(config, tokenizer, parent), output)
+    tokenizer = arguments.tokenizer or storage.join(output, TOKENIZER_FOLDER)
+    return Request(config, find_inputs(config), tokenizer, parent, output)
+
+
+def preparation(request: Request) -> Preparation:
+    """What is to be made, with the plan of it.
+
+    Raises:
+        UserError: inputs or tokenizer cannot be read, or do not fit the data set to add to.
+    """
+    tokenizer = Tokenizer.load(request.tokenizer)
+    plan = make_plan(request.config, tokenizer, request.parent, request.inputs)
+    return Preparation(request.config, tokenizer, plan, request.output)
 
 
 def _with_source_name(config: PreparationConfig, arguments: argparse.Namespace) -> PreparationConfig:
@@ -120,18 +150,31 @@ def _with_source_name(config: PreparationConfig, arguments: argparse.Namespace) 
     return config.model_copy(update={"sources": (source,)})
 
 
-def engine(arguments: argparse.Namespace, config: PreparationConfig) -> Engine:
-    """Where units are worked on.
+def workers_for(arguments: argparse.Namespace, request: Request) -> int:
+    """The number of processes asked for, or as many as there are cores and the text is worth.
+
+    Raises:
+        UsageError: it is not positive.
+    """
+    wanted = arguments.workers if arguments.workers is not None else request.config.num_workers
+    if wanted is None:
+        return max(1, min(default_num_workers(), int(text_bytes(request.inputs) / _TEXT_BYTES_A_WORKER)))
+    return num_workers(wanted)
+
+
+def engine(arguments: argparse.Namespace, request: Request) -> Engine:
+    """Where units are worked on; processes of this machine begin to load the tokenizer.
 
     Raises:
         UsageError: the arguments contradict each other, or a package is missing.
         UserError: the cluster does not answer.
     """
-    wanted = arguments.workers if arguments.workers is not None else config.num_workers
     if arguments.executor == "process":
         if arguments.scheduler is not None:
             raise UsageError("--scheduler is an address for --executor dask; give both, or neither")
-        return ProcessEngine(num_workers(wanted))
+        pool = ProcessEngine(workers_for(arguments, request))
+        pool.warm_up(load_tokenizer, absolute(request.tokenizer))
+        return pool
     if arguments.scheduler is None:
         raise UsageError("--executor dask needs the address of a scheduler; give --scheduler tcp://HOST:PORT")
     try:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
-
 from data_prep import storage
-from data_prep.commands.options import Preparation, add_shard_making, engine, num_workers, preparation
+from data_prep.commands.options import Preparation, add_shard_making, engine, preparation, requested, workers_for
 from data_prep.errors import UsageError
-from data_prep.estimate import estimate, estimate_report
-from data_prep.executors import start_worker_server
+from data_prep.estimate import estimate
+from data_prep.estimate_report import estimate_report
+from data_prep.estimate_start import measure_start
 from data_prep.manifest import Manifest
 from data_prep.prepare import map_range, prepare_shards
 from data_prep.shard_range import ShardRange
@@ -41,16 +40,14 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             "--fresh in one range would remove what the others have done; remove the output folder, or run 'merge' "
             "with --fresh, before all ranges"
         )
-    if arguments.executor == "process" and arguments.workers != 1 and not arguments.dry_run:
-        start_worker_server()
-    asked = preparation(arguments, overrides)
+    request = requested(arguments, overrides)
     if arguments.dry_run:
-        workers = num_workers(arguments.workers if arguments.workers is not None else asked.config.num_workers)
-        token_bytes = np.dtype(asked.tokenizer.token_dtype).itemsize
-        estimates = estimate(asked.plan, asked.tokenizer)
-        print("\n".join(estimate_report(asked.plan, estimates, token_bytes, workers, asked.output)))
+        asked, workers = preparation(request), workers_for(arguments, request)
+        found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
+        print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))
         return
-    with engine(arguments, asked.config) as where:
+    with engine(arguments, request) as where:
+        asked = preparation(request)
         if shard_range is not None:
             is_work = map_range(asked.plan, asked.tokenizer, asked.output, where, shard_range)
             done = "is done" if is_work else "was done already"

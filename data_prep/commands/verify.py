@@ -8,8 +8,9 @@ import sys
 from data_prep import storage
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.options import add_workers, num_workers
+from data_prep.data_card import write_data_card
 from data_prep.errors import UserError
-from data_prep.manifest import Manifest
+from data_prep.manifest import Manifest, read_manifest
 from data_prep.plan import absolute
 from data_prep.terminal import printable
 from data_prep.verify import verify_shards
@@ -23,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--version", metavar="N", help="number or digest of an older version to check (default: the current one)"
     )
+    parser.add_argument(
+        "--write-card", action="store_true", help="write the data card anew from the manifest before the check"
+    )
     add_workers(parser)
 
 
@@ -33,6 +37,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         UserError: it is not; every problem is named.
     """
     folder = absolute(open_data_set(arguments))
+    if arguments.write_card:
+        with storage.hold_lock(folder):
+            write_data_card(folder, read_manifest(folder))
     manifest, problems = verify_shards(folder, num_workers(arguments.workers), arguments.version)
     if problems:
         for problem in problems[1:]:

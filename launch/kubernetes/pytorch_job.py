@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from data_prep.errors import UsageError, run_command
+from trainer.launch_checks import has_password, secrets_of
 
 PYTHON = "/srv/clozeworks/.venv/bin/python"
 PRETRAIN = "/srv/clozeworks/launch/pretrain.py"
@@ -80,6 +81,13 @@ def _replica(options: argparse.Namespace, count: int) -> dict[str, Any]:
     if not arguments:
         raise UsageError("no arguments for pretrain.py; give them after --")
     claims = [_pair(claim, ":", "--claim") for claim in options.claim]
+    environment = [_pair(env, "=", "--env") for env in options.env]
+    shown = [*secrets_of(dict(environment)), *(word.partition("=")[0] for word in arguments if has_password(word))]
+    if shown:
+        raise UsageError(
+            f"{', '.join(shown)} holds a secret, which whoever may read the job would see; put it into a Secret and "
+            "name that with --secret"
+        )
     resources = {
         "nvidia.com/gpu": options.gpus,
         "memory": options.memory,
@@ -90,7 +98,7 @@ def _replica(options: argparse.Namespace, count: int) -> dict[str, Any]:
         "image": options.image,
         "command": ["sh", "-c", START, "sh"],
         "args": [PYTHON, "-m", "torch.distributed.run", PRETRAIN, *arguments],
-        "env": [{"name": name, "value": value} for name, value in (_pair(env, "=", "--env") for env in options.env)],
+        "env": [{"name": name, "value": value} for name, value in environment],
         "envFrom": [{"secretRef": {"name": name}} for name in options.secret],
         "resources": {"limits": resources, "requests": resources},
         "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", SAVE]}}},

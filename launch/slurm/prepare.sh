@@ -23,12 +23,12 @@ set -euo pipefail
 
 # What the jobs run; sbatch copies this file away, so the repository's root comes as an argument.
 run_job() {
-    local job=$1 root=$2 ranges=$3
+    local job=$1 root=$2 ranges=$3 python workers=()
     shift 3
-    export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-    local python=${CLOZEWORKS_VENV:-$root/.venv}/bin/python
+    # shellcheck source=launch/slurm/submission.sh
+    source "$root/launch/slurm/submission.sh"
+    use_environment "$root"
     # Of an option that is given twice the last one holds: the user's own --workers, which come after.
-    local workers=()
     if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
         workers=(--workers "$SLURM_CPUS_PER_TASK")
     fi
@@ -38,40 +38,34 @@ run_job() {
     esac
 }
 
-die() {
-    printf 'error: %s\n' "$*" >&2
-    exit 2
-}
-
 submit() {
-    local root script ranges=8 dry_run=0 options=()
+    local root script python ranges=8 dry_run=0 shifted options=()
     script=${BASH_SOURCE[0]}
     root=$(cd "$(dirname "$script")/../.." && pwd)
+    # shellcheck source=launch/slurm/submission.sh
+    source "$root/launch/slurm/submission.sh"
     while (($#)); do
         case $1 in
-            --ranges) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "--ranges needs a number from 1, not '${2:-}'"
-                ranges=$2; shift 2 ;;
-            --sbatch) (($# > 1)) || die "--sbatch needs an option of sbatch, such as --partition=cpu"
-                options+=("$2"); shift 2 ;;
-            --dry-run) dry_run=1; shift ;;
-            -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$script"; return ;;
+            --ranges) need_number "$@"; ranges=$2; shift 2 ;;
+            -h | --help) show_help "$script"; return ;;
             --) shift; break ;;
-            *) die "unknown option '$1'; the arguments of 'data_prep shards' come after --" ;;
+            *) read_common_option "$@" || die "unknown option '$1'; the arguments of 'data_prep shards' come after --"
+                shift "$shifted" ;;
         esac
     done
-    (($#)) || die "no arguments for 'data_prep shards'; give them after --"
+    need_arguments "'data_prep shards'" "$@"
 
     local array=(sbatch --parsable --job-name=prepare "--array=1-$ranges" "${options[@]}"
         "$script" --job range "$root" "$ranges" "$@")
     local merge=(sbatch --parsable --job-name=merge --kill-on-invalid-dep=yes "${options[@]}")
     local merge_job=("$script" --job merge "$root" "$ranges" "$@")
     if ((dry_run)); then
-        printf '%q ' "${array[@]}"; echo
-        printf '%q ' "${merge[@]}" --dependency=afterok:ARRAY "${merge_job[@]}"; echo
-        export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-        exec "${CLOZEWORKS_VENV:-$root/.venv}/bin/python" -m data_prep shards "$@" --dry-run
+        show_command "${array[@]}"
+        show_command "${merge[@]}" --dependency=afterok:ARRAY "${merge_job[@]}"
+        use_environment "$root"
+        exec "$python" -m data_prep shards "$@" --dry-run
     fi
-    command -v sbatch >/dev/null 2>&1 || die "sbatch is not found; run this where Slurm's commands are"
+    need_sbatch
     local array_id merge_id
     array_id=$("${array[@]}")
     array_id=${array_id%%;*} # on a federation the cluster's name follows

@@ -26,14 +26,17 @@
 
 set -euo pipefail
 
-# What every node runs: torchrun with the ranks of this node. Slurm sends SIGUSR1 to all processes; the ranks save on
+# What every node runs: torchrun with the ranks of this node, and their exit status. Slurm sends SIGUSR1 to all processes; the ranks save on
 # it, and torchrun, which would die of it, inherits that it is ignored.
 run_node() {
-    local root=$1 gpus=$2
+    local root=$1 gpus=$2 python
     shift 2
     trap '' USR1
-    export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
-    exec "${CLOZEWORKS_VENV:-$root/.venv}/bin/python" -m torch.distributed.run \
+    # shellcheck source=launch/slurm/submission.sh
+    source "$root/launch/slurm/submission.sh"
+    use_environment "$root"
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+    exec "$python" "$root/launch/ranks.py" \
         --nnodes "$SLURM_JOB_NUM_NODES" --node_rank "$SLURM_NODEID" --nproc_per_node "$gpus" \
         --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" "$root/launch/pretrain.py" "$@"
 }
@@ -46,7 +49,9 @@ run_job() {
     MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) # two jobs may share a node
     export MASTER_ADDR MASTER_PORT
     shift 3
-    srun --kill-on-bad-exit=1 --ntasks-per-node=1 bash "$root/launch/slurm/pretrain.sh" --node "$root" "$gpus" "$@" || status=$?
+    # Not --kill-on-bad-exit: the first node that has saved and left would have the others killed, and their status count.
+    srun --kill-on-bad-exit=0 --wait=300 --ntasks-per-node=1 \
+        bash "$root/launch/slurm/pretrain.sh" --node "$root" "$gpus" "$@" || status=$?
     if ((status == 75 || status == 76)); then
         if ((${SLURM_RESTART_COUNT:-0} < requeues)); then
             echo "exit status $status: the job goes back into the queue (${SLURM_RESTART_COUNT:-0} times so far)"
@@ -58,19 +63,12 @@ run_job() {
     return "$status"
 }
 
-die() {
-    printf 'error: %s\n' "$*" >&2
-    exit 2
-}
-
-need_number() {
-    [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "$1 needs a number from 1, not '${2:-}'"
-}
-
 submit() {
-    local root script nodes=1 gpus=8 cpus='' grace=300 requeues=100 dry_run=0 options=()
+    local root script nodes=1 gpus=8 cpus='' grace=300 requeues=100 dry_run=0 shifted options=()
     script=${BASH_SOURCE[0]}
     root=$(cd "$(dirname "$script")/../.." && pwd)
+    # shellcheck source=launch/slurm/submission.sh
+    source "$root/launch/slurm/submission.sh"
     while (($#)); do
         case $1 in
             --nodes) [[ ${2:-} =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ ]] || die "--nodes needs N or N-M, not '${2:-}'"
@@ -79,24 +77,22 @@ submit() {
             --cpus) need_number "$@"; cpus=$2; shift 2 ;;
             --grace) need_number "$@"; grace=$2; shift 2 ;;
             --requeues) need_number "$@"; requeues=$2; shift 2 ;;
-            --sbatch) (($# > 1)) || die "--sbatch needs an option of sbatch, such as --partition=gpu"
-                options+=("$2"); shift 2 ;;
-            --dry-run) dry_run=1; shift ;;
-            -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$script"; return ;;
+            -h | --help) show_help "$script"; return ;;
             --) shift; break ;;
-            *) die "unknown option '$1'; the arguments of pretrain.py come after --" ;;
+            *) read_common_option "$@" || die "unknown option '$1'; the arguments of pretrain.py come after --"
+                shift "$shifted" ;;
         esac
     done
-    (($#)) || die "no arguments for pretrain.py; give them after --"
+    need_arguments pretrain.py "$@"
 
     local command=(sbatch --parsable --job-name=pretrain "--nodes=$nodes" --ntasks-per-node=1
         "--gpus-per-node=$gpus" "--cpus-per-task=${cpus:-$((8 * gpus))}" --requeue --open-mode=append
         "--signal=USR1@$grace" "${options[@]}" "$script" --job "$root" "$gpus" "$requeues" "$@")
     if ((dry_run)); then
-        printf '%q ' "${command[@]}"; echo
+        show_command "${command[@]}"
         return
     fi
-    command -v sbatch >/dev/null 2>&1 || die "sbatch is not found; run this where Slurm's commands are"
+    need_sbatch
     local id
     id=$("${command[@]}")
     echo "job ${id%%;*}; it saves $grace s before its time is up and goes back into the queue"

@@ -36,22 +36,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+from corpus_part import take_part
 from peer_contestants import REPOSITORY, RESULT, read_texts
 
+RESULTS = Path(__file__).parent / "results" / "peers_preparation.json"
 PEER_PACKAGES = ("datatrove", "datasets", "tokenizers", "orjson")
 CONTESTANTS = ("ours", "sentencepiece", "datatrove", "datasets")
 _CONTESTANTS_SCRIPT = Path(__file__).with_name("peer_contestants.py")
 
 
 def main() -> None:
-    """Run the contestants and print the table."""
+    """Run the contestants, and write and print the table."""
     arguments = _parse()
     environment = make_environment(Path(arguments.environment))
     with tempfile.TemporaryDirectory(prefix="clozeworks-peers-", dir=arguments.work) as folder:
         report = compare(arguments, environment, Path(folder))
-    print_table(report)
-    if arguments.results:
-        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+    text = table(report)
+    arguments.results.parent.mkdir(exist_ok=True)
+    arguments.results.write_text(json.dumps(report, indent=1) + "\n")
+    arguments.results.with_suffix(".md").write_text(text)
+    print(text)
 
 
 def compare(arguments: argparse.Namespace, environment: Path, folder: Path) -> dict[str, Any]:
@@ -109,28 +113,6 @@ def make_environment(folder: Path) -> Path:
         _checked([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *PEER_PACKAGES])
         (folder / "complete").touch()
     return folder
-
-
-def take_part(files: list[str], limit_mb: float | None, folder: Path) -> list[str]:
-    """The files, or copies of the beginning of each that together hold about `limit_mb` MB of text."""
-    if not files:
-        sys.exit("no file matches --corpus")
-    if limit_mb is None:
-        return files
-    folder.mkdir(parents=True)
-    whole = sum(os.path.getsize(path) for path in files)
-    parts = []
-    for path in files:
-        left = limit_mb * 1e6 * os.path.getsize(path) / whole
-        part = folder / os.path.basename(path)
-        with gzip.open(path, "rt", encoding="utf-8") as source, gzip.open(part, "wt", encoding="utf-8") as target:
-            for line in source:
-                target.write(line)
-                left -= len(json.loads(line)["text"].encode(errors="replace"))
-                if left <= 0:
-                    break
-        parts.append(str(part))
-    return parts
 
 
 def write_normalised(files: list[str], tokenizer: Path, folder: Path) -> list[str]:
@@ -218,17 +200,19 @@ def versions(environment: Path) -> dict[str, str]:
     return dict(line.split(" ") for line in (own + theirs).splitlines())  # type: ignore[misc]
 
 
-def print_table(report: dict[str, Any]) -> None:
+def table(report: dict[str, Any]) -> str:
     """Medians in MB of raw text a second, and how many times faster ours is."""
     megabytes = report["corpus"]["bytes"] / 1e6
-    print(
+    columns = ("", "process s", "work s", "MB/s", "ours is", "CPU s", "MB/CPU s", "ours is", "tokens")
+    lines = [
         f"{megabytes:.1f} MB of raw text, {report['corpus']['documents']:,} documents, "
-        f"{report['vocab_size']:,} pieces, "
-        f"one core of {report['machine']['processor']}, median of {len(report['runs']['ours'])} runs; "
-        f"the peers' normaliser: {report['normaliser']}"
-    )
-    columns = ("process s", "work s", "MB/s", "ours is", "CPU s", "MB/CPU s", "ours is", "tokens")
-    print(f"{'':<15}" + "".join(f"{name:>12}" for name in columns))
+        f"{report['vocab_size']:,} pieces, one core of {report['machine']['processor']}, median of "
+        f"{len(report['runs']['ours'])} runs; the peers' normaliser: {report['normaliser']}; "
+        + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
 
     def median(name: str, key: str) -> float:
         return statistics.median(run[key] for run in report["runs"][name])
@@ -236,13 +220,18 @@ def print_table(report: dict[str, Any]) -> None:
     for name in CONTESTANTS:
         wall, cpu = median(name, "seconds"), median(name, "cpu_seconds")
         cells = [
+            name,
             f"{median(name, 'whole_seconds'):.2f}",
             f"{wall:.2f}",
             f"{megabytes / wall:.2f}",
             f"{wall / median('ours', 'seconds'):.2f}x",
+            f"{cpu:.2f}",
+            f"{megabytes / cpu:.2f}",
+            f"{cpu / median('ours', 'cpu_seconds'):.2f}x",
+            f"{median(name, 'tokens'):,.0f}",
         ]
-        cells += [f"{cpu:.2f}", f"{megabytes / cpu:.2f}", f"{cpu / median('ours', 'cpu_seconds'):.2f}x"]
-        print(f"{name:<15}" + "".join(f"{cell:>12}" for cell in [*cells, f"{median(name, 'tokens'):,.0f}"]))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _check_counts(runs: dict[str, list[dict[str, Any]]], documents: int) -> None:
@@ -283,7 +272,9 @@ def _parse() -> argparse.Namespace:
     cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
     parser.add_argument("--environment", default=f"{cache}/clozeworks-peers", help="where the peers are installed")
     parser.add_argument("--work", help="folder for temporary files")
-    parser.add_argument("--results", metavar="FILE", help="write every run as JSON")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="FILE", help="every run as JSON; the table beside it as .md"
+    )
     return parser.parse_args()
 
 

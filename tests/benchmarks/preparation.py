@@ -1,13 +1,14 @@
 """How fast preparation is beside SentencePiece's own `encode`, where its time goes, and what memory a worker takes.
 
-    python tests/benchmarks/preparation.py --corpus ../shared/corpora/pack_medium [--tokenizer DIR] [--workers 1 2]
-        [--runs 3] [--check-ids] [--scale 1 4 16] [--results FILE.json]
+    python tests/benchmarks/preparation.py --corpus ../shared/corpora/pack_medium [--limit-mb 20] [--tokenizer DIR]
+        [--workers 1 2] [--runs 3] [--check-ids] [--scale 1 4 16] [--scale-workers 1] [--results FILE.json]
 
-In turns, each in a process of its own on the same core: SentencePiece encodes the normalised documents, which it finds
-in memory (100 a call, one thread), and `python -m data_prep shards` makes shards of the files, from starting Python to
-the manifest. MB are those of the normalised text for both. More workers get as many cores. Then one run in this way's
+In turns, each in processes of its own on as many cores as it has workers: SentencePiece encodes the normalised
+documents, which it finds in memory (100 a call, one thread), and `python -m data_prep shards` makes shards of the
+files, from starting Python to the manifest. MB are those of the normalised text for both. Then one run in this way's
 process, with a stop-watch around each part, says where the time goes. `--scale` repeats the corpus, with
-deduplication off, and gives time and the memory of the largest process.
+deduplication off, and gives time and the memory of the largest process; `--runs 0` leaves it at that. The same table
+is written beside the results, as .md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from contained_process import run_contained
+from corpus_part import take_part
 from machine import described
+from stopwatch import Stopwatch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results" / "preparation.json"
@@ -38,10 +42,10 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(_CHILDREN[arguments.child](arguments)))
         return
-    files = sorted(arguments.corpus.glob("*.jsonl.gz"))
-    if not files:
-        sys.exit(f"{arguments.corpus} holds no *.jsonl.gz")
     with tempfile.TemporaryDirectory(prefix="preparation-", dir=arguments.work) as work:
+        found = [str(path) for path in sorted(arguments.corpus.glob("*.jsonl.gz"))]
+        files = [Path(path) for path in take_part(found, arguments.limit_mb, Path(work) / "part")]
+        arguments.corpus = files[0].parent
         tokenizer = arguments.tokenizer or _train(files, Path(work))
         report = {
             "machine": described("sentencepiece", "sentencex", "numpy"),
@@ -58,8 +62,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True, help="folder of *.jsonl.gz")
     parser.add_argument("--tokenizer", type=Path, help="folder; by default one of 30,522 pieces is trained first")
+    parser.add_argument("--limit-mb", type=float, metavar="MB", help="take about so much text, from all files alike")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--runs", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--runs", type=int, default=3, help="of which the median counts; 0 for --scale alone")
     parser.add_argument("--check-ids", action="store_true", help="compare every id of the corpus with SentencePiece's")
     parser.add_argument("--scale", type=int, nargs="*", default=[], help="times the corpus, such as 1 4 16")
     parser.add_argument("--scale-workers", type=int, default=1)
@@ -74,19 +79,25 @@ def _measure(arguments: argparse.Namespace, files: list[Path], tokenizer: Path, 
     def child(name: str) -> dict[str, Any]:
         command = [sys.executable, __file__, "--child", name, "--corpus", str(arguments.corpus)]
         command += ["--tokenizer", str(tokenizer), "--output", str(work / "shards")]
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, preexec_fn=_on_cores(1))
+        answer = subprocess.run(
+            command, check=True, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, _cores(1))
+        )
         shutil.rmtree(work / "shards", ignore_errors=True)
         return json.loads(answer.stdout.splitlines()[-1])
 
-    report: dict[str, Any] = {"sentencepiece": [], "shards": {str(number): [] for number in arguments.workers}}
-    for _ in range(arguments.runs):
-        report["sentencepiece"].append(child("sentencepiece"))
-        for number in arguments.workers:
-            report["shards"][str(number)].append(_make_shards(files, tokenizer, work / "shards", number))
-    report["parts"] = child("parts")
+    report: dict[str, Any] = {"text_mb": sum(len(text.encode()) for text in _texts(arguments.corpus)) / 1e6}
+    report |= {"sentencepiece": [], "shards": {str(number): [] for number in arguments.workers}, "scale": {}}
+    for run in range(arguments.runs):
+        turns: list[int] = [0, *arguments.workers]  # 0 is SentencePiece's
+        for number in turns[:: -1 if run % 2 else 1]:
+            if number:
+                report["shards"][str(number)].append(_make_shards(files, tokenizer, work / "shards", number))
+            else:
+                report["sentencepiece"].append(child("sentencepiece"))
+    if arguments.runs:
+        report["parts"] = child("parts")
     if arguments.check_ids:
         report["ids"] = child("check_ids")
-    report["scale"] = {}
     for times in arguments.scale:
         folder = work / f"times-{times}"
         copies = list(_repeat(files, times, folder))
@@ -99,30 +110,19 @@ def _measure(arguments: argparse.Namespace, files: list[Path], tokenizer: Path, 
 def _make_shards(
     files: list[Path], tokenizer: Path, output: Path, num_workers: int, options: list[str] | None = None
 ) -> dict[str, float]:
-    """Seconds of the whole command and the memory of its largest process."""
+    """Seconds of the whole command, CPU seconds of all its processes, and the memory of the largest."""
     command = [sys.executable, "-m", "data_prep", "shards", "--input", *map(str, files), "--tokenizer", str(tokenizer)]
     command += ["--output", str(output), "--workers", str(num_workers), *(options or [])]
-    load = os.getloadavg()[0]
-    started_at = time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_on_cores(num_workers)
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    elapsed_seconds = time.perf_counter() - started_at
-    if status:
-        sys.exit(f"{' '.join(command)} failed with status {os.waitstatus_to_exitcode(status)}")
+    figures = run_contained(command, REPOSITORY, _cores(num_workers))
+    manifest = json.loads((output / "manifest.json").read_text())
+    output_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     shutil.rmtree(output)
-    return {
-        "seconds": elapsed_seconds,
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "peak_mb": usage.ru_maxrss / 1024,
-        "load_before": load,
-    }
+    tokens = manifest["train"]["tokens"] + manifest["valid"]["tokens"]
+    return {**figures, "tokens": tokens, "output_mb": output_bytes / 1e6}
 
 
-def _on_cores(number: int) -> Callable[[], None]:
-    cores = sorted(os.sched_getaffinity(0))[:number]
-    return lambda: os.sched_setaffinity(0, cores)
+def _cores(number: int) -> list[int]:
+    return sorted(os.sched_getaffinity(0))[:number]
 
 
 def _repeat(files: list[Path], times: int, folder: Path) -> Iterator[Path]:
@@ -167,7 +167,6 @@ def sentencepiece_alone(arguments: argparse.Namespace) -> dict[str, float]:
     return {
         "seconds": time.perf_counter() - started_at,
         "cpu_seconds": time.process_time() - cpu_started_at,
-        "text_mb": sum(len(text.encode()) for text in texts) / 1e6,
         "documents": len(texts),
         "tokens": num_tokens,
         "load_before": load,
@@ -191,54 +190,10 @@ def check_ids(arguments: argparse.Namespace) -> dict[str, int]:
     return {"documents": documents, "tokens": tokens, "documents_that_differ": different}
 
 
-class Stopwatch:
-    """Adds up seconds by part; the seconds of a part within another are its own alone."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._running: list[str] = []
-        self._since = time.perf_counter()
-
-    def _switch(self) -> None:
-        now = time.perf_counter()
-        if self._running:
-            self.seconds[self._running[-1]] = self.seconds.get(self._running[-1], 0.0) + now - self._since
-        self._since = now
-
-    def watch(self, owner: Any, name: str, part: str) -> None:
-        """Time every call of a function, or every step of the iterator that `__iter__` gives."""
-        function = getattr(owner, name)
-
-        def timed(*values: Any, **named: Any) -> Any:
-            self._switch()
-            self._running.append(part)
-            try:
-                return function(*values, **named)
-            finally:
-                self._switch()
-                self._running.pop()
-
-        def timed_iterator(*values: Any) -> Iterator[Any]:
-            iterator = function(*values)
-            while True:
-                self._switch()
-                self._running.append(part)
-                try:
-                    item = next(iterator, self)
-                finally:
-                    self._switch()
-                    self._running.pop()
-                if item is self:
-                    return
-                yield item
-
-        setattr(owner, name, timed_iterator if name == "__iter__" else timed)
-
-
 def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
     """One run with one worker, in this process."""
     started_at = time.perf_counter()
-    from data_prep import __main__, encoding, map_phase, mapping, reduce_phase, reducing
+    from data_prep import __main__, encoding, map_phase, reduce_phase, reducing
     from data_prep.documents import DocumentReader
     from data_prep.sections import SectionWriter
     from data_prep.tokenizer import Tokenizer
@@ -254,7 +209,7 @@ def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
         (Tokenizer, "encode_bytes", "map: look up words"),
         (Tokenizer, "_encode_directly", "map: SentencePiece on new words"),
         (SectionWriter, "_flush", "map: sort by shard and write"),
-        (mapping, "cached_tokenizer", "map: load the tokenizer"),
+        (Tokenizer, "load", "loading the tokenizer"),
         (reduce_phase, "reduce_shard", "reduce: deduplicate, order, count"),
         (reducing, "_load", "reduce: read"),
         (reducing, "write_shard", "reduce: records, tar, index, sha256"),
@@ -276,43 +231,59 @@ _CHILDREN: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 def _table(report: dict[str, Any]) -> str:
-    def median(runs: list[dict[str, float]], name: str) -> float:
-        return statistics.median(run[name] for run in runs)
-
-    text_mb = report["sentencepiece"][0]["text_mb"]
-    alone = median(report["sentencepiece"], "seconds")
-    one = median(report["shards"]["1"], "seconds") if "1" in report["shards"] else None
     machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if not isinstance(value, dict))
-    lines = [
-        f"Preparation of {text_mb:.1f} MB of text, median of {len(report['sentencepiece'])} runs; {machine}",
-        "",
-        "| what | seconds | CPU seconds | MB/s | times SentencePiece | times one worker | peak MB of a process |",
-        "|---|---|---|---|---|---|---|",
-        f"| SentencePiece's encode alone | {alone:.2f} | {median(report['sentencepiece'], 'cpu_seconds'):.2f} | "
-        f"{text_mb / alone:.2f} | 1.00 | | |",
-    ]
-    for number, runs in report["shards"].items():
-        seconds = median(runs, "seconds")
-        ratio = f"{one / seconds:.2f}" if one else ""
-        lines.append(
-            f"| shards, {number} worker{'s' * (number != '1')} | {seconds:.2f} | "
-            f"{median(runs, 'cpu_seconds'):.2f} | {text_mb / seconds:.2f} | "
-            f"{alone / seconds:.2f} | {ratio} | {max(run['peak_mb'] for run in runs):.0f} |"
-        )
-    total = sum(report["parts"].values())
-    lines += ["", "| part, one worker | seconds | share |", "|---|---|---|"]
-    for part, seconds in sorted(report["parts"].items(), key=lambda item: -item[1]):
-        lines.append(f"| {part} | {seconds:.2f} | {seconds / total:.1%} |")
+    lines = [f"Preparation of {report['text_mb']:.1f} MB of text; {machine}"]
+    if report["sentencepiece"]:
+        lines += ["", *_speed_table(report), "", *_parts_table(report["parts"])]
     if "ids" in report:
         ids = report["ids"]
         lines += ["", f"{ids['documents_that_differ']} of {ids['documents']:,} documents ({ids['tokens']:,} tokens) "]
         lines[-1] += "have other ids than SentencePiece gives them."
     if report["scale"]:
-        lines += ["", "| times the corpus | seconds | MB/s | peak MB of a process |", "|---|---|---|---|"]
-        for times, run in report["scale"].items():
-            amount = text_mb * int(times)
-            lines.append(f"| {times} | {run['seconds']:.1f} | {amount / run['seconds']:.2f} | {run['peak_mb']:.0f} |")
+        lines += ["", *_scale_table(report)]
     return "\n".join(lines) + "\n"
+
+
+def _speed_table(report: dict[str, Any]) -> Iterator[str]:
+    def median(runs: list[dict[str, float]], name: str) -> float:
+        return statistics.median(run[name] for run in runs)
+
+    text_mb, alone = report["text_mb"], median(report["sentencepiece"], "seconds")
+    one = median(report["shards"]["1"], "seconds") if "1" in report["shards"] else None
+    yield (
+        f"| what, median of {len(report['sentencepiece'])} | seconds | CPU seconds | MB/s | times SentencePiece | "
+        "times one worker | peak MB of a process |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    cpu_seconds = median(report["sentencepiece"], "cpu_seconds")
+    yield f"| SentencePiece's encode alone | {alone:.2f} | {cpu_seconds:.2f} | {text_mb / alone:.2f} | 1.00 | | |"
+    for number, runs in report["shards"].items():
+        seconds = median(runs, "seconds")
+        ratio = f"{one / seconds:.2f}" if one else ""
+        yield (
+            f"| shards, {number} worker{'s' * (number != '1')} | {seconds:.2f} | "
+            f"{median(runs, 'cpu_seconds'):.2f} | {text_mb / seconds:.2f} | "
+            f"{alone / seconds:.2f} | {ratio} | {max(run['peak_mb'] for run in runs):.0f} |"
+        )
+
+
+def _parts_table(parts: dict[str, float]) -> Iterator[str]:
+    yield "| part, one worker | seconds | share |"
+    yield "|---|---|---|"
+    total = sum(parts.values())
+    for part, seconds in sorted(parts.items(), key=lambda item: -item[1]):
+        yield f"| {part} | {seconds:.2f} | {seconds / total:.1%} |"
+
+
+def _scale_table(report: dict[str, Any]) -> Iterator[str]:
+    yield "| times the corpus | MB | tokens | seconds | CPU seconds | MB/s | peak MB of a process | MB written |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for times, run in report["scale"].items():
+        amount = report["text_mb"] * int(times)
+        yield (
+            f"| {times} | {amount:.0f} | {run['tokens']:,.0f} | {run['seconds']:.1f} | {run['cpu_seconds']:.1f} | "
+            f"{amount / run['seconds']:.2f} | {run['peak_mb']:.0f} | {run['output_mb']:.0f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from data_prep.plan import Plan, make_plan
 from data_prep.prepare import prepare_shards
 from data_prep.rejects import BadInput
 from data_prep.tokenizer import Tokenizer
+from tests.data_prep_command import files_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=2000"]
@@ -78,10 +79,6 @@ def plan_of(corpus: Path, tokenizer: Tokenizer) -> Plan:
     return make_plan(load_config(None, OVERRIDES, [str(corpus)]), tokenizer)
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def configured_prefixes(unit: int) -> tuple[int, list[str], int]:
     return unit, list(storage.options()), os.getpid()
 
@@ -98,7 +95,12 @@ def test_no_scheduler_and_no_worker_are_told(scheduler: str, monkeypatch: pytest
         DaskEngine(scheduler)
 
 
-def test_half_of_the_workers_killed_half_way_gives_the_bytes_of_one_process(
+@pytest.mark.fault(
+    row=12,
+    fault="one of two Dask workers killed half-way",
+    required="its units are done again by others, no loss, no double",
+)
+def test_row_12_half_of_the_dask_workers_killed_half_way_gives_the_bytes_of_one_process(
     small_corpus: Path, tokenizer: Tokenizer, scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     plan = plan_of(small_corpus, tokenizer)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import json
 import lzma
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,25 +26,16 @@ from data_prep.documents import (
     BadInput,
     Document,
     DocumentReader,
-    InputUnit,
-    cannot_be_split,
-    file_format,
-    split_into_units,
     unit_sha256,
 )
 from data_prep.errors import UsageError, UserError
+from data_prep.input_units import InputUnit, cannot_be_split, file_format, split_into_units
+from tests.compressions import COMPRESS
 from tests.peak_memory import read_in_a_process
 
 DEFAULTS = DocumentSettings()
 SKIP = DocumentSettings(on_bad_input="skip")
 TEXTS = ["One sentence. Another.\n\nA paragraph.", "Ünïcode 漢字 🙂", "third"]
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": lambda data: zstandard.compress(data[: len(data) // 2]) + zstandard.compress(data[len(data) // 2 :]),
-}
 
 
 def units_of(path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30) -> list[InputUnit]:
@@ -202,7 +194,14 @@ def test_units_share_out_the_bytes_of_a_file(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_split_is_one_unit() -> None:
-    for name in ("a.jsonl.gz", "a.json.zst", "a.txt.xz", "s3://b/A.JSONL.BZ2", "https://h/a.txt.gz?token=1"):
+    for name in (
+        "a.jsonl.gz",
+        "a.json.zst",
+        "a.txt.xz",
+        "s3://b/A.JSONL.BZ2",
+        "https://h/a.txt.gz?token=1",
+        "a.parquet.zst",
+    ):
         assert cannot_be_split(name) and len(split_into_units(name, 1000, 10, 0, "blank_lines")) == 1
     for name in ("a.jsonl", "a.txt", "a.parquet"):
         assert not cannot_be_split(name)
@@ -211,7 +210,7 @@ def test_what_cannot_be_split_is_one_unit() -> None:
 
 
 def test_another_ending_is_a_usage_error() -> None:
-    for name in ("report.pdf", "a.parquet.gz", "jsonl", "a.jsonl.zip", "https://h/a?name=x.jsonl"):
+    for name in ("report.pdf", "a.parquet.zip", "jsonl", "a.jsonl.zip", "https://h/a?name=x.jsonl"):
         with pytest.raises(
             UsageError, match=f"input {re.escape(name.partition('?')[0])} has an ending that is not read"
         ):
@@ -251,7 +250,7 @@ def test_a_bad_line_is_named_or_counted(
     assert caught.value.reason == reason and not caught.value.spoils_file
     assert read_and_count(path, SKIP, unit_bytes) == ([*TEXTS, "last"], {reason: 1})
     position = len(json_lines(TEXTS)) + 1
-    place = "line 5" if unit_bytes > 50 or compression else f"line at byte {position}"
+    place = "line 5" if unit_bytes > 50 or compression else f"line at byte {position}"  # in a later part
     assert re.search(rf"bad.jsonl\S*: 1 left out, {reason} \(the first: {place} ", capfd.readouterr().err)
 
 
@@ -379,6 +378,16 @@ def test_json_that_is_not_one_object_a_line_says_so(tmp_path: Path, data: bytes,
         assert caught.value.spoils_file and caught.value.reason == "invalid JSON"
 
 
+def read_lines_that_are_whole(path: Path) -> list[bytes]:
+    """What the libraries' own files give of a damaged file before they fail, read a byte at a time."""
+    opened = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstandard.open}[path.suffix]
+    content = b""
+    with opened(path, "rb") as file, contextlib.suppress(EOFError):
+        while byte := file.read(1):
+            content += byte
+    return content.split(b"\n")[:-1]
+
+
 @pytest.mark.parametrize("compression", [name for name in COMPRESS if name])
 @pytest.mark.parametrize("policy", ["error", "skip"])
 @pytest.mark.parametrize("name", ["cut.jsonl", "cut.txt"])
@@ -389,8 +398,10 @@ def test_a_compressed_file_that_is_cut_short_spoils_all_of_it(
     data = COMPRESS[compression](lines.replace(b"\n", b"\n\n"))
     path = tmp_path / f"{name}{compression}"
     path.write_bytes(data[: len(data) * 2 // 3])
-    with pytest.raises(BadInput, match=f"{name}.*damaged or cut short") as caught:
+    with pytest.raises(BadInput, match=f"{name}.*damaged or cut short at or before line ") as caught:
         read(path, DocumentSettings(on_bad_input=policy, txt_documents="blank_lines"))
+    line = int(re.search(r"at or before line (\d+) ", str(caught.value))[1])  # type: ignore[index]
+    assert len(read_lines_that_are_whole(path)) + 1 == line > (0 if compression == ".bz2" else 1000)
     assert caught.value.spoils_file and caught.value.reason == "damaged file"
     told = capfd.readouterr().err
     assert told == ("" if policy == "error" else f"warning: {caught.value} (all of it is left out)\n")

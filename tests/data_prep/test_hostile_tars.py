@@ -2,127 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import struct
-import tarfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from data_prep.errors import UserError
 from data_prep.shards import read_records
-
-_DTYPES = {
-    "document_ids": np.uint64,
-    "documents": np.uint32,
-    "sentences": np.uint32,
-    "sources": np.uint16,
-    "tokens": np.uint16,
-}
-_NAME = "000000-00000.tokens.npy"
-_BOMB_BYTES = 1 << 26
-
-
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
-def with_header(text: str, data: bytes = b"") -> bytes:
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + data
-
-
-def whole_record(key: str = "000000-00000") -> list[tuple[str, bytes]]:
-    return [(f"{key}.{field}.npy", npy(np.zeros(1, dtype))) for field, dtype in _DTYPES.items()]
-
-
-def members(path: Path, *pairs: tuple[str, bytes]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, data in pairs:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-
-
-def of_type(kind: bytes) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        info = tarfile.TarInfo(_NAME)
-        info.type, info.linkname = kind, "/etc/passwd"
-        with tarfile.open(path, "w") as tar:
-            tar.addfile(info)
-
-    return write
-
-
-def with_pax_headers(data: bytes = npy(np.arange(5, 9, dtype=np.uint16)), **headers: str) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        info = tarfile.TarInfo(_NAME)
-        info.size = len(data)
-        info.pax_headers = {name.replace("_", "."): value for name, value in headers.items()}
-        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-            tar.addfile(info, io.BytesIO(data))
-
-    return write
-
-
-def sparse(path: Path) -> None:
-    """An old GNU sparse member: 512 bytes in the tar that read as 64 MB."""
-    info = tarfile.TarInfo(_NAME)
-    info.size, info.type = 512, tarfile.GNUTYPE_SPARSE
-    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    header[386:398], header[398:410] = b"%011o " % 0, b"%011o " % 512
-    header[483:495] = b"%011o " % _BOMB_BYTES
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    path.write_bytes(bytes(header) + npy(np.arange(5, 9, dtype=np.uint16)).ljust(512, b"\0") + bytes(10240))
-
-
-def shape(text: str, data: bytes = b"ab") -> Callable[[Path], None]:
-    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {text}, }}\n"
-    return lambda path: members(path, (_NAME, with_header(header, data)))
-
-
-_HOSTILE = {
-    "hard link": of_type(tarfile.LNKTYPE),
-    "symbolic link": of_type(tarfile.SYMTYPE),
-    "character device": of_type(tarfile.CHRTYPE),
-    "block device": of_type(tarfile.BLKTYPE),
-    "pipe": of_type(tarfile.FIFOTYPE),
-    "folder": of_type(tarfile.DIRTYPE),
-    "name with dots": lambda path: members(path, ("../../x.tokens.npy", b"")),
-    "absolute name": lambda path: members(path, ("/x.tokens.npy", b"")),
-    "backslashes": lambda path: members(path, ("a\\..\\x.tokens.npy", b"")),
-    "pickle": lambda path: members(path, ("000000-00000.tokens.pyd", b"cos\nsystem\n(S'true'\ntR.")),
-    "objects": lambda path: members(
-        path, (_NAME, with_header("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n", bytes(8)))
-    ),
-    "fields": lambda path: members(path, (_NAME, npy(np.zeros(1, [("a", "<u2")])))),
-    "type that is none": lambda path: members(
-        path, (_NAME, with_header("{'descr': '<z9', 'fortran_order': False, 'shape': (1,), }\n", bytes(9)))
-    ),
-    "huge shape": shape("(99999999999999999999999,)"),
-    "negative shape": shape("(-1,)"),
-    "two dimensions": shape("(1, 1)"),
-    "interleaved keys": lambda path: members(path, whole_record()[0], *whole_record("000000-00001")),
-    "keys out of order": lambda path: members(path, *whole_record("000000-00001"), *whole_record()),
-    "sparse bomb": sparse,
-    "pax sparse bomb": with_pax_headers(
-        b"1\n0\n512\n".ljust(512, b"\0") + bytes(512),
-        GNU_sparse_major="1",
-        GNU_sparse_minor="0",
-        GNU_sparse_realsize=str(_BOMB_BYTES),
-    ),
-    "size of a terabyte": with_pax_headers(size=str(1 << 40)),
-    "pax headers that are no numbers": with_pax_headers(GNU_sparse_map="a,b"),
-    "expression that exhausts the parser": shape("(" + "-" * 9000 + "1,)"),
-    "unbalanced expression": shape("(" * 9000),
-    "member twice": lambda path: members(path, whole_record()[0], *whole_record()),
-    "escape sequence in the key": lambda path: members(path, *whole_record("a\x1b[31m")),
-}
+from tests.hostile_tars import BOMB_BYTES, HOSTILE, members, whole_record
 
 
 def test_a_whole_record_is_read(tmp_path: Path) -> None:
@@ -130,14 +18,14 @@ def test_a_whole_record_is_read(tmp_path: Path) -> None:
     assert [key for key, _, _ in read_records(tmp_path / "good.tar")] == ["000000-00000", "000000-00001"]
 
 
-@pytest.mark.parametrize("write", [pytest.param(case, id=name) for name, case in _HOSTILE.items()])
+@pytest.mark.parametrize("write", [pytest.param(case, id=name) for name, case in HOSTILE.items()])
 def test_a_hostile_tar_is_refused(tmp_path: Path, write: Callable[[Path], None]) -> None:
     write(tmp_path / "evil.tar")
     tracemalloc.start()
     try:
         with pytest.raises(UserError, match="evil.tar"):
             list(read_records(tmp_path / "evil.tar"))
-        assert tracemalloc.get_traced_memory()[1] < _BOMB_BYTES // 4
+        assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES // 4
     finally:
         tracemalloc.stop()
     assert [path.name for path in tmp_path.iterdir()] == ["evil.tar"]

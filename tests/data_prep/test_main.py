@@ -11,32 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.__main__ import main
-from data_prep.errors import run_command
-
-
-class Command:
-    """Runs `python -m data_prep ...`; keeps status and both outputs."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-        self.output = self.errors = ""
-
-    def __call__(self, *arguments: object) -> int:
-        self._monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
-        self._capsys.readouterr()
-        try:
-            run_command(main)
-            status = 0
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-        self.output, self.errors = self._capsys.readouterr()
-        return status
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
+from tests.data_prep_command import Command
 
 
 def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_path: Path) -> None:
@@ -211,7 +186,7 @@ def test_a_source_is_added_on_the_command_line(
     assert command(*make) == 0
     add = ["shards", "--input", more, "--add-to", output, *rest]
     assert command(*add) == 2 and "give what is added a name of its own" in command.errors
-    assert command(*add, "--source-name", "more", "--dry-run") == 0 and "more: about 3 documents" in command.output
+    assert command(*add, "--source-name", "more", "--dry-run") == 0 and "more: 3 documents" in command.output
     assert command(*add, "--source-name", "more") == 0 and "1 in the data set already" in command.output
     assert re.search(r"^more +en +2 ", command.output, re.MULTILINE)
     assert command(*add, "--source-name", "more") == 0 and "is complete already" in command.output

@@ -12,7 +12,8 @@ import pytest
 
 from data_prep import mapping
 from data_prep.config import DeduplicationSettings, DocumentSettings
-from data_prep.documents import InputUnit, unit_sha256
+from data_prep.documents import unit_sha256
+from data_prep.input_units import InputUnit
 from data_prep.mapping import Destinations, MapTask, map_unit, sections_url
 from data_prep.near_duplicates import signatures_url
 from data_prep.rejects import BadInput
@@ -124,3 +125,11 @@ def test_batches_of_any_size_give_the_same_documents(
         files.append(Path(sections_url(str(tmp_path), 7)).read_bytes())
     assert files[0] == files[1] == files[2]
     assert len(json.loads(small_corpus.read_text(encoding="utf-8").splitlines()[0])["text"]) > 20
+
+
+def test_a_tokenizer_that_was_kept_is_not_loaded_again(small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapping.load_tokenizer(str(small_tokenizer))
+    kept = Tokenizer.load(small_tokenizer)
+    mapping.keep_tokenizer(kept, str(small_tokenizer))
+    monkeypatch.setattr(Tokenizer, "load", None)
+    assert mapping.cached_tokenizer(str(small_tokenizer), kept.fingerprint) is kept

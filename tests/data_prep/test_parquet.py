@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from data_prep import parquet
 from data_prep.config import DocumentSettings
-from data_prep.documents import BadInput, Document, DocumentReader, InputUnit, split_into_units, unit_sha256
+from data_prep.documents import BadInput, Document, DocumentReader, unit_sha256
 from data_prep.errors import UserError
+from data_prep.input_units import InputUnit, split_into_units
+from tests.compressions import COMPRESS
 from tests.peak_memory import read_in_a_process
 
 DEFAULTS = DocumentSettings()
@@ -178,7 +180,8 @@ def test_an_empty_file_holds_no_document(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_short_is_damaged(tmp_path: Path, length: int, policy: str) -> None:
     path = write(tmp_path / "cut.parquet", {"text": TEXTS}, compression="none")
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(BadInput, match="cut.parquet is damaged or cut short") as caught:
+    footer = rf"damaged or cut short in its footer, which ends at byte {path.stat().st_size} \(Parquet: "
+    with pytest.raises(BadInput, match=f"cut.parquet is {footer}") as caught:
         read(path, DocumentSettings(on_bad_input=policy))
     assert caught.value.spoils_file and caught.value.reason == "damaged file"
     (unit,) = units_of(path)
@@ -195,9 +198,11 @@ def test_damage_within_a_row_group_is_found_and_the_others_are_read(tmp_path: Pa
     path.write_bytes(data)
     first, second = (DocumentReader(unit, SKIP) for unit in units_of(path, 1))
     assert [document.text for document in first] == TEXTS[:100]
-    with pytest.raises(BadInput, match="a.parquet is damaged") as caught:
+    with pytest.raises(BadInput, match="damaged or cut short in row group 2 of 2, rows 101 to 200") as caught:
         list(second)
     assert caught.value.spoils_file
+    with pytest.raises(BadInput, match="row group 2 of 2, rows 101 to 200"):
+        read(path)
 
 
 def test_page_checksums_are_checked_where_there_are_any(tmp_path: Path) -> None:
@@ -293,3 +298,47 @@ def test_a_huge_row_group_is_read_in_small_batches(tmp_path: Path) -> None:
     reading = read_in_a_process(path)
     assert reading.num_documents == 4000 and plain_bytes > 380e6
     assert reading.peak_bytes < 400e6  # about 310 MB, and as much for a group four times as large; 500 MB with it whole
+
+
+@pytest.mark.parametrize("compression", [name for name in COMPRESS if name])
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_compressed_file_is_one_unit_and_one_cut_short_is_damaged(
+    tmp_path: Path, compression: str, policy: str
+) -> None:
+    plain = write(tmp_path / "a.parquet", {"text": TEXTS}, row_group_size=50).read_bytes()
+    path = tmp_path / f"a.parquet{compression}"
+    path.write_bytes(COMPRESS[compression](plain))
+    (unit,) = units_of(path, unit_bytes=1)
+    reader = DocumentReader(unit, DEFAULTS)
+    assert [document.text for document in reader] == TEXTS
+    assert reader.sha256 == unit_sha256(unit, DEFAULTS) == hashlib.sha256(path.read_bytes()).hexdigest()
+    refused = DocumentSettings(on_bad_input=policy)
+    name = f"a.parquet{compression}"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BadInput, match=rf"{name} is damaged or cut short after [\d,]+ bytes of its content") as cut:
+        read(path, refused)
+    path.write_bytes(COMPRESS[compression](plain[:-20]))
+    with pytest.raises(BadInput, match=rf"{name} is damaged or cut short in its footer") as no_footer:
+        read(path, refused)
+    path.write_bytes(COMPRESS[compression](b'{"text": "x"}\n'))
+    with pytest.raises(BadInput, match=rf"content of \S+{name} is not a Parquet file") as lines:
+        read(path, refused)
+    assert cut.value.spoils_file and no_footer.value.spoils_file and lines.value.spoils_file
+
+
+@pytest.mark.parametrize("compression", [name for name in COMPRESS if name])
+def test_compressed_nothing_holds_no_document(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / f"a.parquet{compression}"
+    for data in (b"", COMPRESS[compression](b"")):
+        path.write_bytes(data)
+        assert texts(path) == []
+
+
+def test_a_full_disk_under_the_content_is_no_damage_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress(write(tmp_path / "a.parquet", {"text": TEXTS}).read_bytes()))
+    with pytest.MonkeyPatch.context() as patch, open("/dev/full", "w+b") as full:
+        patch.setattr("tempfile.TemporaryFile", lambda: full)
+        with pytest.raises(UserError, match="a.parquet.gz cannot be decompressed: No space left on device") as caught:
+            texts(path, SKIP)
+    assert not isinstance(caught.value, BadInput)

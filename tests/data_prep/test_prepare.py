@@ -451,7 +451,6 @@ def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path
 
 
 def test_a_tokenizer_exchanged_while_it_works_is_noticed(small_tokenizer: Path) -> None:
-    mapping.cached_tokenizer.cache_clear()
     with pytest.raises(UserError, match="changed while shards were made"):
         mapping.cached_tokenizer(str(small_tokenizer), "0" * 64)
 

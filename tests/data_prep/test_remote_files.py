@@ -132,8 +132,16 @@ def test_a_block_that_breaks_off_is_fetched_again_alone(
 def test_a_store_that_is_busy_for_seconds_is_waited_for(
     s3_bucket: S3Bucket, proxy: FaultProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    proxy.faults = [Fault("refuse", status=503, code="SlowDown")]
-    threading.Timer(1.0, proxy.faults.clear).start()
+    busy = Fault("refuse", status=503, code="SlowDown")
+    proxy.faults = [busy]
+
+    def recover() -> None:
+        while not busy.happened:  # the first request may be long in coming
+            time.sleep(0.01)
+        time.sleep(1.0)
+        proxy.faults.clear()
+
+    threading.Thread(target=recover, daemon=True).start()
     began = time.monotonic()
     storage.write_bytes(f"{s3_bucket.url}/a", b"abc")
     assert time.monotonic() - began >= 0.9 and s3_bucket.objects() == {"a": b"abc"}
@@ -368,7 +376,7 @@ def test_a_missing_package_names_the_extra(url: str, extra: str, monkeypatch: py
     def refuse(*arguments: object, **options: object) -> None:
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(remote_files.fsspec.core, "url_to_fs", refuse)
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
     with pytest.raises(UsageError, match=rf"pip install 'clozeworks\[{extra}\]'"):
         storage.read_bytes(url)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep import storage
+from data_prep import storage, verify
+from data_prep.data_card import write_data_card
 from data_prep.errors import UserError
 from data_prep.manifest import read_manifest, write_manifest
 from data_prep.removal_request import RemovalRequest
@@ -206,8 +208,44 @@ def test_an_edit_that_changes_no_count_is_found(folder: Path) -> None:
     write_manifest(str(folder), read_manifest(str(folder)))  # as if we had written it
     assert "manifest.json was edited by hand" not in problems(folder)
     assert "DATA_CARD.md names another digest" in problems(folder)
-    (folder / "DATA_CARD.md").unlink()
+    write_data_card(str(folder), read_manifest(str(folder)))
     assert problems(folder) == ""
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text.replace("**not stated**", "CC0-1.0"), r"line \d+ says .*CC0-1.0.* and the manifest gives "),
+        (lambda text: text + "One line more.\n", r"line \d+ says 'One line more.' and the manifest gives ''"),
+        (lambda text: text + "\n", r"line \d+ says '' and the manifest has no such line"),
+        (lambda text: text[: len(text) // 2], r"line \d+ says"),
+        (lambda text: text.replace("\n", "\r\n"), "names another digest"),
+        (lambda text: "", "names another digest"),
+    ],
+)
+def test_a_card_edited_by_hand_is_named_and_can_be_written_anew(
+    folder: Path, edit: Callable[[str], str], message: str
+) -> None:
+    path = folder / "DATA_CARD.md"
+    whole = path.read_bytes()
+    path.write_bytes(edit(whole.decode()).encode())
+    assert re.search(rf"DATA_CARD\.md .*{message}", problems(folder)) and len(problems(folder).splitlines()) == 1
+    path.unlink()
+    assert "DATA_CARD.md is missing" in problems(folder)
+    write_data_card(str(folder), read_manifest(str(folder)))
+    assert path.read_bytes() == whole and problems(folder) == ""
+
+
+def test_of_a_card_that_another_version_wrote_the_digest_is_compared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "DATA_CARD.md"
+    path.write_text(path.read_text().replace("## Format", "## The format"))
+    assert "edited by hand" in problems(folder)
+    monkeypatch.setattr(verify, "own_version", lambda: "9.9")
+    assert problems(folder) == ""
+    path.write_text(path.read_text().replace(read_manifest(str(folder)).digest, "0" * 64))
+    assert "names another digest" in problems(folder)
 
 
 def test_files_of_unfinished_work_are_no_problem(folder: Path) -> None:

@@ -99,6 +99,26 @@ def test_a_word_longer_than_a_piece_stays_whole() -> None:
     assert list(pieces_of(b"", 8)) == []
 
 
+class _Asked:
+    """An encoder that gives each word a number, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        self.words += texts
+        return [[10 + len(text)] for text in texts]
+
+
+def test_two_words_of_one_pair_of_slots_stay_both() -> None:
+    for first, second in ((" a", " bb"), (" ccc", " d"), (" ee", " ffff"), (" ggg", " hhhhh")):
+        asked = _Asked()
+        cache = WordCache(asked, np.uint16, num_slots=2)
+        for word in (first, second, first, second, first + second):
+            cache.encode(word.encode())
+        assert asked.words == [first, second]
+
+
 def test_small_pieces_give_the_same_ids(
     processor: sentencepiece.SentencePieceProcessor, small_corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from data_prep import phases, prepare, publication, reducing, storage, versions
+from data_prep import prepare, storage
 from data_prep.config import PreparationConfig, load_config
 from data_prep.errors import UsageError, UserError
 from data_prep.plan import Plan, make_plan
 from data_prep.prepare import prepare_shards
 from data_prep.tokenizer import Tokenizer
+from tests.data_prep_command import files_of
 
 SECRET_URL = "https://user:hunter2@example.org/corpus?token=hunter2"
 
@@ -44,10 +44,6 @@ def config_of(corpus: Path, *overrides: str) -> PreparationConfig:
     return load_config(None, settings, [str(corpus)])
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 @contextlib.contextmanager
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, module: object, function: str) -> Iterator[None]:
     """Stop whoever calls the function."""
@@ -58,73 +54,6 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, module: object, function: st
     with monkeypatch.context() as patch:
         patch.setattr(module, function, stop)
         yield
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("only root may mount a small file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(disk: Path) -> None:
-    with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-
-
-def after_filling(disk: Path, work: Callable[..., object]) -> Callable[..., object]:
-    def filled(*arguments: object) -> object:
-        fill(disk)
-        return work(*arguments)
-
-    return filled
-
-
-@pytest.mark.parametrize(
-    ("module", "function"),
-    [
-        (phases, "run_units"),  # the work files
-        (prepare, "run_reduce"),  # the shards
-        (reducing.storage, "write_bytes"),  # the plan itself
-        (publication, "token_counts_file"),
-        (versions, "write_manifest"),
-    ],
-)
-def test_a_full_disk_stops_clearly_and_with_space_the_same_command_ends_right(
-    plan: Plan,
-    tokenizer: Tokenizer,
-    whole: dict[str, bytes],
-    small_disk: Path,
-    module: object,
-    function: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    output = small_disk / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(module, function, after_filling(small_disk, getattr(module, function)))
-        with pytest.raises(UserError, match="cannot be written: No space left on device.*run the same command again"):
-            prepare_shards(plan, tokenizer, str(output), 1)
-    assert not (output / "manifest.json").exists() and not list(output.rglob("*.partial"))
-    (small_disk / "filler").unlink()
-    assert prepare_shards(plan, tokenizer, str(output), 1)[1]
-    assert files_of(output) == whole
-
-
-@pytest.mark.parametrize("place", ["/proc/out", "{file}/out", "{file}"])
-def test_an_output_that_cannot_be_written_is_told_before_work_starts(
-    place: str, plan: Plan, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr(prepare, "run_map", lambda *_: pytest.fail("work was started"))
-    with pytest.raises(UserError, match="cannot be written"):
-        prepare_shards(plan, tokenizer, place.format(file=tmp_path / "file"), 1)
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_an_input_in_the_output_folder_is_refused(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:

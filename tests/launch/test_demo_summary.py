@@ -23,7 +23,7 @@ STATUS = {
         "valid/mlm_loss": 5.25,
         "valid/mlm_accuracy": 0.2,
         "valid/mlm_perplexity": 190.6,
-        "valid/nsp_accuracy": 0.61,
+        "valid/pair_accuracy": 0.61,
     },
     "mlflow_run_id": "abc",
     "tracking_uri": "sqlite:///mlflow.db",

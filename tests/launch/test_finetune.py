@@ -13,7 +13,7 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from launch import finetune, predict
 from trainer.mlflow_server import connect
-from trainer.registry import pull
+from trainer.registry_pull import pull
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
 WITHOUT_PROJECT = """

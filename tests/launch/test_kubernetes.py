@@ -3,9 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 import yaml
+from pydantic import BaseModel, ConfigDict, Field
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "launch" / "kubernetes" / "pytorch_job.py"
@@ -61,11 +63,104 @@ def test_the_start_survives_the_signal_on_which_the_ranks_save():
         ([], "give them after --"),
         (["--nodes", "0", "--", "x"], "count from 1"),
         (["--claim", "x", "--", "y"], "NAME:VALUE"),
+        (["--env", "AWS_SECRET_ACCESS_KEY=correct-horse", "--", "y"], "AWS_SECRET_ACCESS_KEY holds a secret"),
+        (["--", "tracking.uri=https://me:word@host"], "tracking.uri holds a secret"),
     ],
 )
 def test_mistakes_are_told(arguments, said):
     done = job(*arguments)
     assert done.returncode == 2 and said in done.stderr and not done.stdout
+    assert "horse" not in done.stderr and "word@" not in done.stderr
+
+
+class Strict(BaseModel):
+    """A part of the schema: no other fields, and no type that only looks like the right one."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]*)?([KMGTPE]i|[numkMGTPE])?$")] | int
+DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+
+
+class Variable(Strict):
+    name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
+    value: str
+
+
+class Resources(Strict):
+    limits: dict[str, Quantity]
+    requests: dict[str, Quantity]
+
+
+class Mount(Strict):
+    name: DnsLabel
+    mountPath: Annotated[str, Field(pattern="^/[^:]*$")]
+
+
+class Container(Strict):
+    name: Literal["pytorch"]
+    image: str
+    command: list[str]
+    args: list[str]
+    env: list[Variable]
+    envFrom: list[dict[Literal["secretRef"], dict[Literal["name"], str]]]
+    resources: Resources
+    lifecycle: dict[Literal["preStop"], dict[Literal["exec"], dict[Literal["command"], list[str]]]]
+    volumeMounts: list[Mount]
+
+
+class Volume(Strict):
+    name: DnsLabel
+    emptyDir: dict[Literal["medium"], Literal["Memory"]] | None = None
+    persistentVolumeClaim: dict[Literal["claimName"], str] | None = None
+
+
+class PodSpec(Strict):
+    terminationGracePeriodSeconds: int
+    containers: Annotated[list[Container], Field(min_length=1, max_length=1)]
+    volumes: list[Volume]
+
+
+class Replica(Strict):
+    replicas: int
+    restartPolicy: Literal["Always", "OnFailure", "Never", "ExitCode"]
+    template: dict[Literal["spec"], PodSpec]
+
+
+class RunPolicy(Strict):
+    backoffLimit: int
+    cleanPodPolicy: Literal["", "All", "Running", "None"]
+
+
+class Spec(Strict):
+    nprocPerNode: str
+    runPolicy: RunPolicy
+    pytorchReplicaSpecs: dict[Literal["Master", "Worker"], Replica]
+
+
+class Metadata(Strict):
+    name: DnsLabel
+    namespace: DnsLabel
+
+
+class PyTorchJob(Strict):
+    """What the operator's CustomResourceDefinition (kubeflow.org/v1) and the API of pods say of the fields in use."""
+
+    apiVersion: Literal["kubeflow.org/v1"]
+    kind: Literal["PyTorchJob"]
+    metadata: Metadata
+    spec: Spec
+
+
+def test_every_field_is_one_of_the_schema_and_of_its_type():
+    done = job("--nodes", "2", "--claim", "data:/data", "--secret", "keys", "--env", "A=b", "--memory", "1.5Ti",
+               "--", "--config", "x")  # fmt: skip
+    PyTorchJob.model_validate(yaml.safe_load(done.stdout))
+    wrong = yaml.safe_load(done.stdout)
+    wrong["spec"]["nprocPerNode"] = 8
+    with pytest.raises(ValueError, match="nprocPerNode"):
+        PyTorchJob.model_validate(wrong)
 
 
 def test_the_image_copies_every_package_and_what_the_templates_call():

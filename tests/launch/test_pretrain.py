@@ -135,3 +135,9 @@ def test_help_names_every_setting(tmp_path):
     result = pretrain("--help", cwd=tmp_path)
     assert result.returncode == 0
     assert "training.global_batch_tokens" in result.stdout and "zero.stage" in result.stdout
+
+
+def test_a_dry_run_reckons_with_other_numbers_of_gpus(tmp_path):
+    done = pretrain("--config", "bert_large", "--dry-run", "--gpus", "8,512", cwd=tmp_path)
+    assert done.returncode == 0 and "Other numbers of GPUs" in done.stdout, done.stderr
+    assert_refused(pretrain("--config", "tiny_cpu", "--dry-run", "--gpus", "8,x", cwd=tmp_path), 2, "--gpus 8,x")

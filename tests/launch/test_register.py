@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from launch import register
 from trainer.mlflow_server import connect
-from trainer.registry import pull
+from trainer.registry_versions import NotPromoted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -77,20 +76,59 @@ def test_one_source_and_a_name_are_required(monkeypatch: pytest.MonkeyPatch, arg
     assert stopped.value.code == 2
 
 
-@pytest.mark.spawn
-def test_two_registrations_at_once_are_both_whole(tiny_hugging_face: Path, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    connect(uri).search_experiments()  # makes the tables
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    python = [sys.executable, str(REPOSITORY / "launch/register.py"), "--model", str(tiny_hugging_face)]
-    command = [*python, "--name", "birds", "--alias", "champion", "--tracking-uri", uri]
-    both = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [(process.communicate(timeout=300)[1], process.returncode) for process in both] == [("", 0)] * 2
+def test_a_version_is_promoted_past_its_gate_and_listed(
+    tiny_hugging_face: Path,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = connect(database)
+    client.create_registered_model("birds")
+    for loss in (2.5, 3.0):
+        tags = {"clozeworks.scores.valid/mlm_loss": str(loss), "clozeworks.data_lineage": "a" * 64}
+        client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
+    gate = ("--promote", "champion", "--if", "valid/mlm_loss < champion")
+    run(monkeypatch, "--name", "birds", "--version", "1", *gate)
+    assert "champion of birds is version 1 now: no version bears the alias champion yet" in capsys.readouterr().out
+    with pytest.raises(NotPromoted, match="3 is not < 2.5 of champion") as refused:
+        run(monkeypatch, "--name", "birds", "--version", "2", *gate)
+    assert refused.value.exit_status == 3
+    run(monkeypatch, "--name", "birds", "--list")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and lines[1].split()[:2] == ["1", "champion"]
+    run(monkeypatch, "--name", "birds", "--trained-on", "a" * 12)
+    assert "2 versions of birds saw" in capsys.readouterr().out
+    run(monkeypatch, "--name", "birds", "--trained-on", "b" * 12)
+    assert "0 versions of birds saw" in capsys.readouterr().out
 
-    for version in (1, 2):
-        assert (pull(f"models:/birds/{version}", tmp_path / str(version), uri) / "model.safetensors").is_file()
-    command = [sys.executable, str(REPOSITORY / "launch/fill_mask.py"), "--tracking-uri", uri]
-    command += ["--model", "models:/birds@champion"]
-    answer = subprocess.run([*command, "the [MASK] sat"], env=environment, capture_output=True, text=True, timeout=300)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert "MODEL: the" in answer.stdout
+
+def test_a_model_that_fails_the_gate_is_registered_and_not_promoted(
+    tiny_hugging_face: Path, database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(NotPromoted, match="the new version has no valid/mlm_loss"):
+        run(
+            monkeypatch,
+            *("--model", str(tiny_hugging_face), "--name", "birds"),
+            *("--promote", "champion", "--if", "valid/mlm_loss < 2"),
+        )
+    assert "registered birds version 1" in capsys.readouterr().out
+    assert connect(database).get_registered_model("birds").aliases == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--model", "m", "--if", "a < 1"),
+        ("--version", "1"),
+        ("--list", "--alias", "a"),
+        ("--model", "m", "--alias", "a", "--promote", "b"),
+        ("--list", "--trained-on", "a" * 12),
+    ],
+)
+def test_options_that_contradict_each_other_end_with_status_two(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, "--name", "birds", *arguments)
+    assert stopped.value.code == 2

@@ -60,7 +60,7 @@ def test_the_job_asks_for_a_signal_and_starts_torchrun_on_every_node(slurm):
         assert option in options
     for node in (0, 1):
         words = read(slurm, f"node-{node}")
-        assert words[0] == "node1" and words[1:3] == ["-m", "torch.distributed.run"]
+        assert words[0] == "node1" and words[1] == str(REPOSITORY / "launch" / "ranks.py")
         assert words[words.index("--node_rank") + 1] == str(node) and words[words.index("--nnodes") + 1] == "2"
         assert words[words.index("--nproc_per_node") + 1] == "4"
         assert words[-4:] == [

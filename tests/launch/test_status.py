@@ -48,6 +48,17 @@ def test_a_run_is_cut_into_its_starts_with_what_ended_each():
     assert (third.ended_at, third.state, third.cause) == (9000.0, "running", None)
 
 
+def test_the_time_in_which_a_start_is_set_up_is_paid_for_too():
+    (alone,) = sessions(STATUS, [started(8000.0, 0, launched_at=7900.0)])
+    assert alone.started_at == 7900.0 and alone.rank_hours == pytest.approx(8 * 1100 / 3600)
+
+
+def test_the_time_left_is_the_runs_own_where_it_tells_one():
+    told = summarise(STATUS | {"seconds_left": 5000.0}, HISTORY, now=9060.0)
+    assert told["seconds_left"] == 5000 and told["rank_hours_left"] == pytest.approx(8 * 5000 / 3600)
+    assert summarise(STATUS | {"seconds_left": 5000.0, "step": 1500}, HISTORY, now=9060.0)["seconds_left"] == 0
+
+
 def test_the_figures_follow_from_status_and_history():
     figures = summarise(STATUS, HISTORY, now=9060.0)
     assert figures["seconds_left"] == 3600 and figures["seconds_since_word"] == 60
@@ -60,6 +71,15 @@ def test_the_figures_follow_from_status_and_history():
     for part in ("500 of 1,500, 3.600 s each", "1:00:00", "16.00 spent, 8.00 to come", "40.00 spent", "62.5%"):
         assert part in text
     assert "GPU-hours" in text and "last word 0:01:00 ago" in text and "4.5000 (valid MLM, step 450)" in text
+
+
+@pytest.mark.parametrize(("seconds", "is_silent"), [(60 + 10 * 36.0, False), (60 + 10 * 36.0 + 1, True)])
+def test_a_run_that_says_nothing_for_many_log_intervals_may_have_been_killed(seconds, is_silent):
+    figures = summarise(STATUS | {"log_every_steps": 10}, HISTORY, now=9000.0 + seconds)
+    assert figures["is_silent"] is is_silent
+    assert ("killed, or busy with a long" in "\n".join(describe(figures))) is is_silent
+    ended = summarise(STATUS | {"state": "finished"}, HISTORY, now=9e9)
+    assert not ended["is_silent"] and ended["seconds_since_word"] is None
 
 
 def test_a_run_of_an_older_release_without_history_is_told_as_far_as_it_goes():

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
-BITWISE = ("train/loss", "train/mlm_loss", "train/nsp_loss", "train/grad_norm", "train/learning_rate", "valid/mlm_loss")
+BITWISE = (
+    "train/loss",
+    "train/mlm_loss",
+    "train/pair_loss",
+    "train/grad_norm",
+    "train/learning_rate",
+    "valid/mlm_loss",
+)
 
 
 def curves(training) -> dict[str, list[tuple[int, float]]]:
@@ -43,6 +50,11 @@ def never_stopped(training):
     return straight
 
 
+@pytest.mark.fault(
+    row="23",
+    fault="SIGKILL of the launcher and all ranks, twice, at any step",
+    required="the same command goes on in the same MLflow run: bitwise the same losses, weights and optimizer state",
+)
 def test_a_killed_training_goes_on_bitwise_in_the_same_mlflow_run(training, never_stopped):
     killed = training()
     killed.kill_after_step(3)  # before the first checkpoint: begins again

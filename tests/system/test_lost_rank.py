@@ -14,6 +14,11 @@ pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
 MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluation.every_steps=5000")
 
 
+@pytest.mark.fault(
+    row="29",
+    fault="a rank stopped by SIGSTOP, and one killed, under the launcher",
+    required="it is named within the timeout; the job ends with a failure and leaves no process",
+)
 @pytest.mark.parametrize(
     ("number", "said"),
     [
@@ -26,8 +31,10 @@ MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluat
 def test_the_last_rank_is_named_and_the_job_ends_with_a_failure(number, said, training):
     run = training(*MANY_STEPS, "health.heartbeat_timeout_seconds=6")
     process = run.start()
+    deadline = time.monotonic() + 240
     while run.last_logged_step() < 3:
         assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the training did not come to the step in time"
         time.sleep(0.05)
     ranks = [p for p in run.processes() if any("--local_rank=1" in word for word in p.cmdline())]
     victim = min(ranks, key=lambda p: (p.create_time(), p.pid))  # the rank, not a worker of its loader
@@ -35,12 +42,12 @@ def test_the_last_rank_is_named_and_the_job_ends_with_a_failure(number, said, tr
     victim.send_signal(number)
     try:
         while (status := read_status(run.output_dir))["state"] == "running":
-            assert time.monotonic() - at < 60, "the other rank waits for ever"
+            assert time.monotonic() - at < 240, "the other rank waits for ever"
             time.sleep(0.1)
     finally:
         if number == signal.SIGSTOP:  # the launcher waits 30 s for a rank that cannot hear it
             victim.send_signal(signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode != 0 and not run.processes()
     assert status["state"] == "failed" and "rank 1 (" in status["cause"], status
     assert "error: rank 1 (" in output and re.search(said, output), output

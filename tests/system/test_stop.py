@@ -13,6 +13,11 @@ pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
 MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluation.every_steps=5000")
 
 
+@pytest.mark.fault(
+    row="28",
+    fault="SIGINT to the launcher and all ranks at once, as Ctrl-C in a terminal",
+    required="a checkpoint, status.json says stopped; the same command goes on",
+)
 def test_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training):
     stopped = training(*MANY_STEPS)
     process = stopped.start()
@@ -20,7 +25,7 @@ def test_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     stopped.kill(signal.SIGINT)  # launcher, ranks and workers alike; the launcher then tells the ranks again
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
 
     status = read_status(stopped.output_dir)
     assert status is not None and status["state"] == "stopped", output
@@ -31,12 +36,17 @@ def test_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training):
     assert f"resuming after step {status['step']:,}" in resumed_output(stopped, status["step"])
 
 
+@pytest.mark.fault(
+    row="27",
+    fault="a file where the folder of checkpoints should be",
+    required="the run fails with a clear error, and its status says so",
+)
 def test_a_run_whose_end_cannot_be_saved_did_not_succeed(training):
     unsaved = training("training.max_steps=2", "schedule.warmup_steps=1")
     unsaved.output_dir.mkdir()
     (unsaved.output_dir / "checkpoints").write_text("a file where the folder should be")
     process = unsaved.start()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode != 0
     assert "error: the run ends after step 2 and its last checkpoint was not saved" in output
     assert "Traceback" not in output

@@ -32,3 +32,12 @@ def test_every_batch_fits_and_one_accumulation_step_less_would_not(length, micro
     assert arithmetic.computed_rows >= arithmetic.global_rows
     rows_a_rank = -(-arithmetic.global_rows // world_size)
     assert (arithmetic.accumulation_steps - 1) * micro < rows_a_rank <= arithmetic.accumulation_steps * micro
+
+
+@given(length=st.just(8), micro=st.integers(1, 8), extra=st.integers(0, 50), world_size=st.integers(1, 16))
+def test_slices_are_consecutive_cover_the_batch_once_and_fit_a_micro_batch(length, micro, extra, world_size):
+    arithmetic = batch_arithmetic(phase(length, micro, micro + extra), world_size)
+    slices = [arithmetic.slice_of(number) for number in range(world_size * arithmetic.accumulation_steps)]
+    assert [row for first, stop in slices for row in range(first, stop)] == list(range(micro + extra))
+    sizes = {stop - first for first, stop in slices}
+    assert max(sizes) <= micro and max(sizes) - min(sizes) <= 1

@@ -19,6 +19,7 @@ from tests.trainer.toy_training import ToyModel, make_config
 from trainer import checkpoint as checkpoints
 from trainer import fragments
 from trainer.checkpoint import ALONE, DataIdentity, TrainState, find_latest, read_state, read_weights
+from trainer.checkpoint_format import MARKER_NAME
 
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
 
@@ -133,6 +134,39 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning_for_the_one_before(damage, 
     warnings: list[str] = []
     assert find_latest(tmp_path, warn=warnings.append).step == 1
     assert len(warnings) == 1 and "step-00000002" in warnings[0]
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(
+    row="24",
+    fault="one rank's file missing, truncated, empty, with 64 flipped bytes; a damaged state or marker; no `latest`",
+    required="two ranks agree on the checkpoint before, with one warning",
+)
+def test_two_ranks_agree_on_the_one_before_whatever_is_torn_and_whoever_sees_it(tmp_path):
+    folder, _ = trained(1)
+    jobs = []
+    for number, (damage, file) in enumerate(
+        (damage, file)
+        for damage in ("missing", "truncated", "empty", "flipped")
+        for file in ("rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors", "state.json", MARKER_NAME)
+        if (damage, file) != ("flipped", MARKER_NAME)  # no sum stands over it; what JSON forgives is harmless
+    ):
+        run = Path(shutil.copytree(folder / "fp32-halves", tmp_path / f"run-{number}"))
+        assert sorted(os.listdir(run / "checkpoints")) == ["step-00000002", "step-00000004"]
+        tear(run / "checkpoints" / "step-00000004" / file, damage)
+        jobs.append({"stage": 1, "accumulation": 1, "output_dir": str(run), "find_only": True})
+    for job, report in zip(jobs, run_jobs(tmp_path, 2, jobs), strict=True):
+        assert report["found"] == [2, 2], job
+        assert len(report["warnings"]) == 1 and "step-00000004" in report["warnings"][0], report
+
+
+def tear(path: Path, damage: str) -> None:
+    if damage == "missing":
+        path.unlink()
+    elif damage == "flipped":
+        flip_bytes(path)
+    else:
+        os.truncate(path, 0 if damage == "empty" else path.stat().st_size // 2)
 
 
 @pytest.mark.parametrize("damage", [d for name, d in DAMAGES.items() if name != "marker missing"])
@@ -371,6 +405,14 @@ def test_one_rank_goes_on_as_two_within_rounding(from_stage, stage, tmp_path):
     job = {"stage": from_stage, "accumulation": 4, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
     run_jobs(tmp_path, 1, [job])
     go_on_as_plain_pytorch(tmp_path, stage, 2)
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize(("from_stage", "stage"), [pytest.param(1, 1, marks=SLOW), pytest.param(3, 2, marks=SLOW)])
+def test_four_ranks_go_on_as_three_that_divide_no_batch_within_rounding(from_stage, stage, tmp_path):
+    job = {"stage": from_stage, "accumulation": 1, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
+    run_jobs(tmp_path, 4, [job])
+    go_on_as_plain_pytorch(tmp_path, stage, 3)
 
 
 def go_on_as_plain_pytorch(folder: Path, stage: int, world_size: int) -> None:

@@ -118,6 +118,20 @@ def test_a_store_that_fails_is_warned_of_and_the_next_save_catches_up(bucket, tm
     assert stored_steps(bucket.url) == [20, 10]
 
 
+def test_what_the_store_lacks_of_a_run_that_is_started_again_is_copied_at_once(bucket, tmp_path):
+    config = make_config(str(tmp_path), 0)
+    saved = checkpoints.save(tmp_path, StillEngine(), TrainState(step=10), config, IDENTITY)
+    again = Run(tmp_path, bucket.url)
+    again.uploader.submit_if_missing(saved)
+    assert again.uploader.close() and again.warnings == []
+    assert stored_steps(bucket.url) == [10]
+    written = bucket.objects()
+    third = Run(tmp_path, bucket.url)
+    third.uploader.submit_if_missing(saved)
+    assert third.uploader._pending == {} and third.uploader.close()
+    assert bucket.objects() == written
+
+
 def test_the_store_keeps_what_the_disk_keeps_and_the_best(bucket, tmp_path):
     run = Run(tmp_path, bucket.url, keep_last=1, keep_best=1, keep_every_steps=40)
     for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)):

@@ -7,7 +7,7 @@ from tests.trainer.toy_training import make_config
 from trainer.checkpoint import DataIdentity, SavedState, TrainState, check_compatible
 from trainer.checkpoint_format import current_versions
 from trainer.config import RunConfig
-from trainer.settings.training import TrainingSettings
+from trainer.settings.training import BatchWarmup, TrainingSettings
 
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
 
@@ -62,6 +62,11 @@ def test_harmless_differences_are_listed(section, values, line):
         ("training", {"seed": 9}, "training.seed was 0 and is 9"),
         ("training", {"precision": "bf16"}, "training.precision was 'fp32' and is 'bf16'"),
         ("training", {"global_batch_tokens": 256}, "phase 0 global_batch_tokens was 128 and is 256"),
+        (
+            "training",
+            {"batch_warmup": BatchWarmup(initial_tokens=16, steps=9)},
+            "phase 0 batch_warmup was None and is {'initial_tokens': 16, 'steps': 9}",
+        ),
         ("data", {"mlm_probability": 0.3}, "data.mlm_probability was 0.15 and is 0.3"),
         ("optimizer", {"learning_rate": 1.0}, "optimizer.learning_rate was 0.0001 and is 1.0"),
         ("schedule", {"warmup_steps": 5}, "schedule.warmup_steps was None and is 5"),

@@ -60,6 +60,21 @@ def test_phases_are_the_runs_steps_and_lengths():
         ),
         (["training.micro_batch_tokens=1000"], "not a multiple of the sequence length 64; the nearest is 1024"),
         (["training.micro_batch_tokens=4096"], "more than training.global_batch_tokens"),
+        (
+            ["training.batch_warmup={initial_tokens: 2048, steps: 9}"],
+            "initial_tokens=2048 is not less than training.gl",
+        ),
+        (
+            ["training.batch_warmup={initial_tokens: 512, steps: 9}"],
+            "more than training.batch_warmup.initial_tokens=512",
+        ),
+        (["training.batch_warmup={initial_tokens: 1030, steps: 9}"], "initial_tokens=1030 is not a multiple"),
+        (["training.batch_warmup={initial_tokens: 1024, steps: 9999}"], "is longer than the 3000 steps"),
+        (
+            ["checkpoint.keep_best=1", "checkpoint.best_metric=valid/pair_accuracy", "data.sentence_pairs=none"],
+            "is never measured with data.sentence_pairs=none",
+        ),
+        (["evaluation.length_bounds=[128, 64]"], "evaluation.length_bounds=[128, 64] must rise"),
         (["model.num_attention_heads=3"], "not a multiple of model.num_attention_heads=3"),
         (["schedule.warmup_steps=5000"], "longer than the run's"),
         (["schedule.decay_steps=5"], "is for schedule.name=warmup_stable_decay"),
@@ -81,6 +96,7 @@ def test_phases_are_the_runs_steps_and_lengths():
         (["model.family=modernbert"], "ModernBERT has neither segments nor a head for pairs"),
         (["model.family=modernbert", "model.num_attention_heads=128"], "gives heads of odd size 1"),
         (["model.family=modernbert", "model.local_attention=127"], "half of it lies on each side"),
+        (["model.global_rope_theta=5"], "never used where model.position_embedding=learned"),
         (["model.family=modernbert", "model.local_attention=null"], "model.local_attention is not set"),
         (["model.family=modernbert", "model.global_attn_every_n_layers=1"], "model.local_attention=128 is never used"),
         (

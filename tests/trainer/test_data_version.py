@@ -128,6 +128,33 @@ def test_a_damaged_newest_checkpoint_leaves_it_to_the_one_before(config: RunConf
     assert begun_with(config.output_dir) == (digest,)
 
 
+def test_on_an_empty_disk_the_stored_checkpoint_says_which_version(
+    config: RunConfig, shards: Path, tmp_path: Path
+) -> None:
+    first = read_manifest(str(shards))
+    store = tmp_path / "store"
+    settings = config.checkpoint.model_copy(update={"upload_to": str(store)})
+    config = config.model_copy(update={"checkpoint": settings})
+    for step in (3, 6):
+        folder = save_checkpoint(config, step, (first.digest,))
+        shutil.copytree(folder, store / folder.name)
+    shutil.rmtree(config.output_dir)
+    remove_some(shards)
+    assert read_manifest(str(shards)).version == 2
+    assert [shard_set.manifest for shard_set in open_data(config)] == [first]
+    (store / "step-00000006" / STATE_NAME).write_text("{}")
+    assert begun_with(config.output_dir, str(store)) == (first.digest,), "a damaged one leaves it to the one before"
+    shutil.rmtree(store)
+    assert begun_with(config.output_dir, str(store)) == ()
+
+
+def test_a_store_that_cannot_be_read_leaves_it_to_the_search_for_a_checkpoint(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_text("a file where the folder should be")
+    assert begun_with(config.output_dir, str(tmp_path / "store")) == ()
+
+
 def test_another_mixture_is_left_to_the_check_of_the_checkpoint(config: RunConfig, shards: Path) -> None:
     save_checkpoint(config, 3, ("a" * 64, "b" * 64))
     assert [shard_set.manifest for shard_set in open_data(config)] == [read_manifest(str(shards))]

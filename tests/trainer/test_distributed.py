@@ -73,3 +73,23 @@ def test_an_error_on_one_rank_ends_all_and_none_waits(mode, told):
     assert first[0] == 1 and second[0] != 0
     assert told in second[2]
     assert "error: another rank was lost" in first[2] and "Traceback" not in first[2]
+
+
+@pytest.mark.spawn
+def test_a_process_outlives_the_reader_of_its_output(tmp_path):
+    program = (
+        "import sys, time, pathlib; from trainer.distributed import outlive_the_reader; outlive_the_reader(); "
+        "print('ready'); done = pathlib.Path(sys.argv[1]); print('to stderr', file=sys.stderr); "
+        "[(time.sleep(0.01), print('x' * 999), print('y', file=sys.stderr)) for _ in range(50)]; done.touch()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "done")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0 and (tmp_path / "done").exists()

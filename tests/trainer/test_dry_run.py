@@ -54,3 +54,19 @@ def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_s
                 load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}", "model.vocab_size=700"]), 2
             )
         )
+
+
+def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():
+    warmup = "training.batch_warmup={initial_tokens: 1024, steps: 4}"
+    sizes = ["training.global_batch_tokens=3072", "training.micro_batch_tokens=512", "training.max_steps=6"]
+    lines = batch_lines(load_settings(RunConfig, "tiny_cpu", [*sizes, warmup]), 2)
+    assert lines[0].endswith(f"6 steps = {2 * 1024 + 2 * 2048 + 2 * 3072:,} tokens")
+    assert [line.strip() for line in lines[2:]] == [
+        "from step 1: 1,024 tokens, 1 accumulation",
+        "from step 3: 2,048 tokens, 2 accumulation",
+        "from step 5: 3,072 tokens, 3 accumulation",
+    ]
+    assert (
+        "of what is computed 33.3% only fills up"
+        in batch_lines(load_settings(RunConfig, "tiny_cpu", [*sizes, warmup]), 3)[2]
+    )

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file
 
 from data_prep.cleaning import Normalisation
-from data_prep.errors import UsageError, UserError
+from data_prep.errors import UserError
 from data_prep.manifest import SourceRecord
 from data_prep.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training import train_tokenizer
@@ -229,15 +229,6 @@ def test_weights_of_another_configuration_are_refused(tokenizer_folder, tmp_path
     del weights["mlm_head.bias"]
     with pytest.raises(UserError, match="mlm_head.bias"):
         export_model(make_config(), weights, tokenizer_folder, tmp_path / "out")
-
-
-def test_a_folder_with_something_in_it_is_refused_and_left_alone(tokenizer_folder, tmp_path):
-    config = make_config()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="not empty"):
-        export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
 def test_a_tokenizer_with_more_pieces_than_the_model_is_refused(tokenizer_folder, tmp_path):

@@ -40,7 +40,7 @@ def test_a_spike_names_the_global_samples_of_its_step():
     for step, loss in enumerate([*falling_losses(300), 9.0], start=1):
         said += health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss})
     assert len(said) == 1 and health.num_spikes == 1
-    assert "step 301" in said[0] and "--phase 0 --epoch 1 --samples 4816:4832" in said[0]
+    assert "step 301" in said[0] and "--phase 0 --epoch 1 --samples 4816:4832 --step 300" in said[0]
 
 
 def test_losses_that_are_not_finite_do_not_enter_the_median():

@@ -19,10 +19,12 @@ from transformers import (
 
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import load_settings
+from data_prep.tokenizer import Tokenizer
+from tests.foreign_tokenizers import WRITERS
 from trainer.checkpoint import ALONE
 from trainer.config import RunConfig
 from trainer.data.batch import Batch
-from trainer.init_from import load_initial_weights
+from trainer.init_from import SHUT, load_initial_weights
 from trainer.model.pretraining import PretrainingModel
 from trainer.settings.model import ModelSettings
 
@@ -89,18 +91,41 @@ def make_batch() -> Batch:
     )
 
 
-def test_the_first_loss_is_transformers_on_the_same_batch(family, folder):
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multiple):
+    """Also where rows were added that only pad the vocabulary: they take no probability and get no gradient."""
     has_pairs = family == "bert"
-    model, lines = begin(OURS[family], folder, has_pairs)
+    model, lines = begin(OURS[family].model_copy(update={"pad_vocab_size_to_multiple_of": multiple}), folder, has_pairs)
     batch = make_batch()
     labels = torch.full((2 * LENGTH,), -100).scatter(0, batch.masked_positions, batch.labels).view(2, LENGTH)
     pairs = {"next_sentence_label": batch.next_sentence_labels} if has_pairs else {}
+    ours = model(batch)
     with torch.no_grad():
-        ours = model(batch)
         theirs = make_theirs(family)(input_ids=batch.input_ids.view(2, LENGTH), labels=labels, **pairs)
     loss = ours.mlm_loss_sum / len(batch.labels) + (ours.nsp_loss_sum / 2 if has_pairs else 0.0)
     torch.testing.assert_close(loss, theirs.loss, rtol=1e-5, atol=0)
-    assert len(lines) == 1 and "beginning with the weights of" in lines[0]
+    assert "beginning with the weights of" in lines[0] and len(lines) == (1 if multiple == 1 else 2)
+    loss.backward()
+    padding = model.mlm_head.bias.grad[70:]
+    assert len(padding) == (0 if multiple == 1 else 58) and not padding.any()
+
+
+def test_a_piece_that_the_checkpoint_lacks_begins_open_and_padding_shut(family, folder):
+    config = OURS[family].model_copy(update={"vocab_size": 73, "pad_vocab_size_to_multiple_of": 16})
+    model, _ = begin(config, folder)
+    assert model.mlm_head.bias[70:].tolist() == [0.0] * 3 + [SHUT] * 7
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, writer, family):
+    model = PretrainingModel(OURS[family], next_sentence=False)
+    lines = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
+    assert "carries no tokenizer.json: that its ids are those of the shards is not checked" in lines[-1]
+    fingerprint = Tokenizer.load(WRITERS[writer](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
+    lines = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint=fingerprint)
+    assert len(lines) == 1
+    with pytest.raises(UserError, match=f"fingerprint {fingerprint}, and the shards were made with {'0' * 64}"):
+        load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
 
 
 def test_rows_that_the_vocabulary_has_more_are_initialised_and_told(family, folder):

@@ -12,7 +12,9 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from trainer import registry
 from trainer.mlflow_server import connect
-from trainer.registry import check_names, provenance_tags, pull, register
+from trainer.registry import provenance_tags, register
+from trainer.registry_names import check_names
+from trainer.registry_pull import pull
 
 PROVENANCE = {
     "step": 7,
@@ -140,30 +142,6 @@ def test_a_file_changed_in_the_store_is_noticed(exported: Path, store: str, tmp_
     assert not (tmp_path / "model").exists()
 
 
-def test_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
-    exported: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow import MlflowClient
-
-    first = register(exported, "upload", "champion", store)
-    upload = MlflowClient.log_model_artifacts
-
-    def break_off(client: Any, model_id: str, local_dir: str, *more: Any) -> None:
-        shutil.rmtree(Path(local_dir) / "hf")
-        upload(client, model_id, local_dir, *more)
-        raise OSError("connection reset")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, "log_model_artifacts", break_off)
-        with pytest.raises(UserError, match="connection reset.*No alias was moved"):
-            register(exported, "upload", "champion", store)
-    assert [version.version for version in connect(store).search_model_versions("name='upload'")] == [
-        int(first.version)
-    ]
-    again = register(exported, "upload", "champion", store)
-    assert connect(store).get_model_version_by_alias("upload", "champion").version == int(again.version) == 2
-
-
 def test_a_version_that_cannot_be_read_back_is_taken_away(
     exported: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +201,7 @@ def test_a_destination_that_holds_something_is_left_alone(
 
 
 def test_a_server_that_is_away_is_told_in_one_paragraph(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "UPLOAD_RETRIES", 0)
+    monkeypatch.setattr("trainer.mlflow_server.UPLOAD_RETRIES", 0)
     with pytest.raises(UserError, match=r"http://\*\*\*@127.0.0.1:1 failed"):
         register(exported, "birds", None, "http://me:secret1@127.0.0.1:1")
 

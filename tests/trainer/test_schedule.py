@@ -1,10 +1,19 @@
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.schedule import learning_rate, masking_rate
+from trainer.schedule import (
+    global_batch_sizes,
+    global_batch_tokens,
+    learning_rate,
+    masking_rate,
+    tokens_of_phase,
+    tokens_of_run,
+)
 from trainer.settings.data import DataSettings
-from trainer.settings.training import ScheduleSettings
+from trainer.settings.training import BatchWarmup, Phase, ScheduleSettings
 
 
 def rates(max_steps: int, **settings: object) -> list[float]:
@@ -72,3 +81,50 @@ def test_the_masking_rate_goes_straight_from_the_first_step_to_the_last() -> Non
     assert masking_rate(0, 1, falling) == 0.3
     constant = DataSettings(shards="x")
     assert {masking_rate(step, 9, constant) for step in range(9)} == {0.15}
+
+
+def growing(initial: int, full: int, warmup_steps: int) -> Phase:
+    return Phase(
+        steps=1000,
+        sequence_length=8,
+        micro_batch_tokens=8,
+        global_batch_tokens=full,
+        batch_warmup=BatchWarmup(initial_tokens=initial, steps=warmup_steps),
+    )
+
+
+def test_a_batch_grows_by_its_first_size_and_each_size_has_as_many_steps():
+    phase = growing(8, 32, 6)
+    assert [global_batch_tokens(step, phase) for step in range(8)] == [8, 8, 16, 16, 24, 24, 32, 32]
+
+
+def test_the_sizes_are_told_with_their_first_steps():
+    assert global_batch_sizes(growing(8, 32, 6)) == [(0, 8), (2, 16), (4, 24), (6, 32)]
+    assert global_batch_sizes(growing(8, 32, 6).model_copy(update={"batch_warmup": None})) == [(0, 32)]
+
+
+def test_the_sizes_of_modernbert():
+    """768 to 4,608 rows: six sizes, five of them in the warm-up."""
+    phase = growing(768 * 8, 4608 * 8, 500)
+    sizes = [global_batch_tokens(step, phase) // 8 for step in range(501)]
+    assert sorted(set(sizes)) == [768, 1536, 2304, 3072, 3840, 4608]
+    assert {sizes.count(size) for size in set(sizes) - {4608}} == {100}
+
+
+@given(initial=st.integers(1, 9), full=st.integers(10, 99), steps=st.integers(1, 50), stop=st.integers(0, 120))
+def test_a_batch_never_shrinks_and_its_tokens_add_up(initial, full, steps, stop):
+    phase = growing(initial * 8, full * 8, steps)
+    sizes = [global_batch_tokens(step, phase) for step in range(121)]
+    assert sizes == sorted(sizes) and sizes[0] == initial * 8 and set(sizes[steps:]) == {full * 8}
+    assert all(size % (initial * 8) == 0 for size in sizes[:steps])
+    counts = Counter(sizes[:steps]).values()
+    assert max(counts) - min(counts) <= 1
+    for first in (0, stop // 2):
+        assert tokens_of_phase(phase, first, stop) == sum(sizes[first:stop])
+
+
+def test_the_tokens_left_of_a_run_count_through_its_phases():
+    phases, steps = (growing(8, 32, 6), growing(16, 32, 2)), (8, 4)
+    sizes = [8, 8, 16, 16, 24, 24, 32, 32] + [16, 16, 32, 32]
+    for first in range(13):
+        assert tokens_of_run(phases, steps, first) == sum(sizes[first:])

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from data_prep.settings import load_settings
-from trainer.batch_arithmetic import batch_arithmetic
 from trainer.branching import Branch, branched, is_on
 from trainer.checkpoint import TrainState
 from trainer.config import RunConfig
@@ -32,8 +31,7 @@ def batches(shards: Path, rank: int, world_size: int, micro_rows: int, steps: in
         SampleRange(phase=0, epoch=1, first=0, stop=5),
         SampleRange(phase=1, epoch=0, first=0, stop=5),
     ]
-    arithmetic = batch_arithmetic(phase, world_size)
-    return [without_skipped(batch, skipped, arithmetic) for batch in itertools.islice(loader, steps)]
+    return [without_skipped(batch, skipped) for batch in itertools.islice(loader, steps)]
 
 
 def labelled_rows(shards: Path, world_size: int, micro_rows: int) -> list[dict[int, tuple[int, int]]]:
@@ -62,10 +60,7 @@ def test_the_skipped_samples_and_no_others_lose_their_predictions_on_any_number_
 def test_what_is_not_skipped_is_the_same_batch(small_shards):
     (batch, *_) = batches(small_shards, 0, 1, 13)
     skipped = [SampleRange(phase=0, epoch=0, first=13, stop=20)]
-    config = load_settings(
-        RunConfig, "tiny_cpu", ["training.global_batch_tokens=832", "training.micro_batch_tokens=832"]
-    )
-    assert without_skipped(batch, skipped, batch_arithmetic(config.phases[0], 1)) is batch
+    assert without_skipped(batch, skipped) is batch
 
 
 def test_a_branch_is_recorded_in_the_state_and_found_again():

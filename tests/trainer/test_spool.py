@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.errors import UserError
-from trainer.spool import Point, Spool, parse_line
+from trainer.spool import Spool
+from trainer.spool_folder import Point, parse_line
 
 
 def open_spool(folder: Path) -> Spool:
@@ -145,11 +146,11 @@ def test_what_was_sent_is_forgotten_when_the_folder_is_older_than_the_note(tmp_p
 
 def test_texts_are_kept_with_their_digests(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
-    spool.put_artifact("config/resolved.yaml", "a: 1\n")
+    spool.put_artifact("config/resolved.yaml", b"a: 1\n")
     before = open_spool(tmp_path).record.artifacts
     assert list(before) == ["config/resolved.yaml"]
     assert (tmp_path / "artifacts" / "config" / "resolved.yaml").read_text() == "a: 1\n"
-    spool.put_artifact("config/resolved.yaml", "a: 2\n")
+    spool.put_artifact("config/resolved.yaml", b"a: 2\n")
     assert open_spool(tmp_path).record.artifacts != before
 
 

@@ -34,7 +34,16 @@ def test_a_signal_asks_for_a_stop(clock, number):
     stop = StopSignal()
     assert not stop.asked
     os.kill(os.getpid(), number)
-    assert stop.asked
+    assert stop.asked and stop.cause == signal.Signals(number).name
+
+
+def test_the_loss_of_the_launcher_asks_for_a_stop(clock, monkeypatch):
+    told = []
+    monkeypatch.setattr(stop_signal, "watch_launcher", told.append)
+    stop = StopSignal()
+    assert stop.cause == "a signal to another rank"
+    told[0]()
+    assert stop.asked and stop.cause == "the loss of its launcher"
 
 
 def test_a_launcher_that_passes_ctrl_c_on_asks_no_second_time(clock):

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 def interval(*work: tuple[float, float]) -> Interval:
     ranks = tuple(RankWork(data, forward, 1000 + number) for number, (data, forward) in enumerate(work))
-    return Interval(num_steps=10, seconds=20.0, tokens=40_000, ranks=ranks)
+    return Interval(num_steps=10, seconds=20.0, tokens=40_000, rows=10 * 32, ranks=ranks)
 
 
 def test_the_interval_tells_speed_waiting_the_slowest_rank_and_the_largest_memory():

@@ -46,7 +46,7 @@ def start_ranks(arguments: list[str], world_size: int) -> list[subprocess.Popen[
     ]
 
 
-def finish(processes: list[subprocess.Popen[str]], timeout: float = 120) -> list[tuple[int, str, str]]:
+def finish(processes: list[subprocess.Popen[str]], timeout: float = 400) -> list[tuple[int, str, str]]:
     """(exit status, stdout, stderr) of every rank."""
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]

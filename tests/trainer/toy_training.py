@@ -23,7 +23,7 @@ from trainer import checkpoint as checkpoints
 from trainer.checkpoint import DataIdentity, TrainState
 from trainer.checkpoint_upload import Uploader
 from trainer.config import RunConfig
-from trainer.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down
+from trainer.distributed import Ranks, barrier, gather_objects, initialize_distributed, run_rank, shut_down
 from trainer.engine import Engine, build_engine
 from trainer.settings.data import DataSettings
 from trainer.settings.training import OptimizerSettings, TrainingSettings, ZeroSettings
@@ -110,6 +110,10 @@ def take_step(engine: Engine, ranks: Ranks, step: int, accumulation: int, dropou
 def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Start or resume, train `steps` steps, save; report losses, norms and whether the forward's weights are right."""
     output_dir, remote = job["output_dir"].replace("RANK", str(ranks.rank)), job.get("upload_to")
+    if job.get("find_only"):
+        warnings: list[str] = []
+        found = checkpoints.find_latest(output_dir, ranks, warnings.append, stage=job["stage"])
+        return {"found": gather_objects(found and found.step, ranks), "warnings": warnings}
     config = make_config(output_dir, job["stage"], job.get("precision", "fp32"), job.get("offload", False))
     if remote is not None:  # each rank is a node with a disk of its own
         ranks = replace(ranks, local_rank=0)

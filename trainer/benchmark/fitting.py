@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 RESOLUTION = 1 / 8
 """How near the search comes to the limit, relative to it."""
 
@@ -30,12 +28,3 @@ def largest_that_fits(fits: Callable[[int], bool], first: int, limit: int) -> in
         else:
             number = (good + bad) // 2
     return good
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether this error, or one behind it, says that a device's memory ran out."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

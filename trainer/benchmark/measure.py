@@ -136,7 +136,8 @@ class Training:
             clock.mark()
         seconds = clock.seconds()
         own = RankWork(*work.read(), peak_memory_bytes(device))
-        interval = Interval(num_steps, sum(seconds), tokens, tuple(gather_objects(own, self.ranks)))
+        rows = num_steps * self.phase.global_batch_tokens // self.phase.sequence_length
+        interval = Interval(num_steps, sum(seconds), tokens, rows, tuple(gather_objects(own, self.ranks)))
         return self._describe(interval, seconds)
 
     def _describe(self, interval: Interval, seconds: list[float]) -> Measurement:
@@ -188,6 +189,7 @@ def with_micro_batch(config: RunConfig, phase_number: int, micro_batch_tokens: i
     training = config.training.model_copy(
         update={
             "phases": (),
+            "batch_warmup": None,
             "max_steps": config.max_steps,
             "micro_batch_tokens": micro_batch_tokens,
             "global_batch_tokens": max(phase.global_batch_tokens, micro_batch_tokens * world_size),

@@ -16,9 +16,9 @@ from trainer.benchmark.measure import Measurement
 from trainer.benchmark.profiling import Operation
 from trainer.config import RunConfig, without_secrets
 from trainer.distributed import Ranks
+from trainer.environment import describe_environment, git_revision
 from trainer.model.sizes import FLOPS_FORMULA, num_parameters
 from trainer.throughput import flops_per_place, peak_flops
-from trainer.tracking import describe_environment, git_revision
 
 GIB = 1 << 30
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from data_prep.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
+from data_prep.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
 from trainer.data.shard_set import Shard
@@ -59,7 +59,13 @@ def without_damaged(segments: Segments, shards: Sequence[Shard]) -> tuple[Segmen
     return kept, len(np.unique(segments.rows[gone]))
 
 
-def assemble_rows(segments: Segments, tokens: np.ndarray, num_rows: int, shape: RowShape) -> Rows:
+def assemble_rows(
+    segments: Segments,
+    tokens: np.ndarray,
+    num_rows: int,
+    shape: RowShape,
+    special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS,
+) -> Rows:
     """Lay segments into rows with their special tokens; what they leave of a row are dead places.
 
     Dead places hold [PAD] and are a sequence of their own; rows without segments are dead altogether.
@@ -76,11 +82,11 @@ def assemble_rows(segments: Segments, tokens: np.ndarray, num_rows: int, shape: 
     firsts = np.cumsum(places) - places + row_shifts[segments.rows]
     token_firsts = firsts + opens
 
-    input_ids = np.full(num_rows * length, PAD_TOKEN_ID)
+    input_ids = np.full(num_rows * length, special_tokens.pad)
     shifts = token_firsts - (np.cumsum(segments.lengths) - segments.lengths)
     input_ids[np.repeat(shifts, segments.lengths) + np.arange(len(tokens))] = tokens
-    input_ids[firsts[opens]] = CLS_TOKEN_ID
-    input_ids[token_firsts + segments.lengths] = SEP_TOKEN_ID
+    input_ids[firsts[opens]] = special_tokens.cls
+    input_ids[token_firsts + segments.lengths] = special_tokens.sep
 
     with_dead = np.flatnonzero(used < length)
     starts = np.sort(np.concatenate([firsts[opens], with_dead * length + used[with_dead]]))

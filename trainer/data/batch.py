@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from data_prep.tokenizer import PAD_TOKEN_ID
+from data_prep.special_tokens import PAD_TOKEN_ID
 
 IGNORED = -100
 """Label of a place without a prediction, as in `torch.nn.functional.cross_entropy`."""
@@ -43,6 +43,8 @@ class Batch:
     """L: places in a row, the largest length of a sequence."""
     num_unreadable_rows: int = 0
     """Rows that are dead because their shard is damaged (`data.on_corrupt_shard=skip`)."""
+    pad_token_id: int = PAD_TOKEN_ID
+    """What the dead places hold."""
 
     @property
     def num_rows(self) -> int:
@@ -51,7 +53,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """Places that hold a token; the dead places that close a row are left out."""
-        return int((self.input_ids != PAD_TOKEN_ID).sum())
+        return int((self.input_ids != self.pad_token_id).sum())
 
     @property
     def num_masked(self) -> int:
@@ -70,21 +72,26 @@ class Batch:
     def pack(self) -> torch.Tensor:
         """All of it as one (N,) int64 tensor: one tensor is handed on between processes faster than eight."""
         tensors = [getattr(self, name) for name in TENSOR_NAMES]
-        numbers = (self.sequence_length, self.num_unreadable_rows)
+        numbers = (self.sequence_length, self.num_unreadable_rows, self.pad_token_id)
         header = torch.tensor([*numbers, *(tensor.numel() for tensor in tensors)])
         return torch.cat([header, *(_as_int64(tensor) for tensor in tensors)])
 
     @classmethod
     def unpack(cls, packed: torch.Tensor) -> Batch:
         """The batch that `pack` made; its tensors share the memory of `packed`."""
-        header_size = len(TENSOR_NAMES) + 2
-        sequence_length, num_unreadable_rows, *numbers = packed[:header_size].tolist()
+        header_size = len(TENSOR_NAMES) + 3
+        sequence_length, num_unreadable_rows, pad_token_id, *numbers = packed[:header_size].tolist()
         sizes = dict(zip(TENSOR_NAMES, numbers, strict=True))
         words = [-(-size // 2) if name == "cu_seqlens" else size for name, size in sizes.items()]
         parts = packed[header_size:].split(words)
         tensors = dict(zip(TENSOR_NAMES, parts, strict=True))
         tensors["cu_seqlens"] = tensors["cu_seqlens"].view(torch.int32)[: sizes["cu_seqlens"]]
-        return cls(**tensors, sequence_length=sequence_length, num_unreadable_rows=num_unreadable_rows)
+        return cls(
+            **tensors,
+            sequence_length=sequence_length,
+            num_unreadable_rows=num_unreadable_rows,
+            pad_token_id=pad_token_id,
+        )
 
 
 TENSOR_NAMES = tuple(field.name for field in fields(Batch) if field.type == "torch.Tensor")

@@ -14,20 +14,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.data import DataLoader
 
-from data_prep import storage
 from data_prep.errors import UserError
-from data_prep.tokenizer import Tokenizer
-from trainer.batch_arithmetic import batch_arithmetic
+from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.data.batch import Batch
-from trainer.data.masking import Masking
+from trainer.data.from_settings import check_enough_rows, masking_of, row_settings, shards_of, training_samples
 from trainer.data.micro_batches import MicroBatches, Slice
-from trainer.data.passes import RowSettings, row_shape
+from trainer.data.passes import row_shape
 from trainer.data.randomness import Purpose
-from trainer.data.samples import SampleSpace
 from trainer.data.sentence_pairs import PairCounts
-from trainer.data.shard_set import Shard, ShardSet, Split
-from trainer.data.words import piece_kinds
+from trainer.data.shard_set import ShardSet
 from trainer.data.workers import obey_rank_alone
+from trainer.schedule import global_batch_tokens
 from trainer.settings.data import DataSettings
 from trainer.settings.training import Phase
 
@@ -54,6 +51,8 @@ class GlobalBatch:
     micro_batches: tuple[Batch, ...]
     first_slice: int
     """Number of the first micro-batch among those of all ranks."""
+    arithmetic: BatchArithmetic
+    """How it was cut over ranks and micro-batches."""
     skipped_samples: int
     """Samples at the end of the epoch before, too few for a global batch, that were left out before this one."""
 
@@ -75,6 +74,7 @@ class _Stretch:
     next_position: Position
     skipped_samples: int
     mlm_probability: float
+    arithmetic: BatchArithmetic
 
 
 class Loader:
@@ -92,6 +92,7 @@ class Loader:
         mlm_probability: Callable[[int], float],
         step: int,
         pin_memory: bool = False,
+        phase_start: int = 0,
     ) -> None:
         """Plan the epoch that `position` stands in.
 
@@ -100,36 +101,36 @@ class Loader:
             phase: gives row length and batch sizes; `position.phase` is only passed on.
             mlm_probability: share of tokens to predict after so many completed steps, at most
                 `data.max_mlm_probability`.
-            step: optimizer steps completed at `position`.
+            step: optimizer steps of the run completed at `position`.
+            phase_start: optimizer steps of the run before this phase, from which a batch warm-up counts.
 
         Raises:
             UserError: the data set is empty or smaller than one global batch.
         """
-        self._arithmetic = batch_arithmetic(phase, world_size)
+        self._phase = phase
+        self._phase_start = phase_start
+        self._rank, self._world_size = rank, world_size
         self._position = position
         self._mlm_probability = mlm_probability
         self._step = step
-        self._first_slice = rank * self._arithmetic.accumulation_steps
         self._num_workers = data.num_workers
         self._pin_memory = pin_memory
-        components = [_shards_of(shard_set, "train") for shard_set in shard_sets]
-        settings = _row_settings(data, phase)
-        self._samples = SampleSpace(components, _weights(data, shard_sets), settings, seed, Purpose.TRAINING)
+        self._samples = training_samples(shard_sets, data, phase, seed)
         self._dataset = MicroBatches(
             self._samples,
-            row_shape([shard for shards in components for shard in shards], settings),
-            _masking(data, shard_sets[0]),
-            self._arithmetic.micro_batch_rows,
+            row_shape([shard for each in shard_sets for shard in shards_of(each, "train")], row_settings(data, phase)),
+            masking_of(data, shard_sets[0]),
+            phase.micro_batch_tokens // phase.sequence_length,
             seed,
             Purpose.TRAINING,
             skip_corrupt_shards=data.on_corrupt_shard == "skip",
         )
-        self._check_size(position.epoch)
+        check_enough_rows(self.num_samples(position.epoch), phase)
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches of each rank in a global batch."""
-        return self._arithmetic.accumulation_steps
+        """Micro-batches of each rank in a global batch of full size."""
+        return batch_arithmetic(self._phase, self._world_size).accumulation_steps
 
     def num_samples(self, epoch: int) -> int | None:
         """Rows of an epoch; None for a mixture, whose epochs do not end."""
@@ -143,7 +144,7 @@ class Loader:
         packed_batches = iter(self._data_loader())
         for stretch in self._stretches():
             micro_batches = []
-            for _ in range(self.accumulation_steps):
+            for _ in range(stretch.arithmetic.accumulation_steps):
                 packed = next(packed_batches)
                 if isinstance(packed, UserError):
                     raise packed
@@ -152,7 +153,8 @@ class Loader:
                 position=stretch.position,
                 next_position=stretch.next_position,
                 micro_batches=tuple(micro_batches),
-                first_slice=self._first_slice,
+                first_slice=self._rank * stretch.arithmetic.accumulation_steps,
+                arithmetic=stretch.arithmetic,
                 skipped_samples=stretch.skipped_samples,
             )
 
@@ -176,81 +178,28 @@ class Loader:
 
     def _stretches(self) -> Iterator[_Stretch]:
         """The global batches from the position on, without end."""
-        position, global_rows = self._position, self._arithmetic.global_rows
+        position = self._position
         for step in itertools.count(self._step):
+            tokens = global_batch_tokens(step - self._phase_start, self._phase)
+            arithmetic = batch_arithmetic(self._phase, self._world_size, tokens)
+            global_rows = arithmetic.global_rows
             num_samples = self.num_samples(position.epoch)
             skipped = 0
             if num_samples is not None and position.next_sample + global_rows > num_samples:
                 skipped = max(0, num_samples - position.next_sample)
                 position = Position(position.phase, position.epoch + 1, 0)
-                self._check_size(position.epoch)
+                check_enough_rows(self.num_samples(position.epoch), self._phase)
             following = replace(position, next_sample=position.next_sample + global_rows)
-            yield _Stretch(position, following, skipped, self._mlm_probability(step))
+            yield _Stretch(position, following, skipped, self._mlm_probability(step), arithmetic)
             position = following
 
     def slices(self) -> Iterator[Slice]:
         """The micro-batches of this rank, in order, without end."""
-        arithmetic = self._arithmetic
-        num_slices = arithmetic.world_size * arithmetic.accumulation_steps
-        bounds = [number * arithmetic.global_rows // num_slices for number in range(num_slices + 1)]
-        own = range(self._first_slice, self._first_slice + arithmetic.accumulation_steps)
         for stretch in self._stretches():
-            first = stretch.position.next_sample
-            for number in own:
-                yield Slice(
-                    stretch.position.epoch,
-                    first + bounds[number],
-                    first + bounds[number + 1],
-                    stretch.mlm_probability,
-                )
-
-    def _check_size(self, epoch: int) -> None:
-        num_samples, arithmetic = self.num_samples(epoch), self._arithmetic
-        if num_samples is not None and num_samples < arithmetic.global_rows:
-            length = arithmetic.sequence_length
-            raise UserError(
-                f"data.shards holds {num_samples} rows of {length} places, fewer than the {arithmetic.global_rows} of "
-                f"one global batch (training.global_batch_tokens={arithmetic.global_rows * length}); lower it to "
-                f"{num_samples * length} or less, or prepare more text"
-            )
-
-
-def evaluation_batches(
-    shard_sets: Sequence[ShardSet],
-    data: DataSettings,
-    phase: Phase,
-    seed: int,
-    rank: int,
-    world_size: int,
-    max_tokens: int | None,
-) -> Iterator[Batch]:
-    """The valid split once (or `max_tokens` places of it), the same rows and masks at every call and on any number of
-    ranks; every rank gets the same number of batches, the last ones filled up with dead rows.
-
-    Raises:
-        UserError: the valid split is empty (of a mixture: of every component).
-    """
-    held_out = [shard_set for shard_set in shard_sets if shard_set.shards("valid")] or shard_sets[:1]
-    shards = [shard for shard_set in held_out for shard in _shards_of(shard_set, "valid")]
-    settings = _row_settings(data, phase)
-    samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
-    num_rows = phase.micro_batch_tokens // phase.sequence_length
-    batches = MicroBatches(
-        samples,
-        row_shape(shards, settings),
-        _masking(data, shard_sets[0]),
-        num_rows,
-        seed,
-        Purpose.EVALUATION,
-        skip_corrupt_shards=data.on_corrupt_shard == "skip",
-    )
-    total = samples.open_pass(epoch=0).num_rows
-    if max_tokens is not None:
-        total = min(total, max(1, max_tokens // phase.sequence_length))
-    rows_of_all_ranks = num_rows * world_size
-    for first in range(0, total, rows_of_all_ranks):
-        own = first + rank * num_rows
-        yield batches.build(Slice(0, min(own, total), min(own + num_rows, total), data.evaluated_mlm_probability))
+            accumulation_steps = stretch.arithmetic.accumulation_steps
+            for number in range(self._rank * accumulation_steps, (self._rank + 1) * accumulation_steps):
+                first, stop = (stretch.position.next_sample + row for row in stretch.arithmetic.slice_of(number))
+                yield Slice(stretch.position.epoch, first, stop, stretch.mlm_probability)
 
 
 @dataclass(frozen=True)
@@ -261,43 +210,6 @@ class _Slices:
 
     def __iter__(self) -> Iterator[Slice]:
         return self.loader.slices()
-
-
-def _row_settings(data: DataSettings, phase: Phase) -> RowSettings:
-    task = None if data.sentence_pairs == "none" else data.sentence_pairs
-    return RowSettings(phase.sequence_length, task, data.short_seq_probability)
-
-
-def _weights(data: DataSettings, shard_sets: Sequence[ShardSet]) -> list[float]:
-    """Of each component, the one given, else its tokens tempered (Conneau et al. 2019, "XLM-R", section 3.1)."""
-    tokens = [shard_set.manifest.train.tokens for shard_set in shard_sets]
-    return [
-        component.weight if component.weight is not None else count**data.sampling_alpha
-        for component, count in zip(data.components, tokens, strict=True)
-    ]
-
-
-def _masking(data: DataSettings, shard_set: ShardSet) -> Masking:
-    kinds = None if data.mask_unit == "token" else piece_kinds(Tokenizer.load(shard_set.tokenizer_folder).pieces)
-    return Masking(
-        data.max_mlm_probability,
-        data.mask_share,
-        data.random_share,
-        shard_set.manifest.tokenizer.vocab_size,
-        data.mask_unit,
-        kinds,
-        data.mean_span_words,
-    )
-
-
-def _shards_of(shard_set: ShardSet, split: Split) -> list[Shard]:
-    shards = shard_set.shards(split)
-    if not shards:
-        raise UserError(
-            f"the shards {storage.redact(shard_set.url)} hold no document in the split '{split}'; prepare more text, "
-            "or another share of valid documents"
-        )
-    return shards
 
 
 def _as_it_is(value: torch.Tensor | UserError) -> torch.Tensor | UserError:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from data_prep.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS
+from data_prep.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.data.batch import IGNORED
 from trainer.data.mask_units import choose_parts, choose_tokens, choose_whole, split_spans
 from trainer.data.randomness import below, fold, high_bits, low_bits, uniform
 from trainer.data.words import word_starts
-
-NUM_SPECIAL_TOKENS = len(SPECIAL_TOKENS)
 
 # Counters under a row's key: 0 to L - 1 choose places, these draw the rest.
 _TREATMENT = 1 << 32
@@ -39,6 +38,7 @@ class Masking:
         unit: what is masked together.
         kinds: (vocab_size,) the `piece_kinds` of the vocabulary, for words and spans.
         mean_span_words: of the geometric distribution of span lengths, in words.
+        special_tokens: never predicted, and never put in a token's place but for [MASK].
     """
 
     mlm_probability: float
@@ -48,6 +48,12 @@ class Masking:
     unit: MaskingUnit = "token"
     kinds: np.ndarray | None = None
     mean_span_words: float = 3.0
+    special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
+
+    @cached_property
+    def ordinary_ids(self) -> np.ndarray:
+        """(n,) int64: the ids that may stand in for another."""
+        return self.special_tokens.ordinary(self.vocab_size)
 
     def max_masked(self, sequence_length: int) -> int:
         """The most tokens that a row can predict."""
@@ -72,7 +78,7 @@ def mask_rows(
     """Mask rows of L places.
 
     Args:
-        input_ids: (R, L) int64; ids below `NUM_SPECIAL_TOKENS` are never chosen.
+        input_ids: (R, L) int64; special tokens are never chosen.
         keys: (R,) uint64, of (seed, epoch, sample).
         probability: share of the tokens to predict here and now, at most `masking.mlm_probability`, its default.
     """
@@ -87,9 +93,9 @@ def mask_rows(
     # A span is treated as one, so that none of its tokens gives away the others.
     share_draws = draws if unit_starts is None else fold(keys[rows], unit_starts.reshape(-1)[positions] + _TREATMENT)
     share = high_bits(share_draws)
-    random_ids = NUM_SPECIAL_TOKENS + below(low_bits(draws), masking.vocab_size - NUM_SPECIAL_TOKENS)
+    random_ids = masking.ordinary_ids[below(low_bits(draws), len(masking.ordinary_ids))]
     seen = np.where(share < (masking.mask_share + masking.random_share) * 2**32, random_ids, originals)
-    seen = np.where(share < masking.mask_share * 2**32, MASK_TOKEN_ID, seen)
+    seen = np.where(share < masking.mask_share * 2**32, masking.special_tokens.mask, seen)
 
     masked_ids = input_ids.reshape(-1).copy()
     masked_ids[positions] = seen
@@ -105,7 +111,7 @@ def _choose(
     input_ids: np.ndarray, keys: np.ndarray, masking: Masking, probability: float
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Which places are predicted, (R, L) bool; and with spans the place at which each one's span begins, (R, L)."""
-    maskable = input_ids >= NUM_SPECIAL_TOKENS
+    maskable = masking.special_tokens.are_ordinary(input_ids)
     budgets = np.floor(probability * maskable.sum(1) + uniform(fold(keys, _NUM_MASKED))).astype(np.int64)
     hashes = fold(keys[:, None], np.arange(input_ids.shape[1]))
     if masking.unit == "token":

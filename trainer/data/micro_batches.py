@@ -12,8 +12,10 @@ from data_prep.errors import UserError
 from trainer.data.assemble import RowShape, assemble_rows, read_segments, without_damaged
 from trainer.data.batch import Batch
 from trainer.data.masking import Masking, mask_rows
+from trainer.data.packing import Segments
 from trainer.data.randomness import Purpose, fold, root_key
 from trainer.data.samples import SampleSpace
+from trainer.data.shard_set import Shard
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,22 @@ class MicroBatches(Dataset):
         except UserError as error:
             return error
 
+    def plan(self, which: Slice) -> tuple[Segments, list[Shard], int]:
+        """The segments of a slice, the shards that they lie in, and the number of its rows that cannot be read."""
+        segments, shards = self._samples.segments(which.epoch, np.arange(which.first, which.stop))
+        num_unreadable_rows = 0
+        if self._skip_corrupt_shards:
+            segments, num_unreadable_rows = without_damaged(segments, shards)
+        return segments, shards, num_unreadable_rows
+
     def build(self, which: Slice) -> Batch:
         """The micro-batch of `num_rows` rows: the slice's, then dead ones."""
         length = self._shape.sequence_length
         numbers = np.arange(which.first, which.first + self._num_rows)
-        segments, shards = self._samples.segments(which.epoch, numbers[: which.stop - which.first])
-        num_unreadable_rows = 0
-        if self._skip_corrupt_shards:
-            segments, num_unreadable_rows = without_damaged(segments, shards)
-        rows = assemble_rows(segments, read_segments(segments, shards), self._num_rows, self._shape)
+        segments, shards, num_unreadable_rows = self.plan(which)
+        special_tokens = self._masking.special_tokens
+        tokens = read_segments(segments, shards)
+        rows = assemble_rows(segments, tokens, self._num_rows, self._shape, special_tokens)
         keys = fold(fold(self._mask_key, which.epoch), numbers)
         masked = mask_rows(rows.input_ids.reshape(self._num_rows, length), keys, self._masking, which.mlm_probability)
         return Batch(
@@ -76,4 +85,5 @@ class MicroBatches(Dataset):
             next_sentence_labels=torch.from_numpy(rows.next_sentence_labels),
             sequence_length=length,
             num_unreadable_rows=num_unreadable_rows,
+            pad_token_id=special_tokens.pad,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from data_prep.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID
 from trainer.data.batch import IGNORED, Batch
 
 
@@ -19,7 +18,7 @@ def to_padded(batch: Batch) -> dict[str, torch.Tensor]:
     total = batch.input_ids.numel()
     starts = torch.unique(batch.cu_seqlens.long())[:-1]  # unused entries repeat the total
     lengths = torch.diff(starts, append=starts.new_tensor([total]))
-    alive = batch.input_ids[starts] == CLS_TOKEN_ID  # a row's dead places are a sequence of their own, of [PAD]
+    alive = batch.input_ids[starts] != batch.pad_token_id  # a row's dead places are a sequence of their own, of [PAD]
     starts, lengths = starts[alive], lengths[alive]
 
     labels = torch.full_like(batch.input_ids, IGNORED)
@@ -37,7 +36,7 @@ def to_padded(batch: Batch) -> dict[str, torch.Tensor]:
         return torch.where(attended, values[flat], filler)
 
     return {
-        "input_ids": padded(batch.input_ids, PAD_TOKEN_ID),
+        "input_ids": padded(batch.input_ids, batch.pad_token_id),
         "attention_mask": attended.long(),
         "token_type_ids": padded(batch.token_type_ids, 0),
         "labels": padded(labels, IGNORED),

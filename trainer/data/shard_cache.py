@@ -88,8 +88,14 @@ class ShardCache:
                     break
                 except (OSError, UserError) as error:
                     # The disk is full though the cache is not: whatever can go makes room, and it is tried again.
-                    if not _is_disk_full(error) or not self._remove_oldest():
+                    if _is_disk_full(error) and self._remove_oldest():
+                        continue
+                    if isinstance(error, UserError):
                         raise
+                    raise UserError(
+                        f"the cache {self._folder} cannot be written: {error.strerror or error}; make space there for "
+                        "the shards that are read at once (two windows of 16), or set data.cache_dir to another folder"
+                    ) from None
             _check(file, partial)
             os.replace(partial, path)
             self._make_room(0, path)  # others may have come meanwhile

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_prep.tokenizer import MASK_TOKEN_ID, PAD_TOKEN_ID, SPECIAL_TOKENS, Tokenizer
+from data_prep.tokenizer import Tokenizer
 from trainer.data.batch import IGNORED, Batch
 
 LEGEND = "⟦word⟧ masked   ⟦word→other⟧ replaced by a random piece   ⟦word=⟧ predicted, though it stands there"
@@ -48,11 +48,12 @@ class _Text:
 
     def __init__(self, batch: Batch, tokenizer: Tokenizer, colour: bool) -> None:
         self._tokenizer, self._colour = tokenizer, colour
+        self._special = frozenset(tokenizer.special_tokens.ids)
         self._seen = batch.input_ids.numpy()
         self._originals = np.full(len(self._seen), IGNORED)
         used = batch.labels.numpy() != IGNORED
         self._originals[batch.masked_positions.numpy()[used]] = batch.labels.numpy()[used]
-        self.filled = self._seen != PAD_TOKEN_ID
+        self.filled = self._seen != batch.pad_token_id
 
     def summary(self, first: int, stop: int) -> str:
         """Fill rate and predictions of the places from `first` to `stop` - 1."""
@@ -76,15 +77,15 @@ class _Text:
         return "".join([*parts, self._plain(plain)]).strip()
 
     def _kind(self, place: int) -> str:
-        if self._seen[place] == MASK_TOKEN_ID:
+        if self._seen[place] == self._tokenizer.special_tokens.mask:
             return "masked"
         return "kept" if self._seen[place] == self._originals[place] else "random"
 
     def _plain(self, places: list[int]) -> str:
         text, run = "", []
         for token in self._seen[places].tolist():
-            if token < len(SPECIAL_TOKENS):
-                text += self._tokenizer.decode(run) + f" {SPECIAL_TOKENS[token]}"
+            if token in self._special:
+                text += self._tokenizer.decode(run) + f" {self._tokenizer.vocabulary[token].text}"
                 run = []
             else:
                 run.append(token)

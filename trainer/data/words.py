@@ -2,7 +2,8 @@
 
 A word is what stands between two spaces: its first piece begins with the metaspace (U+2581), the others do not. In
 scripts that write no spaces that would be a whole clause, so there every piece is a word of its own. A character that
-the vocabulary lacks is several byte pieces, which stay together.
+the vocabulary lacks is several byte pieces, which stay together. Pieces of a foreign vocabulary come in the same form
+(`data_prep.foreign_files`), where white space of other kinds can stand in a piece and counts as the metaspace does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _WITHOUT_SPACES = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Javanese}"
     r"\u3000-\u303f\uff00-\uffef]"
 )
-_BYTE = regex.compile(r"<0x([0-9A-F]{2})>")
+_BYTES = regex.compile(r"<0x([0-9A-F]{2})>(?:<0x[0-9A-F]{2}>)*")
 _FIRST_LEAD_OF_THREE_BYTES = 0xE0  # of characters from U+0800 on: hardly ever one of a script with spaces
 
 
@@ -65,14 +66,14 @@ def word_starts(input_ids: np.ndarray, maskable: np.ndarray, kinds: np.ndarray) 
 
 
 def _kind(piece: str) -> PieceKind:
-    byte = _BYTE.fullmatch(piece)
+    byte = _BYTES.fullmatch(piece)
     if byte:
         value = int(byte[1], 16)
         if 0x80 <= value < 0xC0:
             return PieceKind.CONTINUES
         return PieceKind.ALONE if value >= _FIRST_LEAD_OF_THREE_BYTES else PieceKind.JOINS
-    if piece == METASPACE:
+    if all(character == METASPACE or character.isspace() for character in piece):
         return PieceKind.SPACE
     if _WITHOUT_SPACES.search(piece):
         return PieceKind.ALONE
-    return PieceKind.OPENS if piece.startswith(METASPACE) else PieceKind.JOINS
+    return PieceKind.OPENS if piece[0] == METASPACE or piece[0].isspace() else PieceKind.JOINS

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.finetune.experiment import Fit
 from trainer.finetune.fitting import Point
-from trainer.mlflow_server import connect, redact
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking import MetricLog, NullTracker, RunStatus, Tracker
 
@@ -18,24 +17,23 @@ PARENT_TAG = "mlflow.parentRunId"
 class ExperimentRuns:
     """The parent run and its children; without tracking all of them are silent."""
 
-    def __init__(self, parent: MetricLog, settings: TrackingSettings | None, folder: Path, tracking_uri: str) -> None:
+    def __init__(self, parent: MetricLog, settings: TrackingSettings | None, folder: Path) -> None:
         self.parent = parent
         self._settings = settings
         self._folder = folder
-        self._tracking_uri = tracking_uri
 
     @classmethod
-    def open(cls, settings: TrackingSettings, folder: Path, tracking_uri: str) -> ExperimentRuns:
+    def open(cls, settings: TrackingSettings, folder: Path) -> ExperimentRuns:
         """Begin the parent run; what is not sent yet waits in `folder`.
 
         Raises:
             UserError: the folder cannot be written.
         """
-        return cls(Tracker.open(settings, folder), settings, folder, tracking_uri)
+        return cls(Tracker.open(settings, folder), settings, folder)
 
     @classmethod
     def silent(cls) -> ExperimentRuns:
-        return cls(NullTracker(), None, Path(), "")
+        return cls(NullTracker(), None, Path())
 
     def child(self, variant: str, seed: int, rate: float) -> FitRun:
         """Begin the run of one fit."""
@@ -48,15 +46,6 @@ class ExperimentRuns:
             log.log_tags({PARENT_TAG: self.parent.run_id})
         log.log_params({"variant": variant, "seed": seed, "learning_rate": rate})
         return FitRun(log)
-
-    def log_picture(self, path: Path, warn: Callable[[str], None]) -> None:
-        """Put a PNG beside the parent run; a server that does not take it is told of, no more."""
-        if self._settings is None or self.parent.run_id is None:
-            return
-        try:
-            connect(self._tracking_uri).log_artifact(self.parent.run_id, str(path))
-        except Exception as error:  # whatever a server does: the picture is on disk
-            warn(f"{path.name} was not sent to MLflow ({redact(str(error))[:200]}); it is in {path.parent}")
 
     def close(self, status: RunStatus) -> None:
         self.parent.close(status)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep.tokenizer import PAD_TOKEN_ID
+from data_prep.special_tokens import SpecialTokens
 from trainer.settings.model import ModelSettings
 
 _MODULES = {
@@ -44,7 +44,7 @@ def hugging_face_names(name: str) -> list[str]:
     return [f"{prefix}.{_BLOCK_MODULES[module]}.{kind}"]
 
 
-def hugging_face_config(config: ModelSettings, next_sentence: bool) -> dict[str, Any]:
+def hugging_face_config(config: ModelSettings, next_sentence: bool, special_tokens: SpecialTokens) -> dict[str, Any]:
     """The contents of config.json: `BertForPreTraining`, or `BertForMaskedLM` where there is no pooler."""
     return {
         "architectures": ["BertForPreTraining" if next_sentence else "BertForMaskedLM"],
@@ -61,7 +61,7 @@ def hugging_face_config(config: ModelSettings, next_sentence: bool) -> dict[str,
         "type_vocab_size": config.type_vocab_size,
         "initializer_range": config.initializer_range,
         "layer_norm_eps": config.layer_norm_eps,
-        "pad_token_id": PAD_TOKEN_ID,
+        "pad_token_id": special_tokens.pad,
         "tie_word_embeddings": True,
         "dtype": "float32",
     }

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from data_prep.errors import UserError
+from data_prep.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.model import bert, modernbert
 from trainer.model.families import RULES, violations
 from trainer.settings.model import ModelSettings
@@ -40,9 +41,12 @@ def family_in_transformers(config: ModelSettings, next_sentence: bool) -> str:
     )
 
 
-def hugging_face_config(config: ModelSettings, next_sentence: bool) -> dict[str, Any]:
-    """The contents of config.json."""
-    return FAMILIES[family_in_transformers(config, next_sentence)].hugging_face_config(config, next_sentence)
+def hugging_face_config(
+    config: ModelSettings, next_sentence: bool, special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
+) -> dict[str, Any]:
+    """The contents of config.json; `special_tokens` are the tokenizer's."""
+    family = FAMILIES[family_in_transformers(config, next_sentence)]
+    return family.hugging_face_config(config, next_sentence, special_tokens)
 
 
 def to_hugging_face(weights: Mapping[str, torch.Tensor], family: str) -> dict[str, torch.Tensor]:

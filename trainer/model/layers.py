@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data_prep.tokenizer import PAD_TOKEN_ID
 from trainer.data.batch import Batch
 from trainer.model.attention import AttentionLayout, attend
 from trainer.model.positions import build_position_embeddings, rotate
@@ -24,7 +23,7 @@ class WordEmbeddings(nn.Embedding):
     """The word matrix (padded_vocab_size, hidden_size): the input table, and the decoder of the MLM head.
 
     Both uses are calls of this one module, because DeepSpeed ZeRO-3 gathers a module's own weights around its
-    call. [PAD] gets no gradient through the table, as in transformers.
+    call. [PAD], whichever id it is, gets no gradient through the table: no loss depends on dead places.
     """
 
     def forward(self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -40,7 +39,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.word_embeddings = WordEmbeddings(config.padded_vocab_size, config.hidden_size, padding_idx=PAD_TOKEN_ID)
+        self.word_embeddings = WordEmbeddings(config.padded_vocab_size, config.hidden_size)
         self.token_type_embeddings = (
             nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
+from data_prep.special_tokens import SpecialTokens
 from trainer.settings.model import ModelSettings
 
 _MODULES = {
@@ -38,7 +38,7 @@ def hugging_face_names(name: str) -> list[str]:
     return [f"model.layers.{number}.{_BLOCK_MODULES[module]}.{kind}"]
 
 
-def hugging_face_config(config: ModelSettings, next_sentence: bool) -> dict[str, Any]:
+def hugging_face_config(config: ModelSettings, next_sentence: bool, special_tokens: SpecialTokens) -> dict[str, Any]:
     """The contents of config.json, in the names of the published ones (which transformers 5 reads into newer ones)."""
     assert not next_sentence
     return {
@@ -66,11 +66,11 @@ def hugging_face_config(config: ModelSettings, next_sentence: bool) -> dict[str,
         "mlp_dropout": config.hidden_dropout_prob,
         "attention_dropout": config.attention_probs_dropout_prob,
         "initializer_range": config.initializer_range,
-        "pad_token_id": PAD_TOKEN_ID,
-        "bos_token_id": CLS_TOKEN_ID,
-        "cls_token_id": CLS_TOKEN_ID,
-        "eos_token_id": SEP_TOKEN_ID,
-        "sep_token_id": SEP_TOKEN_ID,
+        "pad_token_id": special_tokens.pad,
+        "bos_token_id": special_tokens.cls,
+        "cls_token_id": special_tokens.cls,
+        "eos_token_id": special_tokens.sep,
+        "sep_token_id": special_tokens.sep,
         "tie_word_embeddings": True,
         "dtype": "float32",
     }

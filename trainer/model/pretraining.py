@@ -45,6 +45,21 @@ class PretrainingOutput(NamedTuple):
     """int64: pairs judged right."""
 
 
+class PredictionScores(NamedTuple):
+    """What evaluation counts: an entry for every label of a micro-batch, and no sense in those whose label is -100."""
+
+    mlm_losses: torch.Tensor
+    """(P,) float32: cross-entropy, nats."""
+    mlm_first: torch.Tensor
+    """(P,) float32: 1 where the right piece has the largest logit, else 0."""
+    mlm_among_five: torch.Tensor
+    """(P,) float32: 1 where it is among the five largest, else 0."""
+    pair_losses: torch.Tensor
+    """(C,) float32: cross-entropy, nats; (0,) without sentence pairs."""
+    pair_correct: torch.Tensor
+    """(C,) float32: 1 where the pair is judged right, else 0; (0,) without sentence pairs."""
+
+
 class PretrainingModel(nn.Module):
     """An encoder with the heads of pretraining (Devlin et al. 2018, section 3.1); no pooler without `next_sentence`."""
 
@@ -56,9 +71,11 @@ class PretrainingModel(nn.Module):
         self.pooler = Pooler(config) if next_sentence else None
         self.next_sentence_head = NextSentenceHead(config) if next_sentence else None
 
-    def forward(self, batch: Batch) -> PretrainingOutput:
-        """Loss sums and counts of `batch`, which must lie on the model's device."""
+    def forward(self, batch: Batch, scored: bool = False) -> PretrainingOutput | PredictionScores:
+        """Loss sums and counts of `batch`, which must lie on the model's device; or the scores of each prediction."""
         predictions = self.predict(batch)
+        if scored:
+            return _score_each(predictions, batch)
         mlm_loss_sum, mlm_correct = _score(predictions.mlm_logits, batch.labels)
         if predictions.nsp_logits is None:
             nothing = torch.zeros_like(mlm_loss_sum, requires_grad=False)
@@ -106,3 +123,15 @@ def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, to
     """Sum of cross-entropies in float32 and number of right answers over labels other than -100."""
     loss_sum = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
     return loss_sum, (logits.argmax(dim=-1) == labels).sum()
+
+
+def _score_each(predictions: Predictions, batch: Batch) -> PredictionScores:
+    logits = predictions.mlm_logits
+    hits = logits.topk(5, dim=-1).indices == batch.labels[:, None]  # (P, 5)
+    losses = F.cross_entropy(logits.float(), batch.labels, ignore_index=IGNORED, reduction="none")
+    if predictions.nsp_logits is None:
+        return PredictionScores(losses, hits[:, 0].float(), hits.any(-1).float(), losses[:0], losses[:0])
+    labels = batch.next_sentence_labels
+    pair_losses = F.cross_entropy(predictions.nsp_logits.float(), labels, ignore_index=IGNORED, reduction="none")
+    correct = predictions.nsp_logits.argmax(dim=-1) == labels
+    return PredictionScores(losses, hits[:, 0].float(), hits.any(-1).float(), pair_losses, correct.float())

@@ -124,6 +124,17 @@ class ModelSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _rotations_are_used(self) -> ModelSettings:
+        is_rotary = self.position_embedding == "rotary"
+        used = {"global_rope_theta": is_rotary, "local_rope_theta": is_rotary and "local" in self.attention_kinds}
+        for name, is_used in used.items():
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default and not is_used:
+                why = "no layer is local" if is_rotary else f"model.position_embedding={self.position_embedding}"
+                raise ValueError(f"model.{name}={value:g} is never used where {why}; leave it out")
+        return self
+
     @property
     def head_size(self) -> int:
         """Width of one attention head."""

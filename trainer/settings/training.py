@@ -10,6 +10,21 @@ from data_prep.settings import Settings
 from trainer.settings.types import NonNegativeInt, Probability
 
 
+class BatchWarmup(Settings):
+    """A global batch that grows to its full size in multiples of its first size, each for the same number of steps.
+
+    So ModernBERT grew from 768 to 4,608 rows (Warner et al. 2024, section 3.2: every size has the same number of
+    update steps); GPT-3 grew its batch linearly too (Brown et al. 2020, appendix B). The size is a function of the
+    step alone, on any number of ranks; the learning rate follows the step and knows nothing of it.
+    """
+
+    initial_tokens: PositiveInt = Field(
+        description="places in the first global batches; a multiple of sequence_length, at least a micro-batch and "
+        "less than global_batch_tokens"
+    )
+    steps: PositiveInt = Field(description="optimizer steps before the global batch has its full size")
+
+
 class Phase(Settings):
     """A stretch of optimizer steps at one sequence length and batch size."""
 
@@ -20,6 +35,9 @@ class Phase(Settings):
     )
     global_batch_tokens: PositiveInt = Field(
         description="places in one optimizer step of all ranks; a multiple of sequence_length"
+    )
+    batch_warmup: BatchWarmup | None = Field(
+        None, description="{initial_tokens, steps}: smaller global batches in the first steps of this phase"
     )
 
 
@@ -32,8 +50,11 @@ class TrainingSettings(Settings):
     seed: NonNegativeInt = Field(0, description="seed of initialisation, data order, masking and dropout")
     micro_batch_tokens: PositiveInt | None = Field(None, description="places in one forward of one rank")
     global_batch_tokens: PositiveInt | None = Field(None, description="places in one optimizer step of all ranks")
+    batch_warmup: BatchWarmup | None = Field(
+        None, description="{initial_tokens, steps}: smaller global batches in the first steps of the run"
+    )
     phases: tuple[Phase, ...] = Field(
-        (), description="list of {steps, sequence_length, micro_batch_tokens, global_batch_tokens}"
+        (), description="list of {steps, sequence_length, micro_batch_tokens, global_batch_tokens, batch_warmup}"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "bf16", description="arithmetic of forward and backward; master weights are fp32"

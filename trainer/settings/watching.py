@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.settings import Settings
 from trainer.settings.types import NonNegativeInt, Probability
@@ -24,7 +24,7 @@ class CheckpointSettings(Settings):
     keep_best: NonNegativeInt = Field(
         0, description="keep so many of the best by best_metric, among those saved at a step that was evaluated"
     )
-    best_metric: Literal["valid/mlm_loss", "valid/mlm_accuracy", "valid/nsp_accuracy"] = Field(
+    best_metric: Literal["valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy"] = Field(
         "valid/mlm_loss", description="metric of the evaluation that keep_best goes by"
     )
     on_failed_save: Literal["continue", "stop"] = Field(
@@ -47,6 +47,16 @@ class EvaluationSettings(Settings):
     max_tokens: PositiveInt | None = Field(
         None, description="places read in one evaluation; by default the whole valid split"
     )
+    length_bounds: tuple[PositiveInt, ...] = Field(
+        (128, 256, 512, 1024, 2048, 4096),
+        description="tokens of text, without special ones, at which the figures by length are parted, rising",
+    )
+
+    @model_validator(mode="after")
+    def _rising(self) -> EvaluationSettings:
+        if list(self.length_bounds) != sorted(set(self.length_bounds)):
+            raise ValueError(f"evaluation.length_bounds={list(self.length_bounds)} must rise; sort them")
+        return self
 
 
 class TrackingSettings(Settings):
@@ -104,6 +114,6 @@ class HealthSettings(Settings):
     )
     step_timeout_seconds: PositiveInt = Field(
         1800,
-        description="the run ends where no rank gets on with its work for so long, such as in a step, an evaluation or "
-        "a save; must exceed the longest of them",
+        description="the run ends where no rank gets on with its work for so long, such as in a step, a micro-batch of "
+        "an evaluation or a save; must exceed the longest of them",
     )

@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from data_prep.__main__ import main
-from data_prep.errors import run_command
 from data_prep.manifest import read_manifest
+from tests.data_prep_command import Command
 from tests.living_data_sets import document_ids, make_data_set, read_texts
-
-
-class Command:
-    """Runs `python -m data_prep ...` in this process; keeps both outputs."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-        self.output = self.errors = ""
-
-    def __call__(self, *arguments: object) -> int:
-        self._monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
-        self._capsys.readouterr()
-        try:
-            run_command(main)
-            status = 0
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-        self.output, self.errors = self._capsys.readouterr()
-        assert "Traceback" not in self.errors
-        return status
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from data_prep.errors import UserError
-from trainer.benchmark.fitting import RESOLUTION, is_out_of_memory, largest_that_fits
+from trainer.benchmark.fitting import RESOLUTION, largest_that_fits
 
 
 @pytest.mark.parametrize("first", [1, 3, 64, 1000])
@@ -21,17 +19,3 @@ def test_the_largest_is_found_to_within_the_resolution_and_nothing_is_tried_twic
     assert best - max(1, best * RESOLUTION) <= found <= best
     assert found == 0 or found in asked
     assert len(asked) == len(set(asked)) and all(1 <= rows <= limit for rows in asked)
-
-
-def test_out_of_memory_is_seen_behind_the_error_that_was_made_of_it() -> None:
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
-    try:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        except torch.OutOfMemoryError:
-            raise UserError("lower training.micro_batch_tokens") from None
-    except UserError as error:
-        assert is_out_of_memory(error)
-    assert not is_out_of_memory(RuntimeError("shapes do not match"))
-    assert not is_out_of_memory(None)

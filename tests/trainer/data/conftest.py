@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from data_prep import storage
-from data_prep.manifest import FileRecord, Manifest, ShardRecord, SplitRecord, TokenizerRecord, write_manifest
+from data_prep.manifest import (
+    FileRecord,
+    Manifest,
+    ShardRecord,
+    SourceRecord,
+    SplitRecord,
+    TokenizerRecord,
+    write_manifest,
+)
 from data_prep.shards import Record, ShardIndex, write_shard
 from data_prep.tokenizer import CLS_TOKEN_ID
 from trainer.data.batch import IGNORED, Batch
@@ -45,8 +53,10 @@ class Corpus:
         return self.first_id + np.arange(self.num_train_tokens, len(self.document_of))
 
 
-def make_record(documents: Sequence[Document], first_id: int, first_document: int, dtype: type) -> Record:
-    """A record of documents whose ids count up from `first_id`."""
+def make_record(
+    documents: Sequence[Document], first_id: int, first_document: int, dtype: type, num_sources: int = 1
+) -> Record:
+    """A record of documents whose ids count up from `first_id`; document n is of source n modulo `num_sources`."""
     sentences = np.array([length for document in documents for length in document], np.uint32)
     counts = np.array([len(document) for document in documents])
     starts = np.cumsum(sentences, dtype=np.uint32) - sentences
@@ -54,7 +64,7 @@ def make_record(documents: Sequence[Document], first_id: int, first_document: in
         tokens=np.arange(first_id, first_id + sentences.sum()).astype(dtype),
         documents=starts[np.cumsum(counts) - counts],
         sentences=starts,
-        sources=np.zeros(len(documents), np.uint16),
+        sources=(np.arange(first_document, first_document + len(documents)) % num_sources).astype(np.uint16),
         document_ids=np.arange(first_document, first_document + len(documents), dtype=np.uint64),
     )
 
@@ -83,8 +93,9 @@ def write_corpus(
     dtype: str = "uint32",
     fingerprint: str = "0" * 64,
     first_id: int = FIRST_ID,
+    sources: Sequence[str] = (),
 ) -> Corpus:
-    """Write shards of these documents (one list a shard); ids count up from `first_id`."""
+    """Write shards of these documents (one list a shard); ids count up from `first_id`, sources take turns."""
     document_of, sentence_of, shard_of, splits = [], [], [], {}
     num_tokens = num_documents = num_sentences = num_train = 0
     for split, shards in (("train", train), ("valid", valid)):
@@ -93,7 +104,8 @@ def write_corpus(
             blocks = []
             for first in range(0, len(documents), documents_a_record):
                 block = documents[first : first + documents_a_record]
-                blocks.append(make_record(block, first_id + num_tokens, num_documents, np.dtype(dtype).type))
+                of_dtype = np.dtype(dtype).type
+                blocks.append(make_record(block, first_id + num_tokens, num_documents, of_dtype, max(1, len(sources))))
                 for document in block:
                     for length in document:
                         document_of += [num_documents] * length
@@ -117,7 +129,10 @@ def write_corpus(
         tokenizer=TokenizerRecord(fingerprint=fingerprint, vocab_size=max(first_id + num_tokens, 6), token_dtype=dtype),
         config={},
         inputs=(),
-        sources=(),
+        sources=tuple(
+            SourceRecord(name=name, dropped={}, documents=0, sentences=0, tokens=0, words=0, text_bytes=0)
+            for name in sources
+        ),
         token_counts=FileRecord(name="token_counts.safetensors", bytes=0, sha256="0" * 64),
         **splits,
     )

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from data_prep.errors import UserError
 from trainer.data.batch import IGNORED
-from trainer.data.loader import GlobalBatch, Loader, Position, evaluation_batches
+from trainer.data.evaluation_batches import evaluation_batches
+from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sentence_pairs import IN_ORDER
 from trainer.data.shard_set import open_shard_set
 from trainer.settings.data import DataSettings
-from trainer.settings.training import Phase
+from trainer.settings.training import BatchWarmup, Phase
 
 LENGTH = 32
 GLOBAL_ROWS = 15
@@ -312,8 +313,8 @@ def test_an_evaluation_is_the_same_on_any_ranks_and_every_time(corpus, rows_of: 
             for rank in range(world_size)
         ]  # fmt: skip
         assert len({len(batches) for batches in by_rank}) == 1
-        assert {batch.num_rows for batches in by_rank for batch in batches} == {micro_rows}
-        return [row for batches in zip(*by_rank, strict=True) for batch in batches for row in rows_of(batch)]
+        assert {batch.batch.num_rows for batches in by_rank for batch in batches} == {micro_rows}
+        return [row for batches in zip(*by_rank, strict=True) for batch in batches for row in rows_of(batch.batch)]
 
     whole = evaluate(1)
     assert evaluate(1) == evaluate(2) == evaluate(3, micro_rows=3) == evaluate(8) == whole
@@ -369,7 +370,7 @@ def test_a_mixture_is_evaluated_on_all_its_valid_text(mixed: tuple, rows_of: Cal
     shard_sets = [corpus.shard_set for corpus in mixed]
     data = DataSettings(shards=[{"url": shard_set.url} for shard_set in shard_sets])
     batches = evaluation_batches(shard_sets, data, phase_of(), 0, 0, 1, None)
-    tokens = sorted(token for batch in batches for row in rows_of(batch) for token in row.tokens)
+    tokens = sorted(token for batch in batches for row in rows_of(batch.batch) for token in row.tokens)
     assert tokens == [*mixed[0].valid_ids.tolist(), *mixed[1].valid_ids.tolist()]
 
 
@@ -479,3 +480,41 @@ def bytes_in(cache: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += path.stat().st_size
     return total
+
+
+WARMUP = BatchWarmup(initial_tokens=4 * LENGTH, steps=7)
+SIZES = [4, 4, 4, 8, 8, 12, 12, 15, 15, 15]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "micro_rows", "num_workers"),
+    [(1, 4, 0), (2, 3, 0), (3, 2, 0), (8, 1, 0), pytest.param(2, 3, 1, marks=pytest.mark.spawn)],
+)
+def test_a_growing_batch_is_the_same_samples_on_any_ranks_from_any_step(
+    corpus, rows_of: Callable, world_size: int, micro_rows: int, num_workers: int
+) -> None:
+    phase_start = 100  # the warm-up counts from the phase's first step
+
+    def batches(rank: int, ranks: int, rows: int, start: int, position: Position) -> list[GlobalBatch]:
+        phase = phase_of(rows).model_copy(update={"batch_warmup": WARMUP})
+        data = data_of(corpus, num_workers=num_workers)
+        loader = Loader(
+            [corpus.shard_set], data, phase, position, 0, rank, ranks, lambda step: 0.15, phase_start + start,
+            phase_start=phase_start,
+        )  # fmt: skip
+        return list(itertools.islice(loader, len(SIZES) - start))
+
+    whole = batches(0, 1, 4, 0, START)
+    assert [batch.last_sample - batch.first_sample + 1 for batch in whole] == SIZES
+    assert [len(rows) for rows in rows_of_batches(whole, rows_of)] == SIZES
+    assert all(before.next_position == after.position for before, after in itertools.pairwise(whole))
+    for start in (0, 2, 4, 8):
+        by_rank = [batches(rank, world_size, micro_rows, start, whole[start].position) for rank in range(world_size)]
+        assert len({tuple(len(batch.micro_batches) for batch in own) for own in by_rank}) == 1
+        for rank, own in enumerate(by_rank):
+            assert [batch.first_slice for batch in own] == [rank * len(batch.micro_batches) for batch in own]
+        found = [
+            [row for rows in step for row in rows]
+            for step in zip(*(rows_of_batches(own, rows_of) for own in by_rank), strict=True)
+        ]
+        assert found == rows_of_batches(whole[start:], rows_of)

@@ -8,9 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.tokenizer import CLS_TOKEN_ID, MASK_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+from data_prep.tokenizer import (
+    CLS_TOKEN_ID,
+    MASK_TOKEN_ID,
+    PAD_TOKEN_ID,
+    SEP_TOKEN_ID,
+    SPECIAL_TOKENS,
+    SpecialTokens,
+)
 from trainer.data.batch import IGNORED
-from trainer.data.masking import NUM_SPECIAL_TOKENS, Masking, mask_rows
+from trainer.data.masking import Masking, mask_rows
 from trainer.data.randomness import fold, root_key
 from trainer.data.words import PieceKind, word_starts
 
@@ -24,7 +31,7 @@ def keys(count: int, seed: int = 0) -> np.ndarray:
 
 def text_rows(num_rows: int, length: int, seed: int = 0) -> np.ndarray:
     """Rows of [CLS] tokens [SEP] with some dead places at the end of every other row."""
-    rows = np.random.default_rng(seed).integers(NUM_SPECIAL_TOKENS, VOCAB_SIZE, (num_rows, length))
+    rows = np.random.default_rng(seed).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, (num_rows, length))
     rows[:, 0], rows[:, -1] = CLS_TOKEN_ID, SEP_TOKEN_ID
     rows[::2, -3:] = PAD_TOKEN_ID
     return rows
@@ -49,7 +56,7 @@ def test_a_row_masks_its_exact_number_and_no_special_token(
     untouched[positions] = False
     assert (masked.input_ids[untouched] == ids.reshape(-1)[untouched]).all()
     counts = np.bincount(positions // length, minlength=rows)
-    expected = probability * (ids >= NUM_SPECIAL_TOKENS).sum(1)
+    expected = probability * (ids >= len(SPECIAL_TOKENS)).sum(1)
     assert ((np.floor(expected - 1e-9) <= counts) & (counts <= np.ceil(expected + 1e-9))).all()
 
 
@@ -69,7 +76,7 @@ def test_a_mask_depends_on_its_row_and_key_alone() -> None:
 
 def test_rates_are_those_asked_for_at_a_million_tokens() -> None:
     num_rows, length = 8192, 128
-    ids = np.random.default_rng(0).integers(NUM_SPECIAL_TOKENS, VOCAB_SIZE, (num_rows, length))
+    ids = np.random.default_rng(0).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, (num_rows, length))
     masked = mask_rows(ids, keys(num_rows), BERT)
     used = masked.labels != IGNORED
     positions, labels = masked.masked_positions[used], masked.labels[used]
@@ -80,16 +87,16 @@ def test_rates_are_those_asked_for_at_a_million_tokens() -> None:
     for share, expected in (
         ((seen == MASK_TOKEN_ID).mean(), 0.8),
         # A random token is now and then the original one.
-        ((seen == labels).mean(), 0.1 + 0.1 / (VOCAB_SIZE - NUM_SPECIAL_TOKENS)),
+        ((seen == labels).mean(), 0.1 + 0.1 / (VOCAB_SIZE - len(SPECIAL_TOKENS))),
     ):
         assert abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / total)
     by_place = np.bincount(positions % length, minlength=length) / num_rows
     assert abs(by_place - 0.15).max() < 5 * np.sqrt(0.15 * 0.85 / num_rows)
     random = seen[(seen != MASK_TOKEN_ID) & (seen != labels)]
     counts = np.bincount(random, minlength=VOCAB_SIZE)
-    assert not counts[:NUM_SPECIAL_TOKENS].any()
-    mean = len(random) / (VOCAB_SIZE - NUM_SPECIAL_TOKENS)
-    assert abs(counts[NUM_SPECIAL_TOKENS:] - mean).max() < 6 * np.sqrt(mean)
+    assert not counts[: len(SPECIAL_TOKENS)].any()
+    mean = len(random) / (VOCAB_SIZE - len(SPECIAL_TOKENS))
+    assert abs(counts[len(SPECIAL_TOKENS) :] - mean).max() < 6 * np.sqrt(mean)
 
 
 def test_the_random_token_is_of_the_tokenizers_whole_vocabulary() -> None:
@@ -142,18 +149,18 @@ def test_words_are_masked_whole(kinds: np.ndarray) -> None:
     masked = mask_rows(ids, keys(64), replace(BERT, unit="word", kinds=kinds))
     chosen = np.zeros(ids.shape, bool)
     chosen.reshape(-1)[masked.masked_positions[masked.labels != IGNORED]] = True
-    starts = word_starts(ids, ids >= NUM_SPECIAL_TOKENS, kinds)
-    inside = (ids >= NUM_SPECIAL_TOKENS) & ~starts
+    starts = word_starts(ids, ids >= len(SPECIAL_TOKENS), kinds)
+    inside = (ids >= len(SPECIAL_TOKENS)) & ~starts
     assert inside.any() and (chosen[:, 1:] == chosen[:, :-1])[inside[:, 1:]].all()
     # Words are short beside the budget, so nearly all of it is spent.
-    assert 0.145 < chosen.sum() / (ids >= NUM_SPECIAL_TOKENS).sum() <= 0.153
+    assert 0.145 < chosen.sum() / (ids >= len(SPECIAL_TOKENS)).sum() <= 0.153
 
 
 def test_a_span_is_treated_as_one(kinds: np.ndarray) -> None:
     ids = text_rows(64, 128)
     masked = mask_rows(ids, keys(64), replace(BERT, unit="span", kinds=kinds))
     positions = masked.masked_positions[masked.labels != IGNORED]
-    assert abs(len(positions) - 0.15 * (ids >= NUM_SPECIAL_TOKENS).sum()) < 5 * np.sqrt(64 / 4)
+    assert abs(len(positions) - 0.15 * (ids >= len(SPECIAL_TOKENS)).sum()) < 5 * np.sqrt(64 / 4)
     hidden = masked.input_ids[positions] == MASK_TOKEN_ID
     neighbours = np.diff(positions) == 1
     assert neighbours.mean() > 0.8, "spans are long here: words of three pieces on average, spans of three words"
@@ -168,6 +175,39 @@ def test_a_lower_rate_masks_a_part_of_the_same_places(unit: str, kinds: np.ndarr
     many, few = (mask_rows(ids, keys(16), masking, rate) for rate in (0.3, 0.15))
     assert len(many.labels) == len(few.labels), "capacities are those of the largest rate"
     count = (few.labels != IGNORED).sum()
-    assert abs(count - 0.15 * (ids >= NUM_SPECIAL_TOKENS).sum()) < 40
+    assert abs(count - 0.15 * (ids >= len(SPECIAL_TOKENS)).sum()) < 40
     if unit == "token":
         assert set(few.masked_positions[:count]) <= set(many.masked_positions[many.labels != IGNORED])
+
+
+FOREIGN = {
+    "wordpiece": SpecialTokens(pad=0, unk=100, cls=101, sep=102, mask=103),
+    "byte level": SpecialTokens(
+        pad=VOCAB_SIZE - 2, unk=VOCAB_SIZE - 5, cls=VOCAB_SIZE - 4, sep=VOCAB_SIZE - 3, mask=VOCAB_SIZE - 1, others=(7,)
+    ),
+}
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+@pytest.mark.parametrize("special", FOREIGN.values(), ids=list(FOREIGN))
+def test_foreign_special_tokens_are_never_predicted_nor_put_in_a_tokens_place(special, unit):
+    ordinary = np.setdiff1d(np.arange(VOCAB_SIZE), special.ids)
+    generator = np.random.default_rng(0)
+    ids = generator.choice(ordinary, (200, 64))
+    ids[:, 0], ids[:, 20], ids[:, 40] = special.cls, special.unk, special.sep
+    ids[:, 60:] = special.pad
+    ids[:, 30] = special.others[0] if special.others else special.mask
+    masking = replace(
+        BERT, unit=unit, special_tokens=special, kinds=generator.integers(0, 2, VOCAB_SIZE).astype(np.int8)
+    )
+    masked = mask_rows(ids, keys(200), masking)
+    used = masked.labels != -100
+    seen, labels = masked.input_ids[masked.masked_positions[used]], masked.labels[used]
+    assert not np.isin(labels, special.ids).any()
+    replaced = seen[(seen != labels) & (seen != special.mask)]
+    assert len(replaced) > 50 and not np.isin(replaced, special.ids).any()
+    assert 0.75 < (seen == special.mask).mean() < 0.85
+    untouched = np.ones(ids.size, bool)
+    untouched[masked.masked_positions[used]] = False
+    assert np.array_equal(masked.input_ids[untouched], ids.reshape(-1)[untouched])
+    assert replaced.min() < 5 if special.pad else replaced.min() < 100

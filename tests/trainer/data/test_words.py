@@ -5,7 +5,7 @@ import pytest
 
 from data_prep.cleaning import normalise
 from data_prep.tokenizer import Tokenizer
-from trainer.data.masking import NUM_SPECIAL_TOKENS
+from tests.foreign_tokenizers import WRITERS
 from trainer.data.words import PieceKind, piece_kinds, word_starts
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -14,7 +14,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 def starts_of(pieces: list[str]) -> list[bool]:
     vocabulary = [*SPECIAL, *dict.fromkeys(piece for piece in pieces if piece not in SPECIAL)]
     ids = np.array([[vocabulary.index(piece) for piece in pieces]])
-    return word_starts(ids, ids >= NUM_SPECIAL_TOKENS, piece_kinds(vocabulary))[0].tolist()
+    return word_starts(ids, ids >= len(SPECIAL), piece_kinds(vocabulary))[0].tolist()
 
 
 def words_of(pieces: list[str]) -> list[list[str]]:
@@ -51,7 +51,7 @@ def test_words_of_a_real_tokenizer_are_those_between_spaces(small_tokenizer) -> 
         "Every word, however long-winded or strange (xylographically speaking), stays whole.", tokenizer.normalisation
     )
     ids = tokenizer.encode(text).astype(np.int64)[None]
-    starts = word_starts(ids, ids >= NUM_SPECIAL_TOKENS, piece_kinds(tokenizer.pieces))[0]
+    starts = word_starts(ids, ids >= len(SPECIAL), piece_kinds(tokenizer.pieces))[0]
     words = [tokenizer.decode(part) for part in np.split(ids[0], np.flatnonzero(starts)[1:])]
     assert words == [f" {word}" for word in text.split()]
 
@@ -60,3 +60,26 @@ def test_every_byte_has_a_kind() -> None:
     kinds = piece_kinds([f"<0x{value:02X}>" for value in range(256)])
     assert (kinds[0x80:0xC0] == PieceKind.CONTINUES).all() and (kinds[0xE0:] == PieceKind.ALONE).all()
     assert (kinds[:0x80] == PieceKind.JOINS).all() and (kinds[0xC0:0xE0] == PieceKind.JOINS).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("wordpiece", "The unhomable river, s東京!", [" the", " unhomable", " river", " ,", " s", " 東", " 京", " !"]),
+        (
+            "byte level",
+            "The unhomable river,\n\nsé   東京!",
+            ["The", " unhomable", " river,", "\n", "\nsé", "   東", "京", "!"],
+        ),
+    ],
+)
+def test_words_of_a_foreign_vocabulary(tmp_path, kind, text, expected):
+    """Continuations stay with their word, and white space of any kind begins one; a piece may be half a character."""
+    known = ["the river , s é 東 京 !"] * 20 + ["un hom unhom able homable"]
+    tokenizer = Tokenizer.load(WRITERS[kind](tmp_path, known, vocab_size=320))
+    ids = tokenizer.encode_text(text).astype(np.int64)[None]
+    maskable = tokenizer.special_tokens.are_ordinary(ids)
+    starts = word_starts(ids, maskable, piece_kinds(tokenizer.pieces))[0]
+    words = np.split(ids[0], np.flatnonzero(starts)[1:])
+    assert maskable.all() and any(len(word) > 1 for word in words)
+    assert [tokenizer.decode(word) for word in words] == expected

@@ -18,7 +18,8 @@ from trainer.finetune.fitted_model import FitFacts, FittedModel, save_fitted_mod
 from trainer.finetune.tasks import Preprocessor
 from trainer.mlflow_server import connect
 from trainer.model_folder import check_model_folder
-from trainer.registry import pull, register
+from trainer.registry import register
+from trainer.registry_pull import pull
 
 TEXTS = ["the cat sat", "a dog ran to it"]
 EXAMPLES = {

@@ -195,13 +195,14 @@ ACTIVATION_TOLERANCE = 0.05
 """Relative: means and deviations of the norms are left out of the closed form, and so is how short axes are padded."""
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_activations_by_part_are_what_autograd_keeps(make_model, make_documents, pack, family):
+def test_activations_by_part_are_what_autograd_keeps(make_model, make_documents, pack, family, dtype):
     sizes = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "hidden_dropout_prob": 0.0}
     config = ModelSettings(family=family, vocab_size=61, num_hidden_layers=8, max_position_embeddings=32, **sizes)
     batch = pack(make_documents([16] * 16), 16).batch
-    expected = activation_bytes(config, batch.input_ids.numel(), 4, activation_checkpointing=False)
-    measured = measured_activations(make_model(config, next_sentence=False), batch)
+    expected = activation_bytes(config, batch.input_ids.numel(), dtype.itemsize, activation_checkpointing=False)
+    measured = measured_activations(make_model(config, next_sentence=False).to(dtype), batch)
     assert measured.keys() == {part for part, size in expected.items() if size}
     for part, size in measured.items():
         assert size == pytest.approx(expected[part], rel=ACTIVATION_TOLERANCE), part

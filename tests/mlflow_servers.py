@@ -1,10 +1,8 @@
-"""Fixtures of the trainer's tests."""
+"""A real MLflow server in a process of its own, for tests that kill it and start it again."""
 
 from __future__ import annotations
 
 import os
-import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,34 +10,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from trainer.mlflow_server import connect
-
-
-@pytest.fixture(scope="session")
-def tiny_hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a random BertForPreTraining; not to be changed."""
-    build = runpy.run_path(str(Path(__file__).with_name("tiny_hugging_face.py")))["build"]
-    return build(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables: making one takes seconds, copying none."""
-    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    connect(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def database(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    return f"sqlite:///{tmp_path}/mlflow.db"
+START_SECONDS = 300.0  # it takes 8 s, and over a minute on a machine with ten other jobs
 
 
 class Server:
@@ -55,7 +29,8 @@ class Server:
         command += ["--port", str(self.port), "--artifacts-destination", str(self.folder / "artifacts")]
         with open(self.folder / "server.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True)
-        for _ in range(600):
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
             try:
                 urllib.request.urlopen(f"{self.uri}/health", timeout=5).close()
                 return
@@ -71,12 +46,15 @@ class Server:
             self.process = None
 
 
-@pytest.fixture
-def mlflow_server(tmp_path: Path, database: str) -> Iterator[Server]:
-    server = Server(tmp_path, database)
-    server.start()
-    yield server
-    server.kill()
+@contextmanager
+def run_mlflow_server(folder: Path, database: str) -> Iterator[Server]:
+    """Run a server over `database` (a URI), its artifacts below `folder`, while the block runs."""
+    server = Server(folder, database)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 def free_port() -> int:

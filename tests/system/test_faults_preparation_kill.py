@@ -1,4 +1,7 @@
-"""SIGKILL at any moment: the same command goes on, does nothing twice, and gives the bytes of a run never killed."""
+"""Rows 11 and 12 of the fault list: SIGKILL of the command at any moment, and of its workers.
+
+The same command goes on, does nothing twice, and gives the bytes of a run that was never killed.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.data_prep_command import files_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -72,11 +77,12 @@ def marks(work: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def test_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_stopped(
+@pytest.mark.fault(
+    row=11,
+    fault="SIGKILL of the command at 4 random moments, one after another",
+    required="the same command ends with byte-identical shards and manifest; finished units not redone",
+)
+def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_stopped(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     run = Run(small_corpus, small_tokenizer)
@@ -91,7 +97,12 @@ def test_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_stopped(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_a_killed_worker_costs_nothing_but_time(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.fault(
+    row=12, fault="a worker of the pool killed", required="its units are done again by others, no loss, no double"
+)
+def test_row_12_a_killed_worker_costs_nothing_but_time(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
     run = Run(small_corpus, small_tokenizer)
     run.to_the_end(tmp_path / "whole")
     process = run.start(tmp_path / "out")
@@ -112,7 +123,12 @@ def test_a_killed_worker_costs_nothing_but_time(small_corpus: Path, small_tokeni
 
 
 @pytest.mark.slow
-def test_twenty_runs_killed_at_moments_over_the_whole_command_end_alike(
+@pytest.mark.fault(
+    row=11,
+    fault="SIGKILL of the command at 20 random moments over all of it, near-duplicates included",
+    required="the same command ends with byte-identical shards and manifest; finished units not redone",
+)
+def test_row_11_twenty_runs_killed_at_moments_over_the_whole_command_end_alike(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     run = Run(small_corpus, small_tokenizer, "deduplication.near=true")

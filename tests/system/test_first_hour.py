@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,12 @@ import torch
 from data_prep.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training import train_tokenizer
 from launch import embed, fill_mask, finetune, predict
+from tests.mlflow_servers import run_mlflow_server
 from trainer.config import RunConfig
 from trainer.export import export_model
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry import pull, register
+from trainer.registry import register
+from trainer.registry_pull import pull
 
 NUM_ROWS = 2000
 VOCAB_SIZE = 2000
@@ -29,14 +30,11 @@ VOCAB_SIZE = 2000
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a real server; commands run in a folder that has no database of its own."""
-    make = runpy.run_path(str(Path(__file__).parents[1] / "trainer" / "conftest.py"))["Server"]
-    server = make(tmp_path, f"sqlite:///{tmp_path}/server.db")
-    server.start()
-    (tmp_path / "desk").mkdir()
-    monkeypatch.chdir(tmp_path / "desk")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-    yield server.uri
-    server.kill()
+    with run_mlflow_server(tmp_path, f"sqlite:///{tmp_path}/server.db") as server:
+        (tmp_path / "desk").mkdir()
+        monkeypatch.chdir(tmp_path / "desk")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        yield server.uri
 
 
 @pytest.fixture

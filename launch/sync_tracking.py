@@ -1,0 +1,52 @@
+"""Send a run's metrics to MLflow from here: `sync_tracking.py OUTPUT_DIR`.
+
+For clusters whose compute nodes reach no server: run it on a login node that sees OUTPUT_DIR, while the training goes
+on or after it; again at any time. Every point arrives once, in the run that bears the training's tag.
+Exit status: 0 all was sent, 1 not all of it, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from data_prep.errors import UsageError, run_command
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="sync_tracking.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="folder of a training or a fine-tuning")
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say which folders would be sent, and send nothing")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if not arguments.output_dir.is_dir():
+        raise UsageError(f"{arguments.output_dir} is no folder; give the OUTPUT_DIR of a run")
+    from trainer.sync_tracking import sync, tracking_folders
+
+    if arguments.dry_run:
+        for folder in tracking_folders(arguments.output_dir):
+            print(f"would send {folder}")
+        return
+    for synced in sync(arguments.output_dir, arguments.tracking_uri, warn):
+        print(
+            f"{synced.folder}: sent {synced.num_bytes:,} bytes of points and {synced.num_artifacts} artifacts; "
+            f"the run is {synced.status}\n  {synced.view_hint}",
+            flush=True,
+        )
+
+
+def warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    run_command(main)

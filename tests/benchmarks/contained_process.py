@@ -1,0 +1,55 @@
+"""A command with all the processes that it leads to: seconds, CPU seconds, and the memory of the largest of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def run_contained(
+    command: Sequence[str], folder: Path, cores: Sequence[int], environment: dict[str, str] | None = None
+) -> dict[str, float]:
+    """Run the command in the folder on these cores; its output is thrown away, and a failure ends this process.
+
+    Processes that outlive the command (the server that workers are forked from, for a moment) are counted too: Linux
+    gives them to this process, which is why nothing else may be started here at the same time.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryFile("w+") as errors:
+        started_at = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        elapsed_seconds = time.perf_counter() - started_at
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            errors.seek(0)
+            told = errors.read()[-4000:]
+            sys.exit(f"{' '.join(command)[:300]} failed with status {process.returncode}:\n{told}")
+    usages = [usage]
+    while True:
+        try:
+            usages.append(os.wait3(0)[2])
+        except ChildProcessError:
+            break
+    return {
+        "seconds": elapsed_seconds,
+        "cpu_seconds": sum(one.ru_utime + one.ru_stime for one in usages),
+        "peak_mb": max(one.ru_maxrss for one in usages) * 1024 / 1e6,
+        "load_before": load,
+    }

@@ -1,0 +1,177 @@
+"""Who trains in `encoder.py`: our model and transformers' `BertForPreTraining`, each with batches of its own kind.
+
+Both have the same sizes (both heads, no attention dropout) and train in the same loop (`PlainEngine`: weights in the
+precision measured, master weights, gradients and AdamW in fp32). Batches lie on the device before a clock starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertForPreTraining, BertTokenizerFast, DataCollatorForLanguageModeling
+
+from data_prep.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+from trainer.benchmark.measure import StepClock
+from trainer.benchmark.plain_engine import PlainEngine
+from trainer.config import RunConfig
+from trainer.data.batch import Batch
+from trainer.data.loader import Loader, Position
+from trainer.data.packing import document_starts
+from trainer.data.shard_set import ShardSet
+from trainer.model.hugging_face import hugging_face_config
+from trainer.model.pretraining import PretrainingModel
+
+PADDED_TO_MULTIPLE_OF = 8
+MLM_PROBABILITY = 0.15
+
+
+@dataclass(frozen=True)
+class Step:
+    """One micro-batch on the device: its loss, a mean over the predicted tokens, and the real tokens in it."""
+
+    compute_loss: Callable[[PlainEngine], torch.Tensor]
+    num_tokens: int
+    num_places: int
+
+
+class Contestant:
+    """A model in training; `steps` are its batches of the current workload."""
+
+    def __init__(self, name: str, engine: PlainEngine, only_backward: bool) -> None:
+        self.name, self.engine, self._only_backward = name, engine, only_backward
+        self.steps: list[Step] = []
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name.startswith("ours")
+
+    def run(self) -> float:
+        """Train on all batches once; returns seconds."""
+        clock = StepClock(self.engine.device)
+        clock.mark()
+        for step in self.steps:
+            self.engine.backward(step.compute_loss(self.engine))
+            if self._only_backward:
+                self.engine.clear_gradients()
+            else:
+                self.engine.step()
+        clock.mark()
+        return sum(clock.seconds())
+
+
+def make_contestants(
+    config: RunConfig, device: torch.device, modes: Sequence[str], only_backward: bool
+) -> list[Contestant]:
+    """Ours and the peer in each of the modes "eager" and "compiled"."""
+    contestants = [
+        Contestant(f"{side} {mode}", _make_engine(side, mode, config, device), only_backward)
+        for mode in modes
+        for side in ("ours", "transformers")
+    ]
+    sizes = {entry.name: sum(weight.numel() for weight in entry.engine.module.parameters()) for entry in contestants}
+    assert len(set(sizes.values())) == 1, f"the models differ in size: {sizes}"
+    return contestants
+
+
+def _make_engine(side: str, mode: str, config: RunConfig, device: torch.device) -> PlainEngine:
+    model: torch.nn.Module
+    if side == "ours":
+        model = PretrainingModel(config.model, next_sentence=True, activation_checkpointing=False)
+        model.initialise(config.training.seed)
+        if mode == "compiled":
+            model.compile_blocks()
+    else:
+        model = BertForPreTraining._from_config(
+            BertConfig(**hugging_face_config(config.model, next_sentence=True)), attn_implementation="sdpa"
+        )
+        if mode == "compiled":
+            model.compile()
+    dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
+    engine = PlainEngine(model, config.optimizer, device, dtype, config.training.gradient_clipping)
+    engine.set_learning_rate(0.0)  # the ids may be random: nothing should diverge
+    engine.train()
+    return engine
+
+
+def our_steps(shard_set: ShardSet, config: RunConfig, device: torch.device, num_steps: int) -> list[Step]:
+    """Packed micro-batches of our loader."""
+    (phase,) = config.phases
+    loader = Loader([shard_set], config.data, phase, Position(0, 0, 0), 0, 0, 1, lambda step: MLM_PROBABILITY, 0)
+    batches = [step.micro_batches[0] for step in itertools.islice(loader, num_steps)]
+    return [_our_step(batch, device) for batch in batches]
+
+
+def _our_step(batch: Batch, device: torch.device) -> Step:
+    num_masked, on_device = batch.num_masked, batch.to(device)
+    return Step(
+        lambda engine: engine.forward(on_device).mlm_loss_sum / num_masked, batch.num_tokens, batch.input_ids.numel()
+    )
+
+
+class Peer:
+    """Makes transformers' batches from the same documents."""
+
+    def __init__(self, config: RunConfig, device: torch.device, num_steps: int) -> None:
+        words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(config.model.vocab_size - len(SPECIAL_TOKENS)))]
+        vocabulary = {word: number for number, word in enumerate(words)}
+        self._collate = DataCollatorForLanguageModeling(
+            BertTokenizerFast(vocab=vocabulary),
+            mlm_probability=MLM_PROBABILITY,
+            pad_to_multiple_of=PADDED_TO_MULTIPLE_OF,
+        )
+        self._config, self._device, self._num_steps = config, device, num_steps
+
+    def steps(self, shard_set: ShardSet, grouped: bool) -> list[Step]:
+        """As many documents as give our number of tokens, the same number of documents in each batch."""
+        (phase,) = self._config.phases
+        wanted = phase.micro_batch_tokens * self._num_steps
+        pieces, total = [], 0
+        for piece in _pieces(shard_set, self._config.data.sequence_length):
+            if total >= wanted:
+                break
+            pieces.append(piece)
+            total += len(piece)
+        if grouped:
+            pieces.sort(key=len, reverse=True)
+            bounds = self._equal_places([len(piece) for piece in pieces])
+        else:
+            bounds = [number * len(pieces) // self._num_steps for number in range(self._num_steps + 1)]
+        return [
+            self._step([{"input_ids": piece} for piece in pieces[first:last]])
+            for first, last in itertools.pairwise(bounds)
+        ]
+
+    def _equal_places(self, lengths: Sequence[int]) -> list[int]:
+        """Bounds of batches of about as many tokens each: kinder to the peer than as many documents in each."""
+        sums = np.cumsum(lengths)
+        wanted = np.arange(1, self._num_steps) * sums[-1] / self._num_steps
+        return [0, *np.searchsorted(sums, wanted).tolist(), len(lengths)]
+
+    def _step(self, rows: list[dict[str, Any]]) -> Step:
+        batch = dict(self._collate(rows))
+        tokens = int(batch["attention_mask"].sum())
+        batch["next_sentence_label"] = torch.zeros(len(rows), dtype=torch.int64)
+        batch = {name: tensor.to(self._device) for name, tensor in batch.items()}
+        return Step(lambda engine: engine.module(**batch).loss, tokens, batch["input_ids"].numel())
+
+
+def _pieces(shard_set: ShardSet, length: int) -> Iterator[list[int]]:
+    """Documents in a random order, cut into pieces of at most `length` places with [CLS] and [SEP]."""
+    shards = shard_set.shards("train")
+    tokens = [shard.read_tokens() for shard in shards]
+    documents = []
+    for number, shard in enumerate(shards):
+        index = shard.read_index()
+        starts = document_starts(index, shard.itemsize)
+        stops = starts + index.document_lengths
+        documents += [(number, start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    for which in itertools.cycle(np.random.default_rng(0).permutation(len(documents))):
+        number, start, stop = documents[which]
+        for first in range(start, stop, length - 2):
+            ids = tokens[number][first : min(first + length - 2, stop)]
+            yield [CLS_TOKEN_ID, *ids.tolist(), SEP_TOKEN_ID]

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UsageError
+from launch.nodes import forwarded_variables, launcher_command, launcher_environment, quoted
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = str(REPOSITORY / "launch" / "nodes.py")
+NASTY = [
+    "a b",
+    "$(touch broken)",
+    "it's",
+    'say "so"',
+    "100%h",
+    "a;b&c|d",
+    "*",
+    "~",
+    "ü ",
+    "back\\slash",
+    "#x",
+    "",
+    "`id`",
+    "%n",
+]
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(
+    row="48",
+    fault="shell metacharacters in file names, experiment names and settings of a run on several hosts",
+    required="they reach pretrain.py as they are",
+)
+def test_arguments_reach_the_ranks_as_they_are(tmp_path):
+    """The way of the words: deepspeed's own pdsh runner, pdsh's reading of %, and the shell of the other host."""
+    from argparse import Namespace
+
+    from deepspeed.launcher.multinode_runner import PDSHRunner
+
+    arguments = Namespace(
+        user_args=[quoted(word) for word in NASTY], user_script="-c", launcher_args="", master_addr="a", master_port=1,
+        venv_script=None, no_python=False, module=False, no_local_rank=True, save_pid=False,
+        enable_each_rank_log=None, ssh_port=None,
+    )  # fmt: skip
+    command, _, _ = PDSHRunner(arguments, "world").get_cmd({}, {"one": [0]})
+    words = command[command.index("-c") + 1 :]
+    assert not any("%" in word for word in words), "pdsh would read it"
+    program = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    line = f"{sys.executable} -c '{program}' " + " ".join(words)
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    import json
+
+    assert json.loads(done.stdout) == NASTY and not list(tmp_path.iterdir())
+
+
+def test_plain_words_stay_readable():
+    assert quoted("data.shards=/data/shards") == "data.shards=/data/shards" and quoted("a b") == r"$'a\x20b'"
+
+
+@pytest.mark.fault(
+    row="47b",
+    fault="secrets in the environment of a start on several hosts",
+    required="they are neither handed on nor on any command line, and their names are told",
+)
+def test_secrets_go_neither_into_the_environment_nor_onto_a_command_line():
+    environment = {
+        "MLFLOW_TRACKING_PASSWORD": "correct-horse",
+        "AWS_SECRET_ACCESS_KEY": "battery",
+        "AWS_PROFILE": "lab",
+        "PATH": "/bin",
+        "PDSH_SSH_ARGS_APPEND": "-F config",
+    }
+    cleaned = launcher_environment(environment, "eth1")
+    assert "battery" not in str(cleaned) and "correct" not in str(cleaned)
+    assert cleaned["PDSH_SSH_ARGS_APPEND"].startswith("-F config -o ServerAliveInterval=")
+    assert forwarded_variables(cleaned, []) == {
+        "AWS_PROFILE": "lab",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "NCCL_SOCKET_IFNAME": "eth1",
+    }
+    with pytest.raises(UsageError, match="tracking.uri holds a password"):
+        launcher_command("hosts", None, 1, ["tracking.uri=https://me:word@host"])
+    with pytest.raises(UsageError, match="holds a secret"):
+        forwarded_variables(cleaned, ["MLFLOW_TRACKING_PASSWORD"])
+
+
+@pytest.mark.parametrize("value", ["$(x)", 'a"b', "a\nb", "`x`", "100%h"])
+def test_a_variable_that_a_shell_between_would_read_is_refused(value):
+    with pytest.raises(UsageError, match="MLFLOW_EXPERIMENT_NAME holds a quote"):
+        forwarded_variables({"MLFLOW_EXPERIMENT_NAME": value}, [])
+
+
+@pytest.mark.spawn
+def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_TOKEN": "hf_secret_word"}
+        return subprocess.run(
+            [sys.executable, SCRIPT, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    (tmp_path / "hosts").write_text("one slots=8\ntwo slots=8\n")
+    done = run(
+        "--hostfile", "hosts", "--interface", "eth0", "--dry-run", "--", "--config", "bert_large", "output_dir=a b"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "GLOO_SOCKET_IFNAME=eth0\n" in done.stdout and "deepspeed.launcher.runner --hostfile hosts" in done.stdout
+    assert (
+        "not forwarded, as `ps` would show it: HF_TOKEN" in done.stderr and "hf_secret" not in done.stdout + done.stderr
+    )
+    for words, said in (
+        (["--hostfile", "none", "--", "x"], "hostfile none cannot be read"),
+        (["--hostfile", "hosts"], "give them after --"),
+    ):
+        done = run(*words)
+        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

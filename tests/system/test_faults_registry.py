@@ -1,0 +1,170 @@
+"""Faults on the way from a checkpoint to the registry: nothing half-made stands under a final name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from data_prep.errors import UsageError, UserError
+from launch import export
+from tests.fault_proxy import Fault, Request, run_proxy
+from tests.mlflow_servers import Server, run_mlflow_server
+from tests.trainer.toy_run import make_run, make_tokenizer, make_weights, write_checkpoint
+from trainer.checkpoint_format import step_folder
+from trainer.export import export_checkpoint
+from trainer.mlflow_server import connect
+from trainer.registry import register
+from trainer.registry_pull import pull
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """An export of a run without training; not to be changed."""
+    run = make_run(tmp_path_factory.mktemp("run"), tokenizer_folder)
+    return export_checkpoint(run, run / "export").output
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of the test's own."""
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    with run_mlflow_server(folder, f"sqlite:///{folder}/mlflow.db") as server:
+        yield server
+
+
+def run(monkeypatch: pytest.MonkeyPatch, command: ModuleType, *arguments: str | Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["command.py", *map(str, arguments)])
+    command.main()
+
+
+@pytest.mark.fault(row="37", fault="export of a checkpoint with NaN weights", required="refused")
+def test_a_checkpoint_with_nan_is_not_exported(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    output_dir = make_run(tmp_path / "run", tokenizer_folder)
+    weights = make_weights()
+    name = next(iter(weights))
+    weights[name][0] = float("nan")
+    fingerprint = json.loads((tokenizer_folder / "tokenizer_info.json").read_text())["fingerprint"]
+    write_checkpoint(output_dir, 30, fingerprint, weights)
+    with pytest.raises(UserError, match=f"{name} hold NaN.*export an earlier one"):
+        run(monkeypatch, export, "--checkpoint", output_dir, "--output", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    run(monkeypatch, export, "--checkpoint", step_folder(output_dir, 20), "--output", tmp_path / "out")
+
+
+@pytest.mark.fault(row="37", fault="export of a torn checkpoint", required="refused")
+@pytest.mark.parametrize("damage", ["flipped byte", "truncated", "missing"])
+def test_a_torn_checkpoint_is_not_exported(
+    damage: str, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output_dir = make_run(tmp_path / "run", tokenizer_folder)
+    path = step_folder(output_dir, 20) / "rank-00001-of-00002.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    else:
+        content[-1] ^= 1
+        path.write_bytes(content if damage == "flipped byte" else content[:-20])
+    with pytest.raises(UserError, match="rank-00001-of-00002.safetensors"):
+        run(monkeypatch, export, "--checkpoint", output_dir, "--output", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.fault(row="37", fault="export into a folder that is not empty", required="refused")
+def test_an_export_overwrites_nothing(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output_dir = make_run(tmp_path / "run", tokenizer_folder)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        run(monkeypatch, export, "--checkpoint", output_dir, "--output", tmp_path / "out")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("mine.txt", "mine")]
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(
+    row="38",
+    fault="the upload of a version breaks in the middle",
+    required="no half version under an alias; the same command ends right",
+)
+@pytest.mark.parametrize("kind", ["reset", "cut", "refuse"])
+def test_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
+    kind: Any, exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_in_the_middle(request: Request) -> bool:
+        """A weight file that is uploaded, or for `cut` one that is read back."""
+        return request.method == ("GET" if kind == "cut" else "PUT") and "model.safetensors" in request.target
+
+    monkeypatch.setattr("trainer.mlflow_server.UPLOAD_RETRIES", 0)
+    name, client = f"upload-{kind}", connect(server.uri)
+    with run_proxy(server.uri) as proxy:
+        first = register(exported, name, "champion", proxy.endpoint)
+        proxy.faults = [Fault(kind, concerns=is_in_the_middle, status=500)]
+        with pytest.raises(UserError, match="(?i)no alias was moved"):
+            register(exported, name, "champion", proxy.endpoint)
+        assert proxy.faults[0].happened
+        assert int(client.get_model_version_by_alias(name, "champion").version) == int(first.version)
+        assert [int(each.version) for each in client.search_model_versions(f"name='{name}'")] == [int(first.version)]
+        proxy.faults = []
+        again = register(exported, name, "champion", proxy.endpoint)
+        assert int(client.get_model_version_by_alias(name, "champion").version) == int(again.version)
+        assert (pull(f"models:/{name}@champion", None, proxy.endpoint) / "model.safetensors").is_file()
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(row="33", fault="the registry refuses a version", required="clear message; nothing lost on disk")
+def test_a_registry_that_refuses_is_told(
+    exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.mlflow_server.UPLOAD_RETRIES", 0)
+    with run_proxy(server.uri) as proxy:
+        proxy.faults = [Fault("refuse", concerns=lambda request: "model-versions/create" in request.target, status=403)]
+        with pytest.raises(UserError, match="registering refused .* failed.*run the same again"):
+            register(exported, "refused", "champion", proxy.endpoint)
+    assert not connect(server.uri).search_model_versions("name='refused'")
+    assert (exported / "model.safetensors").is_file()
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(
+    row="39",
+    fault="two registrations of one name at once",
+    required="both versions whole; the alias points to one of them",
+)
+def test_two_registrations_at_once_are_both_whole(exported: Path, database: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    python = [sys.executable, str(REPOSITORY / "launch/register.py"), "--model", str(exported)]
+    command = [*python, "--name", "birds", "--alias", "champion", "--tracking-uri", database]
+    both = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [(process.communicate(timeout=500)[1], process.returncode) for process in both] == [("", 0)] * 2
+    for version in (1, 2):
+        assert (pull(f"models:/birds/{version}", tmp_path / str(version), database) / "model.safetensors").is_file()
+    assert int(connect(database).get_model_version_by_alias("birds", "champion").version) in (1, 2)
+    assert (pull("models:/birds@champion", None, database) / "model.safetensors").is_file()

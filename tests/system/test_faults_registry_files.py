@@ -1,0 +1,261 @@
+"""What people and files do to the commands downstream: odd texts, and files that were made to do harm."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from data_prep.errors import UsageError, UserError
+from data_prep.settings import load_settings
+from launch import embed, export, fill_mask, finetune, next_sentence, show_attention
+from tests.mlflow_servers import Server, run_mlflow_server
+from tests.trainer.toy_run import make_run, make_tokenizer
+from trainer.checkpoint_format import step_folder
+from trainer.config import RunConfig
+from trainer.export import export_checkpoint
+from trainer.mlflow_server import connect
+from trainer.registry import register
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BOMB = ["a0: &a0 [x,x,x,x,x,x,x,x,x]", *(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """An export of a run without training; not to be changed."""
+    run = make_run(tmp_path_factory.mktemp("run"), tokenizer_folder)
+    return export_checkpoint(run, run / "export").output
+
+
+@pytest.fixture
+def model_folder(exported: Path, tmp_path: Path) -> Path:
+    """A copy of the export to do harm to."""
+    return Path(shutil.copytree(exported, tmp_path / "model"))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of the test's own."""
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    with run_mlflow_server(folder, f"sqlite:///{folder}/mlflow.db") as server:
+        yield server
+
+
+def run(monkeypatch: pytest.MonkeyPatch, command: ModuleType, *arguments: str | Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["command.py", *map(str, arguments)])
+    command.main()
+
+
+@pytest.mark.fault(row="41", fault="a text without a mask to fill", required="clear error")
+def test_a_text_without_a_mask_is_told(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"holds no \[MASK\]; put"):
+        run(monkeypatch, fill_mask, "--model", exported, "no mask here")
+
+
+@pytest.mark.fault(row="41", fault="a mask in a text of 600 tokens", required="truncated around the mask")
+def test_a_long_text_is_read_around_its_mask(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = "a city and " * 150, " and a river" * 150
+    run(monkeypatch, fill_mask, "--model", exported, f"{before}[MASK]{after}")
+    whole = capsys.readouterr().out.splitlines()[0]
+    # What the model reads is 30 tokens around the mask: the same answer as for a shorter text of the same middle.
+    run(monkeypatch, fill_mask, "--model", exported, f"{'a city and ' * 40}[MASK]{' and a river' * 40}")
+    assert capsys.readouterr().out.splitlines()[0] == whole
+
+
+@pytest.mark.fault(row="41", fault="a text in a script that the tokenizer never saw", required="works by byte fallback")
+def test_an_unknown_script_is_read_as_bytes(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, fill_mask, "--model", exported, "ภาษาไทย [MASK] 語")
+    assert "MODEL: ภาษาไทย" in capsys.readouterr().out
+    run(monkeypatch, fill_mask, "--model", exported, "ລາວ [MASK] ລາວ")
+    assert "[UNK]" not in capsys.readouterr().out
+
+
+class Payload:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.write_text, (self.path, "run")
+
+
+def users_of(folder: Path | str, desk: Path) -> list[tuple[ModuleType, list[str]]]:
+    """Every command that loads a model, with arguments that would do."""
+    (desk / "labelled.tsv").write_text("text\tlabel\n" + "a city\tx\na river\ty\n" * 20)
+    fit = ["--task", "classification", "--train", "labelled.tsv", "--text-column", "text", "--label-column", "label"]
+    return [
+        (fill_mask, ["--model", str(folder), "a [MASK]"]),
+        (embed, ["--model", str(folder), "--neighbours", "city"]),
+        (next_sentence, ["--model", str(folder), "a city", "a river"]),
+        (show_attention, ["--model", str(folder), "--output", "heads.png", "a city"]),
+        (finetune, ["--model", str(folder), *fit, "--no-tracking", "--dry-run"]),
+    ]
+
+
+@pytest.mark.fault(
+    row="43",
+    fault="a pytorch_model.bin with a malicious pickle in place of the weights",
+    required="never run; refused with the reason",
+)
+def test_a_pickle_of_weights_is_never_loaded(model_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model_folder / "model.safetensors").unlink()
+    (model_folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(desk / "ran")))
+    for command, arguments in users_of(model_folder, desk):
+        with pytest.raises(UserError, match="a pickle can run code"):
+            run(monkeypatch, command, *arguments)
+    with pytest.raises(UserError, match="a pickle can run code"):
+        register(model_folder, "pickled", None, f"sqlite:///{desk}/none.db")
+    assert not (desk / "ran").exists() and not (desk / "none.db").exists()
+    pickle.loads((model_folder / "pytorch_model.bin").read_bytes())
+    assert (desk / "ran").exists(), "the pickle would have done harm"
+
+
+@pytest.mark.fault(
+    row="43", fault="a malicious pickle as a file of a checkpoint", required="never run; refused with the reason"
+)
+def test_a_pickle_in_a_checkpoint_is_never_loaded(
+    tokenizer_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output_dir = make_run(desk / "run", tokenizer_folder)
+    folder = step_folder(output_dir, 20)
+    for name in ("rank-00001-of-00002.safetensors", "state.json", "checkpoint.json"):
+        kept = (folder / name).read_bytes()
+        (folder / name).write_bytes(pickle.dumps(Payload(desk / "ran")))
+        for command, arguments in (
+            (export, ["--checkpoint", str(folder), "--output", "out"]),
+            (fill_mask, ["--model", str(folder), "a [MASK]"]),
+        ):
+            with pytest.raises(UserError):
+                run(monkeypatch, command, *arguments)
+        (folder / name).write_bytes(kept)
+    assert not (desk / "ran").exists() and not (desk / "out").exists()
+
+
+@pytest.mark.fault(
+    row="44",
+    fault="YAML with !!python/object, with ${oc.env:...}, with anchors that explode",
+    required="no code run; environment interpolation off by default",
+)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("output_dir: !!python/object/apply:os.system ['touch ran']", "not valid YAML"),
+        ("output_dir: !!python/name:os.system", "not valid YAML"),
+        ("output_dir: ${oc.env:HOME}", "holds an interpolation, which is not allowed"),
+        ("output_dir: runs\ndata: {shards: '${oc.env:SECRET}'}", "holds an interpolation, which is not allowed"),
+        ("\n".join(BOMB), "not valid YAML.*expan"),
+    ],
+    ids=["object", "name", "environment", "nested", "bomb"],
+)
+def test_a_configuration_from_elsewhere_does_nothing(
+    text: str, said: str, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "open-sesame")
+    path = desk / "untrusted.yaml"
+    path.write_text(text + "\n")
+    with pytest.raises(UserError, match=said) as refused:
+        load_settings(RunConfig, path)
+    assert "open-sesame" not in str(refused.value) and not (desk / "ran").exists()
+
+
+@pytest.mark.fault(row="45", fault="a tokenizer.json that is crafted or truncated", required="clear error")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: good[: len(good) // 2],
+        lambda good: b"{}",
+        lambda good: b"[]",
+        lambda good: b"\xff\xfe\x00",
+        lambda good: b"[" * 100_000,
+        lambda good: good.replace(b'"BPE"', b'"Nonsense"'),
+        lambda good: good.replace(b'"vocab"', b'"vocabulary"'),
+        lambda good: good.replace(b'"id": 4', b'"id": -4'),
+    ],
+    ids=["truncated", "empty", "list", "bytes", "nested", "unknown model", "no vocabulary", "negative id"],
+)
+def test_a_crafted_tokenizer_json_is_told(
+    damage: Callable[[bytes], bytes], model_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_folder / "tokenizer.json"
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    assert path.read_bytes() != good
+    for command, arguments in users_of(model_folder, desk):
+        with pytest.raises(UserError):
+            run(monkeypatch, command, *arguments)
+
+
+@pytest.mark.fault(row="45", fault="a tokenizer.model that is crafted or truncated", required="clear error")
+@pytest.mark.parametrize("size", [0, 1, 100, -1])
+def test_a_crafted_tokenizer_model_is_told(
+    size: int, tokenizer_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output_dir = make_run(desk / "run", tokenizer_folder)
+    path = output_dir / "tokenizer" / "tokenizer.model"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(UserError, match="tokenizer"):
+        run(monkeypatch, export, "--checkpoint", output_dir, "--output", "out")
+    with pytest.raises(UserError, match="tokenizer"):
+        run(monkeypatch, fill_mask, "--model", output_dir, "a [MASK]")
+    assert not (desk / "out").exists()
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(
+    row="46", fault="a model in the registry that asks for trust_remote_code", required="never trusted by default"
+)
+@pytest.mark.parametrize("config", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_registered_model_is_never_run(
+    config: str, model_folder: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    import mlflow
+
+    values = json.loads((model_folder / config).read_text())
+    entries = {"AutoModelForMaskedLM": "evil.Evil", "AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}
+    (model_folder / config).write_text(json.dumps(values | {"auto_map": entries, "model_type": "evil"}))
+    (model_folder / "evil.py").write_text(f"open({str(desk / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    # Logged by hand, past our own register, as somebody else's would be.
+    client = connect(server.uri)
+    experiment = client.create_experiment(f"evil-{config}")
+    run_id = client.create_run(experiment).info.run_id
+    client.log_artifacts(run_id, str(model_folder), "model")
+    name = f"evil-{config.split('.')[0]}"
+    client.create_registered_model(name)
+    client.create_model_version(name, f"{client.get_run(run_id).info.artifact_uri}/model", run_id)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    for command, arguments in users_of(f"models:/{name}/1", desk):
+        with pytest.raises(UserError, match="code of its own|can run code"):
+            run(monkeypatch, command, *arguments)
+    with pytest.raises(UserError, match="code of its own"):
+        register(model_folder, "ours", None, server.uri)
+    assert not (desk / "ran").exists()
+    mlflow.set_tracking_uri(None)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""Rows 26 and 36: a run that is resumed with a changed configuration, and configurations that are wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import pytest
+import torch
+
+from data_prep.errors import UsageError
+from launch import pretrain
+from tests.system.plain_ranks import losses, newest_checkpoint, run
+
+pytestmark = pytest.mark.spawn
+
+SETTINGS = ("training.max_steps=4", "schedule.warmup_steps=1", "checkpoint.every_steps=4")
+
+
+@pytest.mark.fault(
+    row="26",
+    fault="the same output_dir with another seed, model size and batch; with other logging; with another torch",
+    required="the first is refused with its differences, or goes on with --allow-change; the others go on, told",
+)
+def test_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes_on(training):
+    changed = training(*SETTINGS)
+    run(changed, 1)
+    pretend_another_torch(changed)
+    before = newest_checkpoint(changed).stat().st_mtime_ns
+    dangerous = ("training.seed=8", "model.intermediate_size=96", "training.global_batch_tokens=512")
+    output = run(changed, 1, *dangerous, status=1)
+    refusal = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(refusal) == 1 and "Traceback" not in output
+    for part in (
+        "the checkpoint of step 4 belongs to another run",
+        "training.seed was 7 and is 8",
+        "model.intermediate_size was 64 and is 96",
+        "phase 0 global_batch_tokens was 1024 and is 512",
+        "--allow-change",
+    ):
+        assert part in refusal[0]
+    assert newest_checkpoint(changed).stat().st_mtime_ns == before
+
+    output = run(changed, 1, "training.max_steps=6", "logging.every_steps=2", "data.num_workers=0")
+    assert "changed since the checkpoint: logging.every_steps was 1 and is 2" in output
+    assert "warning: changed since the checkpoint: version of torch was '1.0' and is" in output
+    assert "resuming after step 4 of 6" in output
+
+    output = run(changed, 1, "training.max_steps=8", "training.seed=8", "--allow-change")
+    assert "changed since the checkpoint: training.seed was 7 and is 8" in output
+    assert list(losses(changed)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def pretend_another_torch(changed) -> None:
+    """Have the checkpoint say that another torch wrote it, and its marker that this is what was written."""
+    folder = newest_checkpoint(changed)
+    state = json.loads((folder / "state.json").read_text())
+    state["versions"]["torch"] = "1.0"
+    data = json.dumps(state).encode()
+    (folder / "state.json").write_bytes(data)
+    marker = json.loads((folder / "checkpoint.json").read_text())
+    (record,) = [file for file in marker["files"] if file["name"] == "state.json"]
+    record |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "checkpoint.json").write_text(json.dumps(marker))
+
+
+WRONG = {
+    "an unknown key": (["training.max_stepz=3"], "did you mean training.max_steps?"),
+    "a wrong type": (["training.max_steps=many"], "training.max_steps"),
+    "a negative learning rate": (["optimizer.learning_rate=-1e-4"], "optimizer.learning_rate"),
+    "a learning rate that is no number": (["optimizer.learning_rate=.nan"], "optimizer.learning_rate"),
+    "an infinite learning rate": (["optimizer.learning_rate=.inf"], "optimizer.learning_rate"),
+    "negative clipping": (["training.gradient_clipping=-1"], "training.gradient_clipping"),
+    "a warm-up longer than the run": (
+        ["training.max_steps=10", "schedule.warmup_steps=11"],
+        "schedule.warmup_steps=11 is longer than the run's 10 steps",
+    ),
+    "rows longer than the positions": (["data.sequence_length=1024"], "longer than model.max_position_embeddings=512"),
+    "fp16 on the CPU": (["training.precision=fp16"], "training.precision=fp16 needs a CUDA device"),
+}
+
+
+@pytest.mark.fault(
+    row="36",
+    fault="unknown key, wrong type, negative, NaN or infinite numbers, a warm-up and rows too long, fp16 on the CPU",
+    required="one paragraph that names the setting, status 2, before any process group starts",
+)
+@pytest.mark.parametrize(("overrides", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_configuration_is_refused_before_any_process_group(
+    overrides, said, small_shards, tmp_path, monkeypatch
+):
+    import trainer.train
+
+    def start_no_group(*arguments: object) -> None:
+        raise AssertionError("a process group was started")
+
+    monkeypatch.setattr(trainer.train, "initialize_distributed", start_no_group)
+    monkeypatch.setattr("trainer.distributed.run_rank", lambda command: command())
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    places = [f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", *places, *overrides])
+    with pytest.raises(UsageError) as raised:
+        pretrain.main()
+    assert said in str(raised.value) and "\n" not in str(raised.value) and raised.value.exit_status == 2
+    assert not torch.distributed.is_initialized() and not (tmp_path / "run").exists()

@@ -1,0 +1,108 @@
+"""Row 27: a disk that is full while a checkpoint is saved, and a store of checkpoints that is away."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.removal_request import RemovalRequest
+from data_prep.removing import remove_documents
+from data_prep.shards import read_records
+from tests.fault_proxy import Fault, FaultProxy, run_proxy
+from tests.s3_server import S3Bucket, S3Server
+from tests.system.plain_ranks import losses, newest_checkpoint, run
+from trainer.checkpoint_store import stored_steps
+from trainer.status import read_status
+
+pytestmark = pytest.mark.spawn
+
+SETTINGS = ("training.max_steps=6", "schedule.warmup_steps=1", "checkpoint.every_steps=2", "checkpoint.keep_last=1")
+SMALL, LARGE = "size=1000k", "size=64m"
+"""A checkpoint has about 600 kB: the small disk holds one, and not another beside it."""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", SMALL, "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("a file system may not be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.fault(
+    row="27",
+    fault="a real file system that is full when the second checkpoint is saved, on_failed_save=continue and stop",
+    required="the last good one stays, with a loud warning; after space was made the same command goes on from it",
+)
+@pytest.mark.parametrize("policy", ["continue", "stop"])
+def test_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_policy(policy, training, small_disk):
+    full = training(*SETTINGS, f"checkpoint.on_failed_save={policy}")
+    full.output_dir.symlink_to(small_disk / "run")
+    (small_disk / "run").mkdir()
+    output = run(full, 1, status=1)
+    assert "step-00000004 WAS NOT SAVED, the last good one stays" in output and "No space left on device" in output
+    assert "Traceback" not in output
+    assert [path.name for path in (full.output_dir / "checkpoints").iterdir()] == ["step-00000002"]
+    told = {
+        "continue": "error: the run ends after step 6 and its last checkpoint was not saved",
+        "stop": "error: the checkpoint of step 4 was not saved, for the reason warned of, and checkpoint.on_failed",
+    }
+    assert told[policy] in output
+    assert ("step 6/6" in output) is (policy == "continue")
+    subprocess.run(["mount", "-o", f"remount,{LARGE}", str(small_disk)], check=True)
+    assert "resuming after step 2 of 6" in run(full, 1)
+    assert newest_checkpoint(full).name == "step-00000006"
+    assert list(losses(full)) == [1, 2, 3, 4, 5, 6]
+    status = read_status(full.output_dir)
+    assert status is not None and status["state"] == "finished"
+
+
+def make_a_newer_version(shards: Path) -> None:
+    """Take three documents out of a data set."""
+    _, record, _ = next(read_records(shards / "train-000000.tar"))
+    remove_documents(str(shards), RemovalRequest(ids=np.sort(record.document_ids[:3])), 1)
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
+    with run_proxy(s3_server.endpoint) as running:
+        yield running
+
+
+def is_upload(request) -> bool:
+    return request.method in ("PUT", "POST")
+
+
+@pytest.mark.fault(
+    row="27",
+    fault="the store of checkpoints breaks every upload of a whole run; then the disk is lost and the data grown",
+    required="training ends well, warning; the same command copies what is missing; an empty disk goes on from there",
+)
+def test_a_store_that_is_away_is_caught_up_with_and_an_empty_disk_goes_on_from_it(training, s3_bucket: S3Bucket, proxy):
+    url = f"{s3_bucket.url}/run"
+    environment = s3_bucket.environment | {"AWS_ENDPOINT_URL": proxy.endpoint, "CLOZEWORKS_RETRY_SECONDS": "1"}
+    settings = (*SETTINGS, f"checkpoint.upload_to={url}", "checkpoint.upload_wait_seconds=60")
+    away = training(*settings, **environment)
+    away.shards = Path(shutil.copytree(away.shards, away.folder / "shards"))
+    proxy.faults.append(Fault("reset", concerns=is_upload))
+    output = run(away, 1)
+    assert "was not copied to" in output and "The local copy stays" in output, output
+    assert stored_steps(url) == []
+    proxy.faults.clear()
+    assert "resuming after step 6 of 6" in run(away, 1)
+    assert stored_steps(url) == [6]
+
+    shutil.rmtree(away.output_dir)
+    make_a_newer_version(away.shards)
+    output = run(away, 1, "training.max_steps=8")
+    assert "resuming after step 6 of 8" in output
+    assert "the current version is 2, and a run keeps its own" in output
+    assert stored_steps(url) == [8]

@@ -1,0 +1,99 @@
+"""Rows 30 and 34: numbers that are not finite, spikes, and too little memory, in a real training."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import torch
+
+from data_prep.settings import load_settings
+from launch import show_batch
+from tests.system.conftest import Training
+from tests.system.plain_ranks import losses, newest_checkpoint, run
+from trainer.checkpoint_format import read_state, read_weights, step_folder
+from trainer.config import RunConfig
+from trainer.status import read_status
+
+pytestmark = pytest.mark.spawn
+
+SETTINGS = (
+    "training.max_steps=40",
+    "health.max_nonfinite_steps=2",
+    "checkpoint.every_steps=5",
+    "checkpoint.keep_last=9",
+)
+
+
+def shown_rows(training: Training, options: str) -> list[torch.Tensor]:
+    """What `launch/show_batch.py` reads with the options that the log gives."""
+    arguments = show_batch.parse_arguments([*training.arguments(), *shlex.split(options)])
+    show_batch.choose_rows(arguments)
+    batch, _ = show_batch.read_batch(load_settings(RunConfig, arguments.config, arguments.overrides), arguments)
+    return [batch.input_ids, batch.labels[batch.labels != -100]]
+
+
+def trained_rows(training: Training, step: int) -> list[torch.Tensor]:
+    micro_batches = torch.load(training.folder / f"step-{step}.pt")
+    labels = torch.cat([labels for _, _, labels in micro_batches])
+    return [torch.cat([input_ids for input_ids, _, _ in micro_batches]), labels[labels != -100]]
+
+
+@pytest.mark.fault(
+    row="30",
+    fault="NaN in the loss, an infinite gradient, a loss three times too high, in a real training",
+    required="the steps change nothing and are counted, the spike is told with its samples, the weights stay finite",
+)
+def test_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_trained_on(training):
+    bad = training(*SETTINGS)
+    output = run(bad, 1, trouble={"bad": {"30": "spike", "33": "nan", "35": "gradient"}})
+    assert "the loss of step 33 (phase 0 epoch 0 samples 512:528) is not finite; the step changed nothing" in output
+    assert "the gradient of step 35 (phase 0 epoch 0 samples 544:560) is not finite" in output
+    state = read_state(newest_checkpoint(bad))
+    assert (state.state.step, state.state.skipped_steps, state.optimizer_steps) == (40, 2, 38)
+    assert all(weight.isfinite().all() for weight in read_weights(newest_checkpoint(bad)).values())
+    spike = re.search(r"loss spike: \S+ in step 30 .*its rows: launch/show_batch.py (.*)", output)
+    assert spike, output
+    for mine, theirs in zip(shown_rows(bad, spike[1]), trained_rows(bad, 30), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.fault(
+    row="30",
+    fault="a loss that is not finite from a step on",
+    required="the run ends after the limit with steps and samples; going back and skipping them is a new MLflow run",
+)
+def test_too_many_bad_steps_end_the_run_with_the_samples_which_a_new_course_skips(training):
+    bad = training(*SETTINGS)
+    output = run(bad, 1, trouble={"bad": dict.fromkeys(map(str, range(12, 41)), "nan")}, status=1)
+    assert "error: the loss was not finite in 3 steps in a row, more than health.max_nonfinite_steps=2" in output
+    assert "Traceback" not in output
+    status = read_status(bad.output_dir)
+    assert status is not None and status["state"] == "failed" and "samples 176:192" in status["cause"]
+    named = [tuple(map(int, pair)) for pair in re.findall(r"samples (\d+):(\d+)\)", status["cause"])]
+    assert named == [(176, 192), (192, 208), (208, 224)]
+    assert all(weight.isfinite().all() for weight in read_weights(newest_checkpoint(bad)).values())
+
+    skip = f"{named[0][0]}:{named[-1][1]}"
+    output = run(bad, 1, "--resume-from", "10", "--skip-samples", skip)
+    assert "a new course from step 10" in output and "step 40/40" in output
+    assert {12, 13, 14}.isdisjoint(losses(bad)) and set(losses(bad)) == {11, *range(15, 41)}
+    last = read_state(step_folder(bad.output_dir, 40))
+    assert last.state.branched_at == 10 and last.optimizer_steps == 37
+
+
+@pytest.mark.fault(
+    row="34",
+    fault="the system refuses memory to the first step's forward (RLIMIT_AS; a GPU's own refusal is raised by hand)",
+    required="met in the rehearsal step by the largest micro-batch, with what to lower",
+)
+def test_too_little_memory_is_met_in_the_rehearsal_step_with_what_to_lower(training):
+    small = training("training.micro_batch_tokens=49152", "training.global_batch_tokens=49152")
+    output = run(small, 1, trouble={"memory": 1 << 24}, status=1)
+    assert "error: rank 0 ran out of memory on cpu in the rehearsal step (" in output, output
+    assert (
+        "lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage" in output
+    )
+    assert "Traceback" not in output
+    assert not (small.output_dir / "checkpoints").exists()

@@ -1,0 +1,154 @@
+"""Rows 28 and 28b: ranks and launchers that are told to stop, once and twice, and launchers that are killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.system.conftest import PRETRAIN, Training, free_port
+from tests.system.plain_ranks import finish, losses, newest_checkpoint, send, start, wait_until
+from trainer.status import read_history, read_status
+from trainer.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS
+
+pytestmark = pytest.mark.spawn
+
+ENDLESS = ("training.max_steps=500000", "checkpoint.every_steps=500000", "evaluation.every_steps=500000")
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def fault(row: str, what: str, required: str) -> pytest.MarkDecorator:
+    return pytest.mark.fault(row=row, fault=what, required=required)
+
+
+@fault(
+    "28",
+    "SIGUSR1 to one rank of two, then SIGTERM to both",
+    "both save after the same step and leave with 75; the same command goes on in the same MLflow run, no step twice",
+)
+def test_a_signal_to_any_rank_saves_on_all_and_the_same_command_goes_on_in_the_same_run(training):
+    stopped = training(*ENDLESS)
+    steps = []
+    for number, whom, cause in (
+        (signal.SIGUSR1, slice(1, 2), "a signal to another rank"),
+        (signal.SIGTERM, slice(None), "SIGTERM"),
+    ):
+        before = steps[-1] if steps else 0
+        ranks = start(stopped, 2)
+        wait_until(lambda before=before: stopped.last_logged_step() >= before + 3, ranks)
+        send(number, *ranks[whom])
+        statuses = finish(ranks)
+        output = "".join(rank.output for rank in ranks)
+        assert statuses == [STOPPED_EXIT_STATUS] * 2, output
+        status = read_status(stopped.output_dir)
+        assert status is not None and (status["state"], status["cause"]) == ("stopped", cause), status
+        assert newest_checkpoint(stopped).name == f"step-{status['step']:08d}"
+        assert f"stopped by {cause} after step {status['step']:,}, which is saved" in output
+        steps.append(status["step"])
+    assert f"resuming after step {steps[0]:,}" in output
+    assert list(losses(stopped)) == list(range(1, steps[1] + 1))
+    assert_one_mlflow_run_with_each_step_once(stopped, steps[1])
+
+
+def assert_one_mlflow_run_with_each_step_once(stopped: Training, last: int) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(stopped.tracking_uri)
+    (experiment,) = [found for found in client.search_experiments() if found.name == "clozeworks"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "KILLED"
+    points = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted(point.step for point in points) == list(range(1, last + 1))
+
+
+@fault("28", "a second signal while a save hangs", "the process leaves at once with 128 + the signal's number")
+@pytest.mark.parametrize("number", [SIGNALS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in SIGNALS[1:])])
+def test_a_second_signal_leaves_at_once_though_the_disk_hangs(number, training):
+    hanging = training(*ENDLESS)
+    (rank,) = start(hanging, 1, trouble={"hang": {"rank": 0, "writing": "/checkpoints/"}})
+    wait_until(lambda: hanging.last_logged_step() >= 3, [rank])
+    send(number, rank)
+    wait_until(lambda: (hanging.folder / "hanging").exists(), [rank])
+    time.sleep(REPEAT_SECONDS + 0.5)
+    assert rank.process.poll() is None, rank.output
+    send(number, rank)
+    assert finish([rank], timeout=120) == [128 + number]
+    assert not list((hanging.output_dir / "checkpoints").glob("*/checkpoint.json"))
+
+
+@fault("28", "SIGUSR1 to the ranks under torchrun, SIGTERM to itself", "they save; torchrun's log has their own status")
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=["USR1 to the ranks", "TERM to torchrun"])
+def test_ranks_under_torchrun_save_and_leave_with_their_status(number, training):
+    stopped = training(*ENDLESS)
+    process = start_torchrun(stopped)
+    try:
+        wait_for_steps(stopped, process, 3)
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+        else:
+            for rank in children_of(process):
+                rank.send_signal(number)
+        output, _ = process.communicate(timeout=240)
+    finally:
+        stopped.kill()
+    status = read_status(stopped.output_dir)
+    assert status is not None and status["state"] == "stopped", output
+    assert process.returncode != 0
+    if number == signal.SIGUSR1:
+        assert f"exitcode  : {STOPPED_EXIT_STATUS}" in output, output
+
+
+@fault(
+    "28b",
+    "SIGTERM to the deepspeed launcher; SIGKILL to launch.py of the node, and to torchrun",
+    "the ranks notice that they are orphans, save and leave; status.json tells why, whatever the launcher returned",
+)
+@pytest.mark.launcher
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("deepspeed.launcher.runner", signal.SIGTERM),
+        ("deepspeed.launcher.launch", signal.SIGKILL),
+        pytest.param("torch.distributed.run", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+    ids=["the launcher is told to end", "launch.py is killed", "torchrun is killed"],
+)
+def test_ranks_whose_launcher_is_gone_save_and_leave(module, number, training):
+    orphaned = training(*ENDLESS)
+    process = orphaned.start() if module.startswith("deepspeed") else start_torchrun(orphaned)
+    wait_for_steps(orphaned, process, 3)
+    (launcher,) = [found for found in orphaned.processes() if module in found.cmdline()]
+    launcher.send_signal(number)
+    deadline = time.monotonic() + 300
+    while orphaned.processes():
+        assert time.monotonic() < deadline, orphaned.processes()
+        time.sleep(0.1)
+    process.communicate(timeout=60)
+    status = read_status(orphaned.output_dir)
+    assert status is not None and status["state"] == "stopped", status
+    assert status["cause"] in ("the loss of its launcher", "a signal to another rank")
+    assert newest_checkpoint(orphaned).name == f"step-{status['step']:08d}"
+    assert [event["event"] for event in read_history(orphaned.output_dir)] == ["started", "saved", "ended"]
+
+
+def start_torchrun(training: Training) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
+    return training._popen([*command, str(free_port()), PRETRAIN, *training.arguments()])
+
+
+def wait_for_steps(training: Training, process: subprocess.Popen[str], steps: int) -> None:
+    deadline = time.monotonic() + 240
+    while training.last_logged_step() < steps:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the training did not come to the step in time"
+        time.sleep(0.02)
+
+
+def children_of(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The ranks that torchrun started, without the workers of their loaders."""
+    return psutil.Process(launcher.pid).children()

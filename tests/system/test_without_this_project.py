@@ -1,0 +1,122 @@
+"""What was registered, used by people who have nothing of this project: MLflow's own server, and a plain venv."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from tests.mlflow_servers import free_port
+from tests.trainer.toy_run import make_run, make_tokenizer
+from trainer.export import export_checkpoint
+from trainer.registry import register
+from trainer.registry_pull import pull
+
+PLAIN = """
+import importlib.util, sys
+assert not any(importlib.util.find_spec(name) for name in ("trainer", "data_prep", "mlflow", "deepspeed")), sys.path
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, pipeline
+folder = sys.argv[1]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+hidden = AutoModel.from_pretrained(folder)(**tokenizer("a river", return_tensors="pt")).last_hidden_state
+masked = AutoModelForMaskedLM.from_pretrained(folder)
+answers = pipeline("fill-mask", model=folder)("a [MASK] and a city")
+vectors = SentenceTransformer(folder).encode(["a river", "a city"])
+print(hidden.shape[-1], masked.config.hidden_size, len(answers), vectors.shape)
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    run = make_run(folder / "run", make_tokenizer(folder / "tokenizer"))
+    return export_checkpoint(run, folder / "export").output
+
+
+@pytest.mark.spawn
+def test_mlflow_models_serve_fills_masks_over_http(tiny_hugging_face: Path, database: str, tmp_path: Path) -> None:
+    registration = register(
+        always_answers("▁cat", tiny_hugging_face, tmp_path / "model"), "birds", "champion", database
+    )
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", registration.model_uri]
+    command += ["--env-manager", "local", "--port", str(port), "--workers", "1"]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": database, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # it calls uvicorn
+    with open(tmp_path / "serve.log", "wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        answer = ask(port, {"inputs": ["the cat [MASK] on the mat", "[MASK] sat"]}, process, tmp_path / "serve.log")
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+    assert answer["predictions"] == ["▁cat", "▁cat"]
+
+
+def always_answers(piece: str, folder: Path, copy: Path) -> Path:
+    """A copy of a model that fills every mask with this piece, where random weights might choose a special token."""
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    biases = [name for name in weights if name.endswith(("predictions.bias", "decoder.bias"))]
+    assert biases
+    for name in biases:
+        weights[name][AutoTokenizer.from_pretrained(copy).convert_tokens_to_ids(piece)] = 100.0
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def ask(port: int, value: object, process: subprocess.Popen[bytes], log: Path) -> dict:
+    """POST to the server once it listens."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations", json.dumps(value).encode(), {"Content-Type": "application/json"}
+    )
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read().decode() + log.read_text()) from None
+        except OSError:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.spawn
+def test_a_plain_environment_loads_the_pulled_folder(exported: Path, database: str, tmp_path: Path) -> None:
+    """A venv with transformers and sentence-transformers only, installed at the versions that are here."""
+    from importlib.metadata import version
+
+    register(exported, "birds", "champion", database)
+    folder = pull("models:/birds@champion", tmp_path / "model", database)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=300)
+    python = tmp_path / "venv" / "bin" / "python"
+    pins = [f"{name}=={version(name).partition('+')[0]}" for name in ("transformers", "tokenizers", "numpy")]
+    pins.append(f"torch=={version('torch')}")  # with its +cpu, lest gigabytes of CUDA come
+    install = [python, "-m", "pip", "install", "--quiet", *pins, "sentence-transformers"]
+    installed = subprocess.run(install, capture_output=True, text=True, timeout=1800)
+    if installed.returncode:
+        pytest.skip(f"no package index to install from: {installed.stderr.strip()[-300:]}")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    answer = subprocess.run(
+        [python, "-c", PLAIN, folder],
+        cwd=tmp_path,
+        env=environment | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.split("\n")[-2] == "16 16 5 (2, 16)"

@@ -1,0 +1,129 @@
+"""`launch/pretrain.py` with a fault that really happens at a chosen place: the environment's TROUBLE, a JSON object.
+
+    {"kill": {"rank": 1, "step": 9}}                  SIGKILL before the second micro-batch of that step
+    {"kill": {"rank": 1, "writing": "step-00000009/rank-00001"}}   half of a file whose path holds this is on disk
+    {"hang": {"rank": 0, "writing": "step-00000009/"}}              the disk never answers
+    {"bad": {"9": "nan", "11": "gradient", "13": "spike"}}         what the model says in these steps
+    {"memory": 268435456}                             bytes that may be allocated once the model stands
+
+The rows of a bad step are kept as `step-N.pt` in the folder of the environment's TROUBLE_ROWS, if it is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trainer.run
+import trainer.step
+import trainer.train
+from data_prep import storage
+from trainer.model.pretraining import PretrainingModel
+
+TROUBLE = json.loads(os.environ.get("TROUBLE", "{}"))
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def wrap(place: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have `around(original, ...)` called in place of a function."""
+    original = getattr(place, name)
+    setattr(place, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+
+
+def die_in_step(original: Callable[..., Any], seed: int, step: int, slice_number: int) -> None:
+    original(seed, step, slice_number)
+    if step + 1 == TROUBLE["kill"].get("step") and slice_number % 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def trouble_in_writing(original: Callable[..., Any], url: object) -> Any:
+    @contextlib.contextmanager
+    def write() -> Iterator[Path]:
+        with original(url) as partial:
+            yield partial
+            if is_meant("kill", url):
+                os.truncate(partial, partial.stat().st_size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if is_meant("hang", url):
+                (Path(os.environ["TROUBLE_ROWS"]) / "hanging").touch()
+                while True:
+                    time.sleep(1)
+
+    return write()
+
+
+def is_meant(kind: str, url: object) -> bool:
+    trouble = TROUBLE.get(kind, {})
+    return "writing" in trouble and trouble["rank"] == RANK and trouble["writing"] in str(url)
+
+
+class BadSteps:
+    """Makes the model say something else in some steps, and keeps the rows that it saw there."""
+
+    def __init__(self, kinds: dict[str, str]) -> None:
+        self._kinds = {int(step): kind for step, kind in kinds.items()}
+        self._kind: str | None = None
+
+    def take_step(self, original: Callable[..., Any], engine: Any, batch: Any, step: int, *rest: Any) -> Any:
+        self._kind = self._kinds.get(step + 1)
+        if self._kind is not None and "TROUBLE_ROWS" in os.environ:
+            rows = [(micro.input_ids, micro.masked_positions, micro.labels) for micro in batch.micro_batches]
+            torch.save(rows, Path(os.environ["TROUBLE_ROWS"]) / f"step-{step + 1}.pt")
+        result = original(engine, batch, step, *rest)
+        self._kind = None
+        return result
+
+    def forward(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        output = original(*args, **options)
+        if self._kind is None:
+            return output
+        loss = output.mlm_loss_sum
+        if self._kind == "nan":
+            loss = loss * float("nan")
+        elif self._kind == "gradient":  # the loss is what it is; its gradient is infinity times 0
+            loss = loss + (loss * 0).sqrt()
+        elif self._kind == "spike":
+            loss = loss * 3
+        return output._replace(mlm_loss_sum=loss)
+
+
+def rehearse_with_little_memory(original: Callable[..., Any], *args: Any) -> None:
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (held + TROUBLE["memory"], hard))
+    original(*args)
+
+
+def make_trouble() -> None:
+    if TROUBLE.get("kill", {}).get("rank") == RANK:
+        wrap(trainer.step, "seed_micro_batch", die_in_step)
+    if {"kill", "hang"} & TROUBLE.keys():
+        wrap(storage, "local_write", trouble_in_writing)
+    if "bad" in TROUBLE:
+        bad = BadSteps(TROUBLE["bad"])
+        wrap(trainer.train, "take_step", bad.take_step)
+        forward = PretrainingModel.forward
+        PretrainingModel.forward = lambda *args, **options: bad.forward(forward, *args, **options)  # type: ignore[method-assign]
+    if "memory" in TROUBLE:
+        wrap(trainer.run, "rehearse", rehearse_with_little_memory)
+
+
+if __name__ == "__main__":
+    from launch.pretrain import main
+
+    make_trouble()
+    try:
+        main()
+    except Exception as error:  # as launch/pretrain.py ends
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(getattr(error, "exit_status", 1))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.data.batch import IGNORED
+from trainer.data.evaluation_batches import evaluation_batches, origins_of
+from trainer.settings.data import DataSettings
+from trainer.settings.training import Phase
+
+PHASE = Phase(steps=1, sequence_length=32, micro_batch_tokens=4 * 32, global_batch_tokens=4 * 32)
+SOURCES = ("books", "web", "letters")
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory, corpus_at: Callable) -> list:
+    """One with three sources that take turns by document, and one that names none."""
+    documents = [[[9, 12, 4], [30, 30, 30], [7], [5, 6], [40, 3, 20]], [[8, 8], [11, 10, 9, 8], [3]]]
+    first = corpus_at(tmp_path_factory.mktemp("mixed") / "first", [documents[0]], documents, sources=SOURCES)
+    second = corpus_at(tmp_path_factory.mktemp("mixed") / "second", documents[1:], documents, first_id=5000)
+    return [first, second]
+
+
+def true_origin(corpora: list, token: int) -> int:
+    """The number of a token's source, by the documents that were written."""
+    first, second = corpora
+    if token >= second.first_id:
+        return len(SOURCES)
+    return int(first.document_of[token - first.first_id]) % len(SOURCES)
+
+
+@pytest.mark.parametrize("mode", ["none", "next_sentence", "sentence_order"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_token_of_a_text_is_of_its_documents_source(corpora: list, mode: str, world_size: int) -> None:
+    shard_sets = [corpus.shard_set for corpus in corpora]
+    data = DataSettings(shards=[{"url": shard_set.url} for shard_set in shard_sets], sentence_pairs=mode)
+    seen = set()
+    for rank in range(world_size):
+        for batch in evaluation_batches(shard_sets, data, PHASE, 0, rank, world_size, None):
+            micro = batch.batch
+            originals = micro.input_ids.clone()
+            used = micro.labels != IGNORED
+            originals[micro.masked_positions[used]] = micro.labels[used]
+            for place in torch.nonzero(originals >= 5).flatten().tolist():
+                origin = int(batch.origins[place])
+                assert origin == true_origin(corpora, int(originals[place]))
+                seen.add(origin)
+    assert seen == {0, 1, 2, 3}
+
+
+def test_sources_are_counted_through_and_a_folder_without_names_is_one(corpora: list) -> None:
+    origins = origins_of([corpus.shard_set for corpus in corpora])
+    assert origins.names == (*SOURCES, "second")
+    assert origins.components == (0, 0, 0, 1) and origins.component_names == ("first", "second")
+    assert origins.first_of(1) == 3
+
+
+def test_a_damaged_shard_is_passed_over_in_origins_too(corpora: list, tmp_path: Path) -> None:
+    import shutil
+
+    from trainer.data.shard_set import open_shard_set
+
+    shutil.copytree(corpora[0].shard_set.url, tmp_path / "damaged")
+    path = tmp_path / "damaged" / "valid-000001.tar"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    settings = DataSettings(shards=str(tmp_path / "damaged"), on_corrupt_shard="skip")
+    shard_set = open_shard_set(settings.shards, tmp_path / "cache")
+    batches = list(evaluation_batches([shard_set], settings, PHASE, 0, 0, 1, None))
+    assert sum(batch.batch.num_unreadable_rows for batch in batches) > 0
+    for batch in batches:
+        dead = batch.batch.input_ids == 0
+        assert (batch.origins[dead] == 0).all()

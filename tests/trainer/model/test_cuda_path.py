@@ -1,0 +1,140 @@
+"""The way of CUDA, gone on the CPU: variable-length attention at fixed shapes, bf16 with fp32 master weights, and no
+look at what the device computes within a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from tests.trainer.model.varlen_on_cpu import varlen_on_cpu
+from trainer import step as step_module
+from trainer.benchmark.plain_engine import PlainEngine
+from trainer.data.batch import TENSOR_NAMES, Batch
+from trainer.distributed import Ranks
+from trainer.model import encoder
+from trainer.model.pretraining import PretrainingModel
+from trainer.settings.training import OptimizerSettings
+from trainer.step import Wishes, take_step
+from trainer.throughput import WorkClock
+
+LENGTH = 16
+BATCHES = ([9, 6, 12], [16, 2, 1, 13], [1, 15, 16], [5, 5, 5, 16])
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def varlen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Attention takes CUDA's kernel; gives its calls."""
+    monkeypatch.setattr(encoder, "choose_kernel", lambda *arguments: "varlen")
+    torch._dynamo.reset()
+    counters.clear()
+    with varlen_on_cpu() as calls:
+        yield calls
+    torch._dynamo.reset()
+
+
+def with_fixed_capacity(batch: Batch) -> Batch:
+    unused = torch.full((12 - batch.cu_seqlens.numel(),), batch.input_ids.numel(), dtype=torch.int32)
+    return replace(batch, cu_seqlens=torch.cat([batch.cu_seqlens, unused]))
+
+
+@pytest.fixture
+def batches(make_documents, pack) -> list[Batch]:
+    made = [
+        with_fixed_capacity(pack(make_documents(lengths, seed=n), LENGTH).batch) for n, lengths in enumerate(BATCHES)
+    ]
+    assert all(batch.num_rows == 2 for batch in made)
+    return made
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_loss_and_gradients_are_those_of_the_reference_attention(
+    tiny_config, modern_config, make_model, batches, monkeypatch, varlen, family
+):
+    config = tiny_config if family == "bert" else modern_config
+    ours, reference = (make_model(config, next_sentence=False) for _ in range(2))
+    for batch in batches:
+        loss = ours(batch).mlm_loss_sum
+        loss.backward()
+        with monkeypatch.context() as patch:
+            patch.setattr(encoder, "choose_kernel", lambda *arguments: "masked")
+            expected = reference(batch).mlm_loss_sum
+        expected.backward()
+        torch.testing.assert_close(loss, expected)
+    gradients = [{name: p.grad for name, p in model.named_parameters()} for model in (ours, reference)]
+    for name, gradient in gradients[1].items():
+        torch.testing.assert_close(gradients[0][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+    windows = {(-1, -1)} if family == "bert" else {(-1, -1), (3, 3)}
+    assert {call["window_size"] for call in varlen} == windows
+
+
+def test_attention_is_told_fixed_shapes_and_a_constant_maximum(tiny_config, make_model, batches, varlen):
+    model = make_model(tiny_config)
+    for batch in batches:
+        model(batch)
+    assert {(call["cu_seqlens"].numel(), call["max_q"]) for call in varlen} == {(12, LENGTH)}
+    assert all(type(call["max_q"]) is int for call in varlen)
+    assert all(call["cu_seqlens"][-1] == 2 * LENGTH for call in varlen), "unused entries repeat the total"
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile_nothing(
+    tiny_config, modern_config, make_model, batches, varlen, family
+):
+    config = tiny_config if family == "bert" else modern_config
+    model = make_model(config, next_sentence=False)
+    engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16)
+    model.compile_blocks(backend="aot_eager")
+    graphs = []
+    for batch in batches:
+        engine.backward(engine.forward(batch).mlm_loss_sum / batch.num_masked)
+        engine.step()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert not counters["graph_break"]
+    assert graphs == [1 if family == "bert" else 3] * len(batches)
+
+
+def as_fake(batch: Batch, mode: FakeTensorMode) -> Batch:
+    return replace(batch, **{name: mode.from_tensor(getattr(batch, name)) for name in TENSOR_NAMES})
+
+
+def take_fake_step(config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole step in bf16 on tensors that have shapes and no values: whoever asks for one gets an exception."""
+    mode, ranks = FakeTensorMode(allow_non_fake_inputs=True), Ranks(0, 1, 0, CPU)
+    model = PretrainingModel(config, next_sentence=True)
+    engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16, gradient_clipping=1.0)
+    monkeypatch.setattr(step_module, "on_device", lambda given, device: [as_fake(batch, mode) for batch in given])
+    global_batch = SimpleNamespace(micro_batches=tuple(batches), first_slice=0)
+    counts = step_module.count_globally(global_batch, ranks, Wishes())
+    monkeypatch.setattr(step_module, "count_globally", lambda *arguments: counts)
+    with mode:
+        result = take_step(engine, global_batch, 0, 1e-4, 0, ranks, Wishes(), WorkClock(CPU), lambda text: None)
+    assert result.applied and result.grad_norm.shape == ()
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_nothing_in_a_step_waits_for_a_value_of_the_device(
+    tiny_config, modern_config, batches, monkeypatch, varlen, family
+):
+    config = tiny_config if family == "bert" else modern_config
+    take_fake_step(config, batches, monkeypatch)
+
+
+def test_a_look_at_a_value_within_the_step_would_be_seen(tiny_config, batches, monkeypatch, varlen):
+    score = PretrainingModel.forward
+
+    def looking(self: PretrainingModel, batch: Batch) -> Any:
+        output = score(self, batch)
+        output.mlm_loss_sum.item()
+        return output
+
+    monkeypatch.setattr(PretrainingModel, "forward", looking)
+    with pytest.raises(DataDependentOutputException):
+        take_fake_step(tiny_config, batches, monkeypatch)

@@ -1,0 +1,207 @@
+"""A small BERT trained by the project's own loader and step, in processes of their own: the two sides of contract 5.
+
+Run as `python toy_pretraining.py PLAN.json` with the launcher's environment; the plan is {shards, jobs}. The jobs are
+done one after another at one ZeRO stage: DeepSpeed's stage 3 leaves patches behind. `train_plainly` is the other side:
+one process, no DeepSpeed, no ranks, whole global batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from data_prep.manifest import read_manifest
+from trainer import checkpoint as checkpoints
+from trainer.checkpoint import DataIdentity, TrainState
+from trainer.config import RunConfig
+from trainer.data.evaluation_batches import evaluation_batches, origins_of
+from trainer.data.loader import Loader, Position
+from trainer.data.shard_set import open_shard_set
+from trainer.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down
+from trainer.engine import build_engine
+from trainer.evaluation import evaluate
+from trainer.model.pretraining import PretrainingModel
+from trainer.optimizer import build_optimizer
+from trainer.run import rehearse
+from trainer.schedule import learning_rate
+from trainer.settings.training import DistributedSettings
+from trainer.step import Wishes, seed_micro_batch, take_step
+from trainer.throughput import WorkClock
+
+LENGTH, GLOBAL_ROWS, MICRO_ROWS, STEPS = 64, 13, 4, 5
+"""13 rows are 4 micro-batches: 1 rank x 4 or 2 ranks x 2 of 3 or 4 rows; 3 ranks take 6 micro-batches of 2 or 3."""
+WARMUP = {"initial_tokens": 4 * LENGTH, "steps": 3}
+"""Global batches of 4, 8, 12 and then 13 rows."""
+CPU = torch.device("cpu")
+
+
+def make_config(shards: str, job: dict[str, Any]) -> RunConfig:
+    """The configuration of a job; what a job does not say is ZeRO 0 in fp32 without dropout, clipped at 0.5."""
+    return RunConfig.model_validate(
+        {
+            "output_dir": job.get("output_dir", "none"),
+            "model": {
+                "vocab_size": read_manifest(shards).tokenizer.vocab_size,
+                "hidden_size": 36,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 70,
+                "max_position_embeddings": LENGTH,
+                "hidden_dropout_prob": job.get("dropout", 0.0),
+                "initializer_range": 0.1,
+            },
+            "data": {
+                "shards": shards,
+                "sequence_length": LENGTH,
+                "sentence_pairs": "next_sentence",
+                "num_workers": 0,
+            },
+            "training": {
+                "max_steps": STEPS,
+                "seed": 3,
+                "micro_batch_tokens": MICRO_ROWS * LENGTH,
+                "global_batch_tokens": GLOBAL_ROWS * LENGTH,
+                "batch_warmup": WARMUP if job.get("batch_warmup") else None,
+                "precision": job.get("precision", "fp32"),
+                "gradient_clipping": job.get("gradient_clipping", 0.5),
+                "activation_checkpointing": job.get("activation_checkpointing", False),
+            },
+            "optimizer": {"learning_rate": 3e-3, "beta2": 0.98, "weight_decay": 0.1},
+            "schedule": {"name": "cosine", "warmup_steps": 2, "final_ratio": 0.1},
+            "zero": {"stage": job.get("stage", 0), "offload_optimizer": job.get("offload", False)},
+            "evaluation": {"length_bounds": [16, 32]},
+        }
+    )
+
+
+def make_loader(config: RunConfig, state: TrainState, ranks: Ranks) -> Loader:
+    shard_sets = [open_shard_set(config.data.shards)]
+    position = Position(state.phase, state.epoch, state.next_sample)
+    rank, world_size, seed = ranks.rank, ranks.world_size, config.training.seed
+    return Loader(
+        shard_sets, config.data, config.phases[0], position, seed, rank, world_size, lambda step: 0.15, state.step
+    )
+
+
+def make_model(config: RunConfig) -> PretrainingModel:
+    model = PretrainingModel(
+        config.model, next_sentence=True, activation_checkpointing=config.training.activation_checkpointing
+    )
+    model.initialise(config.training.seed)
+    return model
+
+
+def evaluated(engine: Any, config: RunConfig, ranks: Ranks) -> dict[str, float]:
+    shard_sets = [open_shard_set(config.data.shards)]
+    batches = evaluation_batches(
+        shard_sets, config.data, config.phases[0], config.training.seed, ranks.rank, ranks.world_size, None
+    )
+    return evaluate(engine, batches, ranks, origins_of(shard_sets), config.evaluation)
+
+
+def rate(config: RunConfig, step: int) -> float:
+    return learning_rate(step, config.max_steps, config.optimizer.learning_rate, config.schedule)
+
+
+def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Start or resume, take `steps` steps, save; what the steps gave, summed over ranks."""
+    config = make_config(shards, job)
+    engine = build_engine(make_model(config), config, ranks)
+    rehearse(engine, config, [open_shard_set(shards)], ranks)
+    found = checkpoints.find_latest(config.output_dir, ranks, stage=engine.stage)
+    state = TrainState()
+    if found is not None:
+        checkpoints.load(engine, found)
+        state = found.saved.state
+    report: dict[str, Any] = {"first": state.step, "losses": [], "norms": [], "rows": []}
+    if job.get("evaluate"):
+        report["evaluation"] = evaluated(engine, config, ranks)
+    engine.train()
+    clock = WorkClock(ranks.device)
+    for batch in itertools.islice(make_loader(config, state, ranks), job.get("steps", STEPS)):
+        step = state.step
+        result = take_step(
+            engine, batch, step, rate(config, step), config.training.seed, ranks, Wishes(), clock, lambda text: None
+        )
+        sums = torch.stack([result.mlm_loss_sum, result.nsp_loss_sum])
+        if ranks.world_size > 1:
+            torch.distributed.all_reduce(sums)
+        report["losses"].append(float(sums[0] / result.counts.masked + sums[1] / result.counts.pairs))
+        report["norms"].append(float(result.grad_norm))
+        report["rows"].append(batch.last_sample - batch.first_sample + 1)
+        position = batch.next_position
+        state = TrainState(step=step + 1, epoch=position.epoch, next_sample=position.next_sample)
+    identity = DataIdentity(manifest_digests=("d",), tokenizer_fingerprint="f")
+    assert checkpoints.save(config.output_dir, engine, state, config, identity) is not None
+    engine.destroy()
+    barrier(ranks)
+    return report
+
+
+class PlainModel:
+    """A model behind the engine's verbs for evaluation, in this process alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.forward, self.train, self.eval = model.__call__, model.train, model.eval
+
+
+def train_plainly(shards: str, job: dict[str, Any]) -> dict[str, Any]:
+    """The same samples in plain PyTorch: losses, norms before clipping, weights and evaluation.
+
+    In bf16 the forward and backward are those of a bf16 copy, and master weights, gradients and AdamW are fp32.
+    """
+    config, alone = make_config(shards, job), Ranks(0, 1, 0, CPU)
+    master = make_model(config)
+    model = copy.deepcopy(master).bfloat16() if config.training.precision == "bf16" else master
+    optimizer = build_optimizer(master, config.optimizer)
+    report: dict[str, Any] = {"losses": [], "norms": [], "evaluation": evaluated(PlainModel(model), config, alone)}
+    model.train()
+    for step, batch in enumerate(itertools.islice(make_loader(config, TrainState(), alone), STEPS)):
+        masked = sum(micro.num_masked for micro in batch.micro_batches)
+        pairs = sum(micro.num_pairs for micro in batch.micro_batches)
+        total = 0.0
+        optimizer.zero_grad()
+        for number, micro in enumerate(batch.micro_batches):
+            seed_micro_batch(config.training.seed, step, number)
+            output = model(micro)
+            loss = output.mlm_loss_sum / masked + output.nsp_loss_sum / pairs
+            for weight, gradient in zip(
+                master.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+            ):
+                weight.grad = gradient.float() if weight.grad is None else weight.grad + gradient.float()
+            total += loss.item()
+        limit = config.training.gradient_clipping or float("inf")
+        report["norms"].append(float(nn.utils.clip_grad_norm_(master.parameters(), limit)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate(config, step)
+        optimizer.step()
+        if model is not master:
+            with torch.no_grad():
+                for weight, fp32 in zip(model.parameters(), master.parameters(), strict=True):
+                    weight.copy_(fp32)
+        report["losses"].append(total)
+    return report | {"weights": {name: weight.detach() for name, weight in master.named_parameters()}}
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    path = Path(sys.argv[1])
+    plan = json.loads(path.read_text())
+    ranks = initialize_distributed(DistributedSettings(timeout_seconds=300))
+    reports = [run_job(plan["shards"], job, ranks) for job in plan["jobs"]]
+    if ranks.is_first:
+        path.with_suffix(".out").write_text(json.dumps(reports))
+    shut_down(ranks)
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    run_rank(main)

@@ -1,0 +1,87 @@
+"""A run's folder as a training leaves it, with checkpoints of two ranks, made without training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from data_prep import storage
+from data_prep.manifest import FileRecord
+from data_prep.tokenizer import TokenizerSettings
+from data_prep.tokenizer_training import train_tokenizer
+from trainer.checkpoint_format import DataIdentity, Marker, SavedState, TrainState, step_folder
+from trainer.config import RunConfig
+from trainer.model.pretraining import PretrainingModel
+from trainer.tensor_file import write_tensors
+
+CONFIG = RunConfig.model_validate(
+    {
+        "output_dir": "elsewhere",
+        "model": {
+            "vocab_size": 280,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 24,
+            "max_position_embeddings": 32,
+        },
+        "data": {"shards": "shards-that-are-gone", "sequence_length": 32},
+        "training": {"max_steps": 20, "micro_batch_tokens": 32, "global_batch_tokens": 32},
+    }
+)
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A tokenizer of 280 pieces, most of them bytes."""
+    train_tokenizer(["a river and a city, a city and a river"] * 3, folder, TokenizerSettings(vocab_size=280))
+    return folder
+
+
+def make_weights() -> dict[str, torch.Tensor]:
+    model = PretrainingModel(CONFIG.model, next_sentence=False)
+    model.initialise(3)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def write_checkpoint(output_dir: Path, step: int, fingerprint: str, weights: dict[str, torch.Tensor]) -> Path:
+    """A checkpoint of two ranks, each holding a half of every weight."""
+    folder = step_folder(output_dir, step)
+    records = []
+    for rank in (0, 1):
+        parts = []
+        for name, weight in weights.items():
+            half = weight.numel() // 2
+            start, stop = (0, half) if rank == 0 else (half, weight.numel())
+            parts.append((f"weight:{start}:{name}", stop - start, lambda w=weight, a=start, b=stop: w.view(-1)[a:b]))
+        records.append(write_tensors(folder / f"rank-0000{rank}-of-00002.safetensors", parts))
+    saved = SavedState(
+        format_version=1,
+        state=TrainState(step=step, tokens_seen=step * 32, mlflow_run_id="abc"),
+        config=CONFIG.model_dump(mode="json"),
+        data=DataIdentity(manifest_digests=("d" * 64,), tokenizer_fingerprint=fingerprint),
+        world_size=2,
+        zero_stage=1,
+        shapes={name: tuple(weight.shape) for name, weight in weights.items()},
+        optimizer_steps=step,
+        loss_scaler=None,
+        versions={},
+    )
+    path = folder / "state.json"
+    storage.write_bytes(path, saved.model_dump_json().encode())
+    records.append(FileRecord(name=path.name, bytes=storage.size(path), sha256=storage.sha256_of(path)))
+    marker = Marker(format_version=1, step=step, files=tuple(records))
+    storage.write_bytes(folder / "checkpoint.json", marker.model_dump_json().encode())
+    return folder
+
+
+def make_run(output_dir: Path, tokenizer_folder: Path) -> Path:
+    """A run with checkpoints after steps 10 and 20."""
+    for path in tokenizer_folder.iterdir():
+        storage.write_bytes(output_dir / "tokenizer" / path.name, path.read_bytes())
+    fingerprint = json.loads((tokenizer_folder / "tokenizer_info.json").read_text())["fingerprint"]
+    weights = make_weights()
+    write_checkpoint(output_dir, 10, fingerprint, {name: weight * 2 for name, weight in weights.items()})
+    write_checkpoint(output_dir, 20, fingerprint, weights)
+    return output_dir

@@ -1,0 +1,137 @@
+"""The valid split as micro-batches, each with where its predictions come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from data_prep import storage
+from trainer.data.assemble import RowShape, assemble_rows
+from trainer.data.batch import Batch
+from trainer.data.from_settings import masking_of, row_settings, shards_of
+from trainer.data.micro_batches import MicroBatches, Slice
+from trainer.data.order import WINDOW_SHARDS
+from trainer.data.packing import Segments, document_starts
+from trainer.data.passes import row_shape
+from trainer.data.randomness import Purpose
+from trainer.data.recently_used import RecentlyUsed
+from trainer.data.samples import SampleSpace
+from trainer.data.shard_set import Shard, ShardSet
+from trainer.settings.data import DataSettings
+from trainer.settings.training import Phase
+
+
+@dataclass(frozen=True)
+class EvaluationBatch:
+    """A micro-batch of the valid split."""
+
+    batch: Batch
+    origins: torch.Tensor
+    """(T,) int64: at every place of a text's own tokens, the number of its document's source among `Origins.names`."""
+
+    def to(self, device: torch.device) -> EvaluationBatch:
+        return replace(self, batch=self.batch.to(device), origins=self.origins.to(device, non_blocking=True))
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The sources of all components, counted through: those of the first component come first."""
+
+    names: tuple[str, ...]
+    components: tuple[int, ...]
+    """Of each source, the number of its component."""
+    component_names: tuple[str, ...]
+    """The folders' own names, of a mixture."""
+
+    def first_of(self, component: int) -> int:
+        return self.components.index(component)
+
+
+def origins_of(shard_sets: Sequence[ShardSet]) -> Origins:
+    """The sources that the manifests name; a shard set that names none is one source, called as its folder."""
+    folders = [storage.redact(shard_set.url).rstrip("/").rpartition("/")[2] for shard_set in shard_sets]
+    named = [[source.name for source in shard_set.manifest.sources] for shard_set in shard_sets]
+    names = [sources or [folder] for sources, folder in zip(named, folders, strict=True)]
+    return Origins(
+        names=tuple(name for sources in names for name in sources),
+        components=tuple(number for number, sources in enumerate(names) for _ in sources),
+        component_names=tuple(folders),
+    )
+
+
+def evaluation_batches(
+    shard_sets: Sequence[ShardSet],
+    data: DataSettings,
+    phase: Phase,
+    seed: int,
+    rank: int,
+    world_size: int,
+    max_tokens: int | None,
+) -> Iterator[EvaluationBatch]:
+    """The valid split once (or `max_tokens` places of it), the same rows and masks at every call.
+
+    Micro-batch n of all ranks holds the same rows on any number of ranks. Every rank gets as many; the last ones are
+    filled up with dead rows, of which nothing is predicted.
+
+    Raises:
+        UserError: the valid split is empty (of a mixture: of every component).
+    """
+    held_out = [shard_set for shard_set in shard_sets if shard_set.shards("valid")] or list(shard_sets[:1])
+    shards = [shard for shard_set in held_out for shard in shards_of(shard_set, "valid")]
+    settings = row_settings(data, phase)
+    samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
+    num_rows = phase.micro_batch_tokens // phase.sequence_length
+    shape = row_shape(shards, settings)
+    batches = MicroBatches(
+        samples,
+        shape,
+        masking_of(data, shard_sets[0]),
+        num_rows,
+        seed,
+        Purpose.EVALUATION,
+        skip_corrupt_shards=data.on_corrupt_shard == "skip",
+    )
+    sources = _Sources(shard_sets)
+    total = samples.open_pass(epoch=0).num_rows
+    if max_tokens is not None:
+        total = min(total, max(1, max_tokens // phase.sequence_length))
+    for first in range(0, total, num_rows * world_size):
+        own = min(first + rank * num_rows, total)
+        which = Slice(0, own, min(own + num_rows, total), data.evaluated_mlm_probability)
+        segments, held_in, _ = batches.plan(which)
+        origins = laid_out(sources.of(segments, held_in), segments, num_rows, shape)
+        yield EvaluationBatch(batches.build(which), torch.from_numpy(origins))
+
+
+def laid_out(values: np.ndarray, segments: Segments, num_rows: int, shape: RowShape) -> np.ndarray:
+    """(T,) int64: the value of each segment, (N,), at the places of all its tokens."""
+    return assemble_rows(segments, np.repeat(values, segments.lengths), num_rows, shape).input_ids
+
+
+class _Sources:
+    """Finds the source of segments by the indexes of their shards."""
+
+    def __init__(self, shard_sets: Sequence[ShardSet]) -> None:
+        origins = origins_of(shard_sets)
+        self._firsts = {shard_set.url: origins.first_of(number) for number, shard_set in enumerate(shard_sets)}
+        # Rows are permuted within a window of shards, so each of its indexes is asked for again and again.
+        self._documents: RecentlyUsed[Shard, tuple[np.ndarray, np.ndarray]] = RecentlyUsed(_documents_of, WINDOW_SHARDS)
+
+    def of(self, segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
+        """(N,) int64 numbers among `Origins.names`."""
+        found = np.zeros(len(segments.rows), np.int64)
+        for number in np.unique(segments.shards).tolist():
+            inside, shard = segments.shards == number, shards[number]
+            starts, sources = self._documents.get(shard)
+            documents = np.searchsorted(starts, segments.starts[inside], "right") - 1
+            found[inside] = self._firsts[shard.shard_set.url] + sources[documents]
+        return found
+
+
+def _documents_of(shard: Shard) -> tuple[np.ndarray, np.ndarray]:
+    """Of each document of a shard its first token, as segments count, and its source in the manifest; (D,) int64."""
+    index = shard.read_index()
+    return document_starts(index, shard.itemsize), index.document_sources.astype(np.int64)

@@ -1,0 +1,110 @@
+"""What comes of a fine-tuning: the best model, the report, and what MLflow is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from data_prep import storage
+from trainer.console import duration
+from trainer.finetune.comparison import failure_lines, length_lines, rate_lines, score_lines
+from trainer.finetune.experiment import Fit, Setting, VariantResult
+from trainer.finetune.fitted_model import FitFacts, save_fitted_model
+from trainer.finetune.plan import FitRequest
+from trainer.finetune.runs import ExperimentRuns
+from trainer.mlflow_server import resolve_tracking_uri
+from trainer.settings.watching import TrackingSettings
+
+NUM_FAILURES = 5
+
+
+@dataclass
+class Best:
+    """The fitted model with the best valid score so far; only that one is held."""
+
+    metric: str
+    model: PreTrainedModel | None = None
+    fit: Fit | None = None
+
+    def keep(self, model: PreTrainedModel, one: Fit) -> None:
+        if self.fit is None or one.valid_scores[self.metric] > self.fit.valid_scores[self.metric]:
+            self.model, self.fit = model, one
+
+
+def progress_line(result: VariantResult, metric: str) -> str:
+
+    mean, spread = result.mean_and_spread(metric)
+    seconds = sum(one.seconds for one in result.fits)
+    return (
+        f"{result.variant}: {metric} {mean:.4f} ± {spread:.4f}; {len(result.fits)} chosen fits in {duration(seconds)}"
+    )
+
+
+def report_lines(setting: Setting, results: list[VariantResult]) -> Iterator[str]:
+
+    data = setting.data
+    yield from score_lines(results, data.task.metrics, data.test is not None)
+    yield from rate_lines(results, setting.metric)
+    best = [result.best(setting.metric) for result in results]
+    yield ""
+    yield from length_lines(best, data)
+    for one in best:
+        yield ""
+        yield from failure_lines(one, data, NUM_FAILURES)
+
+
+def open_runs(request: FitRequest) -> ExperimentRuns:
+
+    if request.no_tracking:
+        return ExperimentRuns.silent()
+    uri = resolve_tracking_uri(request.tracking_uri)
+    settings = TrackingSettings(uri=uri, experiment=request.experiment, run_name=f"{request.task}-{request.train.stem}")
+    return ExperimentRuns.open(settings, request.output)
+
+
+def log_results(
+    runs: ExperimentRuns,
+    results: list[VariantResult],
+    report: str,
+    setting: Setting,
+    picture: Path,
+) -> None:
+    """Means and spreads to the parent run, with report and picture."""
+    scores = {}
+    for result in results:
+        for metric in setting.data.task.metrics:
+            mean, spread = result.mean_and_spread(metric)
+            scores |= {f"{result.variant}/{metric}_mean": mean, f"{result.variant}/{metric}_spread": spread}
+    runs.parent.log(0, scores)
+    runs.parent.log_artifact_text("report.txt", report + "\n")
+    runs.parent.log_artifact(picture.name, picture.read_bytes())
+
+
+def save_best(best: Best, setting: Setting, request: FitRequest, run_id: str | None) -> Path:
+
+    assert best.model is not None and best.fit is not None, "there was a fit"
+    one, data = best.fit, setting.data
+    named_by_path = not request.model.startswith(("models:/", "runs:/"))
+    facts = FitFacts(
+        task=request.task,
+        base_model=Path(request.model).name if named_by_path else request.model,
+        variant=one.variant,
+        text_column=request.text_column,
+        pair_column=request.pair_column,
+        label_column=request.label_column,
+        max_length=setting.preprocessor.max_length,
+        learning_rate=one.learning_rate,
+        seed=one.seed,
+        best_epoch=one.best_epoch,
+        num_examples={name: len(part.examples) for name, part in data.parts.items()},
+        valid_scores=one.valid_scores,
+        scores=one.scores,
+        scored_on="test" if data.test is not None else "valid",
+        train_sha256=storage.sha256_of(request.train),
+    )
+    folder = request.output / "model"
+    save_fitted_model(best.model, setting.model_folder, folder, facts, run_id)
+    return folder

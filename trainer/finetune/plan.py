@@ -1,0 +1,130 @@
+"""What a fine-tuning is asked to do, and everything settled before the first fit: data, model, rates, seeds, time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import UsageError
+from trainer.console import duration
+from trainer.finetune.batches import Collator
+from trainer.finetune.data import Files, data_lines, encode_task, read_task
+from trainer.finetune.examples import Columns
+from trainer.finetune.experiment import Setting, make_model
+from trainer.finetune.parameters import parameter_lines, trainable_parameters
+from trainer.finetune.tasks import Preprocessor
+from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
+from trainer.pretrained import load_config, load_tokenizer, max_length
+
+FROZEN_RATES = (1e-3, 3e-3, 1e-2)
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What was asked for, in the words of the command line; None where the model or the task decides."""
+
+    model: str
+    task: str
+    train: Path
+    valid: Path | None
+    test: Path | None
+    text_column: str
+    pair_column: str | None
+    label_column: str
+    no_quoting: bool
+    max_length: int | None
+    variants: tuple[str, ...]
+    seeds: int
+    learning_rates: tuple[float, ...]
+    epochs: int
+    batch_size: int
+    early_stopping: int | None
+    metric: str | None
+    split_seed: int
+    output: Path
+    tracking_uri: str | None
+    experiment: str
+    no_tracking: bool
+
+
+def prepare(request: FitRequest, folder: Path) -> Setting:
+    """Read and encode the data, and settle everything that the fits share.
+
+    Raises:
+        UserError: the files, the columns, the metric or the model do not fit the task.
+    """
+    files = Files(request.train, request.valid, request.test, not request.no_quoting)
+    columns = Columns(request.text_column, request.pair_column, request.label_column)
+    task, examples = read_task(request.task, files, columns, request.split_seed)
+    metric = request.metric or task.metrics[0]
+    choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
+    if metric not in choosing:
+        raise UsageError(f"--metric {metric!r} cannot choose fits of {task.name}; take one of {', '.join(choosing)}")
+    config, tokenizer = load_config(folder), load_tokenizer(folder)
+    longest = max_length(config, tokenizer)
+    preprocessor = Preprocessor(
+        tokenizer, min(request.max_length or longest, longest), getattr(config, "type_vocab_size", 0) > 1
+    )
+    rates = {variant: learning_rates(request, variant, config.hidden_size) for variant in request.variants}
+    return Setting(
+        folder,
+        encode_task(task, examples, preprocessor),
+        preprocessor,
+        Collator(tokenizer.pad_token_id or 0),
+        metric,
+        rates,
+        tuple(range(request.seeds)),
+        request.epochs,
+        request.batch_size,
+        request.early_stopping,
+    )
+
+
+def learning_rates(request: FitRequest, variant: str, hidden_size: int) -> tuple[float, ...]:
+    """The rates to try: those asked for, else around 5e-5 for 768 hidden (Devlin et al. 2018), more for narrow ones."""
+    if request.learning_rates:
+        return tuple(dict.fromkeys(request.learning_rates))
+    if variant == "frozen":
+        return FROZEN_RATES
+    usual = min(5e-5 * 768 / hidden_size, 5e-4)
+    return tuple(float(f"{usual * factor:.1e}") for factor in ((1, 2, 4) if variant == "scratch" else (0.5, 1, 2)))
+
+
+def describe(setting: Setting, variants: tuple[str, ...]) -> Iterator[str]:
+    """What is about to be done: the data, how its text fits the tokenizer, what is trained."""
+    data = setting.data
+    yield from data_lines(data, setting.preprocessor.max_length)
+    texts = [text if isinstance(text, str) else " ".join(text) for text in data.train.examples.texts]
+    yield ""
+    yield from fit_lines(measure_text(texts, setting.preprocessor.tokenizer), pretraining_fit(setting.model_folder))
+    model = make_model(setting, "full", 0)
+    for variant in variants:
+        yield f"\n{variant}"
+        yield from parameter_lines(trainable_parameters(model, frozen=variant == "frozen"))
+
+
+def estimate_lines(setting: Setting, estimates: dict[str, float]) -> Iterator[str]:
+    seeds, epochs = len(setting.seeds), setting.epochs
+    yield ""
+    for variant, seconds in estimates.items():
+        rates = setting.learning_rates[variant]
+        shown = ", ".join(f"{rate:g}" for rate in rates)
+        what = f"{len(rates) + seeds - 1} fits of {epochs} epochs (rates {shown}; {seeds} seeds)"
+        yield f"{variant}: {what}, about {duration(seconds)}"
+    yield f"about {duration(sum(estimates.values()))} in all, by a few timed steps"
+
+
+def run_params(request: FitRequest, setting: Setting) -> dict[str, Any]:
+    """What the parent run says of the experiment."""
+    names = ("model", "task", "text_column", "pair_column", "label_column", "epochs", "batch_size", "seeds")
+    sizes = {name: len(part.examples) for name, part in setting.data.parts.items()}
+    files = {name: str(getattr(request, name)) for name in ("train", "valid", "test") if getattr(request, name)}
+    return {
+        **{name: getattr(request, name) for name in names},
+        "variants": ",".join(request.variants),
+        "num_examples": sizes,
+        "files": files,
+        "metric": setting.metric,
+    }

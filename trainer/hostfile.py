@@ -1,0 +1,45 @@
+"""DeepSpeed's hostfile, read so that what the launcher would misread is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from data_prep.errors import UsageError
+
+_HOST_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+# The name becomes a word of ssh and pdsh: none that begins with a hyphen, and none that a shell or pdsh would expand.
+_HOST = re.compile(r"(?:[\w.-]+@)?\w[\w.:-]*", re.ASCII)
+
+
+def read_hostfile(path: str) -> dict[str, int]:
+    """Slots by host, in the order of the file.
+
+    Raises:
+        UsageError: it is missing (the deepspeed launcher would only warn, and train on one node), or a line is wrong.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(
+            f"hostfile {path} cannot be read ({why}), and the launcher would train on one node; give the path of a "
+            "file with lines 'HOST slots=N'"
+        ) from None
+    hosts: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _HOST_LINE.fullmatch(text)
+        if match is None or match[1] in hosts:
+            raise UsageError(f"hostfile {path}, line {number}: {text!r} is not 'HOST slots=N', each host once; mend it")
+        if _HOST.fullmatch(match[1]) is None or match[1].startswith("-"):
+            raise UsageError(
+                f"hostfile {path}, line {number}: {match[1]!r} is no name of a host; use letters, digits, dots, "
+                "colons, hyphens and underscores, with USER@ before it where needed"
+            )
+        hosts[match[1]] = int(match[2])
+    if not hosts:
+        raise UsageError(f"hostfile {path} names no host; write lines 'HOST slots=N'")
+    return hosts

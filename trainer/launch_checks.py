@@ -1,0 +1,112 @@
+"""How this process was launched, looked at before anything is computed: a hostfile that is not there, secrets in `ps`.
+
+The `deepspeed` launcher only warns where the file of `--hostfile` is missing and trains on one node, and on several
+nodes it puts MLFLOW_ variables and the lines of `.deepspeed_env` on the command line of pdsh, ssh and the remote shell,
+where every user of these hosts reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.errors import UsageError
+
+SECRET_NAME = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|ACCESS_KEY|API_KEY", re.I)
+SECRET_REMEDY = (
+    "keep it in a file of your own on every host (~/.mlflow/credentials, ~/.aws/credentials, both with mode 600) and "
+    "take it out of the environment and of .deepspeed_env, or start with launch/nodes.py, which leaves it out"
+)
+_USER_INFO = re.compile(r"://[^/\s@:]*:[^/\s@]+@")
+_MIN_SECRET_LENGTH = 6  # shorter ones stand in other words by chance
+_NOT_SECRET = re.compile(r"AWS_ACCESS_KEY_ID|TOKENIZERS_PARALLELISM|.*_(FILE|PATH|DIR)")
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A process that this one comes from: its number, words and working folder."""
+
+    pid: int
+    words: tuple[str, ...]
+    folder: Path
+
+
+def check_launch() -> None:
+    """Refuse a launch that went wrong before it came here.
+
+    Raises:
+        UsageError: the launcher's hostfile does not exist, or a secret stands in the arguments of a process.
+    """
+    above = list(ancestors(os.getppid()))
+    for process in above:
+        if (missing := missing_hostfile(process)) is not None:
+            raise UsageError(
+                f"the launcher's --hostfile {missing} does not exist, so it would train on this node alone; give the "
+                "path of a file with lines 'HOST slots=N', or leave --hostfile out for one node"
+            )
+    for process in above:
+        for name in exposed(process.words, os.environ):
+            raise UsageError(
+                f"the value of {name} stands in the arguments of process {process.pid} ({process.words[0]}), where "
+                f"every user of this host reads it; count it as known to them, and {SECRET_REMEDY}"
+            )
+
+
+def ancestors(pid: int) -> Iterator[Ancestor]:
+    """The process `pid`, the one it comes from and so on; ends where the system does not tell."""
+    while pid > 1:
+        folder = Path("/proc", str(pid))
+        try:
+            words = tuple(folder.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
+            above = int(folder.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            where = Path(os.readlink(folder / "cwd"))
+        except (OSError, ValueError, IndexError):
+            return
+        if words:
+            yield Ancestor(pid, words, where)
+        pid = above
+
+
+def missing_hostfile(process: Ancestor) -> str | None:
+    """The hostfile that a deepspeed launcher was told to use, where there is no such file."""
+    value = hostfile_of(process.words)
+    return value if value is not None and not (process.folder / value).is_file() else None
+
+
+def hostfile_of(words: Sequence[str]) -> str | None:
+    """What follows --hostfile in the words of a deepspeed launcher, before the script that it starts."""
+    if not any(word == "deepspeed.launcher.runner" or Path(word).name == "deepspeed" for word in words[:4]):
+        return None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in ("--hostfile", "-H"):
+            return following
+        if word.startswith("--hostfile="):
+            return word.partition("=")[2]
+        if word.endswith(".py") and word != words[0] and not word.startswith("-") and Path(word).name == "pretrain.py":
+            return None
+    return None
+
+
+def exposed(words: Iterable[str], environment: Mapping[str, str]) -> list[str]:
+    """Names of the secret variables whose values stand in the words of a process."""
+    text = "\0".join(words)
+    return [name for name, value in secrets_of(environment).items() if value in text]
+
+
+def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that hold a secret: by their name, or a URL with a password."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if len(value) >= _MIN_SECRET_LENGTH
+        and _NOT_SECRET.fullmatch(name) is None
+        and (SECRET_NAME.search(name) or _USER_INFO.search(value))
+    }
+
+
+def has_password(text: str) -> bool:
+    """Whether a word of a command line holds a URL with user and password."""
+    return _USER_INFO.search(text) is not None

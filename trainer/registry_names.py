@@ -1,0 +1,23 @@
+"""Which names and aliases MLflow's registry takes: checked before any work is done."""
+
+from __future__ import annotations
+
+import regex
+
+from data_prep.errors import UsageError
+
+
+def check_names(name: str, alias: str | None) -> None:
+    """Refuse names that MLflow would refuse after the work was done.
+
+    Raises:
+        UsageError: the name or the alias is of a form that MLflow does not allow.
+    """
+    if name != name.strip() or not regex.fullmatch(r"[^/:@%'\"]{1,250}", name) or not name.strip("."):
+        raise UsageError(f"--name {name!r} cannot name a registered model; leave out / : @ % and quotation marks")
+    if alias is not None and (
+        not regex.fullmatch(r"[\w-]{1,255}", alias) or regex.fullmatch(r"v\d+|latest", alias, regex.IGNORECASE)
+    ):
+        raise UsageError(
+            f"--alias {alias!r} cannot be an alias; take letters, digits, '-' and '_', but neither 'latest' nor 'v1'"
+        )

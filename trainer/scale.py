@@ -1,0 +1,111 @@
+"""What a run would need at other numbers of GPUs: memory and traffic of a rank in one step, for ZeRO 1 to 3, on paper.
+
+With N parameters, W ranks, b bytes a number on the wire and A accumulation steps, a rank sends in one optimizer step
+(Rajbhandari et al. 2020, section 7; rings send (W - 1) / W of a tensor for a gather or a reduction):
+
+- ZeRO 1: gradients once to their owners (b N), and the new weights gathered once (b N): 2 b N (W - 1) / W.
+- ZeRO 2: gradients after every micro-batch to their owners (A b N), the new weights once: (A + 1) b N (W - 1) / W.
+- ZeRO 3: weights gathered in every forward and every backward, gradients after every micro-batch: 3 A b N (W - 1) / W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.batch_arithmetic import batch_arithmetic
+from trainer.config import RunConfig
+from trainer.model.sizes import flops_per_token, memory_per_rank, num_parameters
+from trainer.settings.training import Phase
+
+GIB = 1 << 30
+STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+_STATE = ("weights", "gradients", "master_weights", "optimizer")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One rank's share of a step."""
+
+    world_size: int
+    stage: int
+    micro_batch_rows: int
+    accumulation_steps: int
+    state_bytes: int
+    """Weights, gradients, master weights and optimizer state."""
+    work_bytes: int
+    """Activations and logits of a micro-batch."""
+    sent_bytes: int
+    flops: float
+
+
+def sent_bytes(num_numbers: int, number_bytes: int, stage: int, world_size: int, accumulation_steps: int) -> int:
+    """What a rank sends in one optimizer step, by the formulas above."""
+    times = {1: 2, 2: accumulation_steps + 1, 3: 3 * accumulation_steps}[stage]
+    return times * number_bytes * num_numbers * (world_size - 1) // world_size
+
+
+def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2, 3]) -> Scaled:
+    """A rank's share of a step of `phase` on `world_size` ranks.
+
+    The micro-batch is the phase's, or smaller where there are not rows enough for all ranks.
+    """
+    rows = min(phase.micro_batch_tokens, -(-phase.global_batch_tokens // world_size)) // phase.sequence_length
+    tokens = max(1, rows) * phase.sequence_length
+    cut = batch_arithmetic(phase.model_copy(update={"micro_batch_tokens": tokens}), world_size)
+    parts = memory_per_rank(
+        config.model,
+        stage=stage,
+        world_size=world_size,
+        micro_batch_tokens=tokens,
+        sequence_length=phase.sequence_length,
+        precision=config.training.precision,
+        mlm_probability=config.data.max_mlm_probability,
+        next_sentence=config.data.has_sentence_pairs,
+        activation_checkpointing=config.training.activation_checkpointing,
+    )
+    flops = flops_per_token(
+        config.model, phase.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
+    )
+    state = sum(parts[name] for name in _STATE)
+    return Scaled(
+        world_size=world_size,
+        stage=stage,
+        micro_batch_rows=cut.micro_batch_rows,
+        accumulation_steps=cut.accumulation_steps,
+        state_bytes=state,
+        work_bytes=sum(parts.values()) - state,
+        sent_bytes=sent_bytes(
+            num_parameters(config.model, config.data.has_sentence_pairs),
+            4 if config.training.precision == "fp32" else 2,
+            stage,
+            world_size,
+            cut.accumulation_steps,
+        ),
+        flops=flops * tokens * cut.accumulation_steps,
+    )
+
+
+def scale_lines(config: RunConfig, world_sizes: Sequence[int]) -> Iterator[str]:
+    """The table for people: every number of GPUs, every stage, the phase with the largest global batch."""
+    phase = max(config.phases, key=lambda phase: phase.global_batch_tokens)
+    yield (
+        f"{phase.global_batch_tokens:,} tokens a step at length {phase.sequence_length}, {config.training.precision}; "
+        "memory in GiB, traffic in GiB that a rank sends in a step"
+    )
+    yield "GPUs  ZeRO  rows a micro-batch  accumulation  state  activations  total   sent  TFLOP  sent a PFLOP"
+    for world_size in world_sizes:
+        for stage in STAGES:
+            one = scaled(config, phase, world_size, stage)
+            yield (
+                f"{world_size:>4}  {stage:>4}  {one.micro_batch_rows:>18}  {one.accumulation_steps:>12}  "
+                f"{one.state_bytes / GIB:>5.2f}  {one.work_bytes / GIB:>11.2f}  "
+                f"{(one.state_bytes + one.work_bytes) / GIB:>5.2f}  {one.sent_bytes / GIB:>5.2f}  "
+                f"{one.flops / 1e12:>5.1f}  {one.sent_bytes / GIB / (one.flops / 1e15):>12.2f}"
+            )
+    yield (
+        "A GPU that reaches F PFLOP/s hides its traffic where its network sends more than F times the last column in "
+        "GiB/s (all of it overlapped); checkpoints: each rank writes 1 / GPUs of "
+        f"{12 * num_parameters(config.model, config.data.has_sentence_pairs) / GIB:.2f} GiB at any stage from 1 on"
+    )

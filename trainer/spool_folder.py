@@ -1,0 +1,207 @@
+"""The folder of a tracked run as whoever sends it sees it: what is to stand on a server, and what stands there.
+
+points.jsonl   {"t": milliseconds, "s": step, "m": {key: value}}, a line a step; the queue and the archive at once
+artifacts/     files, as they are to stand in the run
+run.json       identity (a tag written before the run is created), parameters, tags, status; what the training sent
+synced.json    what launch/sync_tracking.py sent
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, Field, ValidationError
+
+from data_prep.errors import UserError
+
+GIT_TAG = "clozeworks.git_revision"
+LINEAGE_TAG = "clozeworks.data_lineage"
+"""Tag of the run with the digests of its data and of the versions that those grew from, parted by commas."""
+
+RECORD_NAME = "run.json"
+SYNCED_NAME = "synced.json"
+
+
+class Point(NamedTuple):
+    """One value of a curve; `timestamp` in milliseconds is part of its identity on a server."""
+
+    key: str
+    value: float
+    timestamp: int
+    step: int
+
+
+class DataSetInput(BaseModel):
+    """A data set that the run reads, as MLflow's `log_input` takes it."""
+
+    name: str
+    digest: str
+    """The manifest's; MLflow keeps its first 36 characters, and all of it in the profile."""
+    source: str
+    """URL without credentials."""
+    context: str = "training"
+    profile: dict[str, int | str] = Field(default_factory=dict)
+
+
+class Delivered(BaseModel):
+    """What one server is known to have."""
+
+    tracking_uri: str = ""
+    experiment_id: str | None = None
+    run_id: str | None = None
+    sent_bytes: int = 0
+    params: list[str] = Field(default_factory=list)
+    tags: dict[str, str] = Field(default_factory=dict)
+    artifacts: dict[str, str] = Field(default_factory=dict)
+    data_sets: list[str] = Field(default_factory=list)
+    status: str = ""
+
+
+class RunRecord(BaseModel):
+    """What is to stand on the server, and what stands there already."""
+
+    run_uuid: str
+    started_at: int
+    ended_at: int | None = None
+    experiment: str
+    run_name: str
+    status: str = "RUNNING"
+    params: dict[str, str] = Field(default_factory=dict)
+    tags: dict[str, str] = Field(default_factory=dict)
+    artifacts: dict[str, str] = Field(default_factory=dict)
+    data_sets: list[DataSetInput] = Field(default_factory=list)
+    delivered: Delivered = Field(default_factory=Delivered)
+
+
+class SpoolFolder(ABC):
+    """What is sent, line by line from where the server is known to stand."""
+
+    def __init__(self, folder: Path, record: RunRecord) -> None:
+        self.folder = folder
+        self.record = record
+        self.size = 0
+        """Bytes of whole lines of points."""
+
+    @property
+    def points_path(self) -> Path:
+        return self.folder / "points.jsonl"
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.size - self.record.delivered.sent_bytes
+
+    def read(self, offset: int, max_points: int) -> tuple[list[Point], int]:
+        """Whole lines from byte `offset` of at most `max_points` points together, and the offset behind them.
+
+        A line of more points than that is returned alone.
+        """
+        points: list[Point] = []
+        with open(self.points_path, "rb") as file:
+            file.seek(offset)
+            while offset < self.size:
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    break
+                found = parse_line(line) or []
+                if points and len(points) + len(found) > max_points:
+                    break
+                points += found
+                offset += len(line)
+        return points, offset
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Bring the points to the disk itself, so that a server never knows more than the folder after a crash."""
+
+    @abstractmethod
+    def deliver(self, **changes: object) -> None:
+        """Note what the server has now and save it."""
+
+
+class SyncedFolder(SpoolFolder):
+    """The folder of a run that another process may be writing: nothing of that process's files is changed."""
+
+    def __init__(self, folder: Path, tracking_uri: str) -> None:
+        """`tracking_uri` (without secrets) is where it goes.
+
+        Raises:
+            UserError: run.json is missing or damaged.
+        """
+        record = read_record(folder)
+        if record is None:
+            raise UserError(f"{folder} holds no {RECORD_NAME}, so no run was tracked there; give a run's OUTPUT_DIR")
+        super().__init__(folder, record)
+        synced = _read_synced(folder)
+        known = [each for each in (synced, record.delivered) if each is not None and each.tracking_uri == tracking_uri]
+        record.delivered = max(known, key=lambda each: each.sent_bytes, default=Delivered())
+        self.size = _whole_lines(self.points_path)
+        if record.delivered.sent_bytes > self.size:  # the folder was restored from an older copy
+            record.delivered.sent_bytes = 0
+
+    def sync(self) -> None:
+        """The writing process does it."""
+
+    def deliver(self, **changes: object) -> None:
+        for name, value in changes.items():
+            setattr(self.record.delivered, name, value)
+        replace_file(self.folder / SYNCED_NAME, self.record.delivered.model_dump_json(indent=1).encode() + b"\n")
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """run.json of a tracking folder; None where there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = folder / RECORD_NAME
+    if not path.exists():
+        return None
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except ValidationError:
+        raise UserError(
+            f"{path} is damaged, so the MLflow run of this folder cannot be found again; remove it, and the "
+            "points kept beside it are sent to a new run"
+        ) from None
+
+
+def parse_line(line: bytes) -> list[Point] | None:
+    """The points of one line of the spool; None for a damaged one."""
+    try:
+        value = json.loads(line)
+        step, timestamp = int(value["s"]), int(value["t"])
+        return [Point(str(key), float(number), timestamp, step) for key, number in value["m"].items()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def replace_file(path: Path, data: bytes, durable: bool = False) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _read_synced(folder: Path) -> Delivered | None:
+    try:
+        return Delivered.model_validate_json((folder / SYNCED_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return None  # all of it is sent again, which changes nothing on the server
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to the end of the last whole line; the writing process may be in the middle of one."""
+    try:
+        with open(path, "rb") as file:
+            return sum(len(line) for line in file if line.endswith(b"\n"))
+    except FileNotFoundError:
+        return 0
