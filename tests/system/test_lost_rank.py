@@ -22,7 +22,11 @@ MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluat
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (signal.SIGSTOP, "has not been heard of for 6 s: dead, stopped, or its host is cut off; all ranks leave"),
+        pytest.param(
+            signal.SIGSTOP,
+            "has not been heard of for 6 s: dead, stopped, or its host is cut off; all ranks leave",
+            marks=pytest.mark.slow,
+        ),
         # A collective that fails tells it first, or else the heartbeat.
         (signal.SIGKILL, "is not there any more; all ranks leave|has not been heard of for 6 s"),
     ],

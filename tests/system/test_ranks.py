@@ -14,6 +14,7 @@ def losses(training) -> dict[int, float]:
     return {point["s"]: point["m"]["train/loss"] for point in points if "train/loss" in point["m"]}
 
 
+@pytest.mark.slow
 def test_one_rank_and_two_ranks_with_other_cuts_give_the_same_curve(training):
     one = training("training.max_steps=8", "data.num_workers=0", "training.micro_batch_tokens=512")
     one.run(1)

@@ -41,6 +41,7 @@ def test_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training):
     fault="a file where the folder of checkpoints should be",
     required="the run fails with a clear error, and its status says so",
 )
+@pytest.mark.slow
 def test_a_run_whose_end_cannot_be_saved_did_not_succeed(training):
     unsaved = training("training.max_steps=2", "schedule.warmup_steps=1")
     unsaved.output_dir.mkdir()
