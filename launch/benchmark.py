@@ -24,7 +24,7 @@ from trainer.benchmark.measure import Measurement, Training, free_memory, with_m
 from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config import RunConfig
-from trainer.data.shard_set import ShardSet, open_shard_set
+from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.data_version import open_data
 from trainer.distributed import Ranks, all_agree, initialize_distributed, run_rank, shut_down
 from trainer.memory import is_out_of_memory
@@ -33,6 +33,8 @@ from trainer.throughput import WorkClock
 PROFILED_STEPS = 3
 SWEEP_LIMIT_TOKENS = 1 << 20
 """Where a sweep on CUDA ends if memory has not ended it; elsewhere the system ends a process that takes too much."""
+SYNTHETIC = "synthetic"
+"""What the JSON names as `data.shards` where there are none."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -89,8 +91,8 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
         UsageError: an argument is out of range, or does not go with another.
     """
     overrides = list(arguments.overrides)
-    if arguments.shards is not None:
-        overrides.append(f"data.shards={arguments.shards}")
+    # A mixture of the file has no part in synthetic documents.
+    overrides.append(f"data.shards={arguments.shards or SYNTHETIC}")
     if arguments.peak_tflops is not None:
         overrides.append(f"logging.peak_flops_per_device={arguments.peak_tflops * 1e12}")
     config = load_settings(RunConfig, arguments.config, overrides)
@@ -106,6 +108,11 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
             f"--document-tokens {arguments.document_tokens:g} --document-sigma {arguments.document_sigma:g} is no "
             "distribution of lengths; give a mean of 1 or more, and 0 or more"
         )
+    if arguments.sweep and arguments.profile:
+        raise UsageError("--profile is of one micro-batch, and --sweep measures many; give one of them")
+    for name, path in (("--output", arguments.output), ("--profile", arguments.profile)):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"{name} {path} cannot be written: there is no such folder; make it")
     length = config.phases[arguments.phase].sequence_length
     if arguments.sweep_limit is not None and arguments.sweep_limit < length:
         raise UsageError(f"--sweep-limit {arguments.sweep_limit} holds no row of {length} places; raise it")
@@ -174,7 +181,8 @@ class Session:
 
         say(self.ranks, report.table_lines([])[0])
         first = max(1, self.phase.micro_batch_tokens // length // 4)
-        rows = largest_that_fits(fits, first, sweep_limit(self.config, self.arguments, self.ranks) // length)
+        limit = sweep_limit(self.config, self.arguments, self.ranks) // length
+        rows = largest_that_fits(fits, first, limit)
         if not rows:
             raise UserError(
                 f"not even a micro-batch of one row of {length} places fits on {self.ranks.device}; set "
@@ -182,9 +190,10 @@ class Session:
             )
         largest = max(points)
         best = max(points.values(), key=lambda point: point.tokens_per_second)
+        ended = " (none larger was tried: --sweep-limit)" if largest == limit else ""
         say(
             self.ranks,
-            f"largest micro-batch that fits: {largest * length:,} places; fastest: {best.micro_batch_tokens:,}",
+            f"largest micro-batch that fits: {largest * length:,} places{ended}; fastest: {best.micro_batch_tokens:,}",
         )
         return [points[rows] for rows in sorted(points)], largest * length
 
@@ -226,6 +235,7 @@ def open_documents(
     """The shards to read, and what they are in words; every rank writes the same synthetic ones for itself."""
     if arguments.shards is not None:
         shard_sets = open_data(config)
+        check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
         train = shard_sets[0].manifest.train
         mean = train.tokens / max(train.documents, 1)
         return shard_sets, f"documents of {storage.redact(arguments.shards)}, mean {mean:,.0f} tokens"

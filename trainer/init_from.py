@@ -28,6 +28,7 @@ from trainer.settings.model import ModelSettings
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
 
+_WORDS = "encoder.embeddings.word_embeddings.weight"
 _ARCHITECTURES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}
 
 
@@ -66,9 +67,9 @@ def load_initial_weights(
             parameters[name][: len(weight)].copy_(weight)
             if len(weight) < len(parameters[name]):
                 filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
-                if name == "mlm_head.bias":
-                    first_padding = max(len(weight), model.config.vocab_size)
-                    parameters[name][first_padding:] = SHUT
+        # Those of the checkpoint's rows that only pad are as trained; a decoder without a bias pads the same.
+        num_rows = len(found.weights[_WORDS])
+        parameters["mlm_head.bias"][max(num_rows, model.config.vocab_size) :] = SHUT
     fresh = [name for name in parameters if name not in found.weights] + filled_up
     lines = [
         f"beginning with the weights of {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"

@@ -18,7 +18,7 @@ def described(*packages: str) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *map(_without_folders, sys.argv)]),
         "load_average": os.getloadavg()[0],
     }
 
@@ -30,6 +30,11 @@ def peak_memory_mb() -> float:
         if line.startswith("VmHWM"):
             return int(line.split()[1]) / 1000
     return 0.0
+
+
+def _without_folders(argument: str) -> str:
+    """An absolute path by its last part: where things lay on that machine is nobody's business."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _cpu_name() -> str:

@@ -45,6 +45,8 @@ def run(*arguments: str, cwd: Path, ranks: int = 1, **env: str) -> subprocess.Co
         (["--sweep-limit", "5"], "holds no row of 64 places"),
         (["data.mask_unit=word"], "needs a tokenizer"),
         (["--no-engine", "training.precision=fp16"], "scales no loss"),
+        (["--sweep", "--profile", "table.txt"], "give one of them"),
+        (["--output", "nowhere/figures.json"], "there is no such folder"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments: list[str], said: str) -> None:
@@ -65,12 +67,26 @@ def test_the_peak_and_the_shards_of_the_command_line_count() -> None:
     assert config.data.shards == "elsewhere"
 
 
+def test_synthetic_documents_take_the_place_of_a_mixture(tmp_path: Path) -> None:
+    mixture = "data.shards=[{url: a, weight: 3}, {url: b, weight: 1}]"
+    config = benchmark.read_config(benchmark.parse_arguments(["--config", "tiny_cpu", mixture]))
+    assert len(config.data.components) == 1
+
+
+@pytest.mark.spawn
+def test_shards_beyond_the_vocabulary_are_refused_before_anything_is_built(tmp_path: Path, small_shards: Path) -> None:
+    result = run(*TINY, "--shards", str(small_shards), cwd=tmp_path, DS_ACCELERATOR="cpu")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: model.vocab_size=300 is less than the 800 pieces")
+
+
 @pytest.mark.spawn
 def test_a_sweep_tries_up_to_its_limit_and_writes_what_it_measured(tmp_path: Path) -> None:
     output = tmp_path / "figures.json"
     result = run(*TINY, "--sweep", "--sweep-limit", "1024", "--output", str(output), cwd=tmp_path, DS_ACCELERATOR="cpu")
     assert result.returncode == 0, result.stderr
-    assert "largest micro-batch that fits: 1,024" in result.stdout and "not stated" in result.stdout
+    assert "largest micro-batch that fits: 1,024 places (none larger was tried" in result.stdout
+    assert "not stated" in result.stdout
     figures = json.loads(output.read_text())
     assert [point["micro_batch_tokens"] for point in figures["measurements"]] == [256, 512, 1024]
     assert figures["largest_micro_batch_tokens"] == 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,13 +45,13 @@ OURS = {
 LENGTH = 20
 
 
-def make_theirs(family: str, vocab_size: int = 70) -> PreTrainedModel:
+def make_theirs(family: str, vocab_size: int = 70, **options: Any) -> PreTrainedModel:
     torch.manual_seed(3)
     if family == "bert":
-        model: PreTrainedModel = BertForPreTraining(BertConfig(vocab_size=vocab_size, **SIZES))
+        model: PreTrainedModel = BertForPreTraining(BertConfig(vocab_size=vocab_size, **SIZES, **options))
     else:
         model = ModernBertForMaskedLM(
-            ModernBertConfig(vocab_size=vocab_size, local_attention=8, pad_token_id=0, **SIZES)
+            ModernBertConfig(vocab_size=vocab_size, local_attention=8, pad_token_id=0, **SIZES, **options)
         )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -108,6 +109,19 @@ def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multip
     loss.backward()
     padding = model.mlm_head.bias.grad[70:]
     assert len(padding) == (0 if multiple == 1 else 58) and not padding.any()
+
+
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_a_decoder_without_a_bias_begins_with_zeros_and_its_padding_shut(tmp_path, multiple):
+    theirs = make_theirs("modernbert", decoder_bias=False)
+    theirs.save_pretrained(tmp_path)
+    model, lines = begin(OURS["modernbert"].model_copy(update={"pad_vocab_size_to_multiple_of": multiple}), tmp_path)
+    batch = make_batch()
+    with torch.no_grad():
+        logits = theirs(input_ids=batch.input_ids.view(2, LENGTH)).logits.flatten(0, 1)[batch.masked_positions]
+        loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
+        torch.testing.assert_close(model(batch).mlm_loss_sum, loss, rtol=1e-5, atol=0)
+    assert "mlm_head.bias" in lines[1]
 
 
 def test_a_piece_that_the_checkpoint_lacks_begins_open_and_padding_shut(family, folder):
@@ -185,6 +199,27 @@ def test_what_config_json_says_of_modernbert_has_to_agree(tmp_path, changes):
     make_theirs("modernbert").save_pretrained(tmp_path)
     with pytest.raises(UserError, match="another architecture"):
         begin(OURS["modernbert"].model_copy(update=changes), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"family": "modernbert", "classifier_activation": "silu"},
+            "model.hidden_act is geglu and there gated gelu and",
+        ),
+        (
+            {"family": "modernbert", "hidden_activation": "relu"},
+            "model.hidden_act is geglu and there gated gelu and re",
+        ),
+        ({"family": "bert", "is_decoder": True}, "model.local_attention is None and there to the left alone"),
+        ({"family": "bert", "hidden_act": "gelu_new"}, "model.hidden_act is gelu and there gelu_new"),
+    ],
+)
+def test_what_no_setting_says_is_refused_too(tmp_path, options, said):
+    make_theirs(**options).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=said):
+        begin(OURS[options["family"]], tmp_path)
 
 
 def test_another_family_is_refused(tmp_path):

@@ -68,7 +68,10 @@ def hugging_face_config(config: ModelSettings, next_sentence: bool, special_toke
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The architecture that a config.json of BERT says, in the names of `ModelSettings`."""
+    """The architecture that a config.json of BERT says, in the names of `ModelSettings`.
+
+    What `ModelSettings` cannot say is told as the value of the nearest setting, so that it shows as a difference.
+    """
     names = (
         "hidden_size",
         "num_hidden_layers",
@@ -79,7 +82,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_act",
         "layer_norm_eps",
     )
+    causal = {"local_attention": "to the left alone (is_decoder)"} if config.get("is_decoder") else {}
     absolute = config.get("position_embedding_type", "absolute") == "absolute"
-    return {name: config.get(name) for name in names} | {
-        "position_embedding": "learned" if absolute else config["position_embedding_type"]
-    }
+    positions = {"position_embedding": "learned" if absolute else config["position_embedding_type"]}
+    return {name: config.get(name) for name in names} | positions | causal

@@ -84,13 +84,14 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     biases = {config[f"{part}_bias"] for part in ("norm", "attention", "mlp", "classifier")}
     layer_types = ["local" if kind == "sliding_attention" else "global" for kind in config["layer_types"]]
     rope = {kind: config["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding")}
+    activations = {config["hidden_activation"], config["classifier_activation"]}  # of the blocks, and of the MLM head
     is_plain = all(parameters.get("rope_type", "default") == "default" for parameters in rope.values())
     return {
         "hidden_size": config["hidden_size"],
         "num_hidden_layers": config["num_hidden_layers"],
         "num_attention_heads": config["num_attention_heads"],
         "intermediate_size": config["intermediate_size"],
-        "hidden_act": "geglu" if config["hidden_activation"] == "gelu" else f"gated {config['hidden_activation']}",
+        "hidden_act": "geglu" if activations == {"gelu"} else f"gated {' and '.join(sorted(activations))}",
         "bias": biases.pop() if len(biases) == 1 else "in some modules only",
         "layer_norm_eps": config["norm_eps"],
         "attention_kinds": tuple(layer_types),
