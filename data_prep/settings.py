@@ -128,7 +128,7 @@ def _explain(schema: type[BaseModel], error: Any) -> str:
     if error["type"] == "missing":
         return f"{where} is required and not set"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    if not where:
+    if not where or isinstance(error.get("input"), (dict, BaseModel)):  # a rule of a section names its settings
         return message
     return f"{where}={_shown(error.get('input'))}: {message[:1].lower() + message[1:]}"
 

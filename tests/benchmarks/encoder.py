@@ -25,6 +25,7 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -34,9 +35,10 @@ from typing import Any
 import machine
 import numpy as np
 import torch
-from encoder_contestants import MLM_PROBABILITY, Contestant, Peer, make_contestants, our_steps
+from encoder_contestants import MLM_PROBABILITY, POOL_BATCHES, Contestant, Peer, make_contestants, our_steps
 from encoder_table import print_table
 
+from data_prep.errors import UserError
 from data_prep.settings import load_settings
 from trainer.benchmark.measure import free_memory
 from trainer.benchmark.profiling import profile_steps, top_operations
@@ -188,7 +190,7 @@ def open_documents(workload: str, folder: Path, config: RunConfig, arguments: ar
     target = folder / workload
     target.mkdir()
     (phase,) = config.phases
-    num_tokens = max(2 * arguments.steps * phase.micro_batch_tokens, 200_000)
+    num_tokens = max(2 * max(arguments.steps, POOL_BATCHES) * phase.micro_batch_tokens, 200_000)
     write_synthetic_shards(target, config.model.vocab_size, num_tokens, lengths)
     return open_shard_set(str(target))
 
@@ -239,7 +241,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--length", type=int, help="places in a row (default 512)")
     parser.add_argument(
-        "--tokens", nargs="+", type=int, help="places in our micro-batch (default 2,048; on CUDA 16,384 32,768 65,536)"
+        "--tokens", nargs="+", type=int, help="places in our micro-batch (default 4,096; on CUDA 16,384 32,768 65,536)"
     )
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), help="default: both; on CUDA bf16")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
@@ -274,4 +276,7 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

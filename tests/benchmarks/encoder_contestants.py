@@ -27,6 +27,8 @@ from trainer.model.hugging_face import hugging_face_config
 from trainer.model.pretraining import PretrainingModel
 
 PADDED_TO_MULTIPLE_OF = 8
+POOL_BATCHES = 50
+"""Batches among which the peer's documents are sorted, as in Trainer."""
 MLM_PROBABILITY = 0.15
 
 
@@ -113,6 +115,22 @@ def _our_step(batch: Batch, device: torch.device) -> Step:
     )
 
 
+def _equal_tokens(lengths: Sequence[int], num_batches: int) -> list[int]:
+    """Bounds of batches of about as many tokens each: kinder to the peer than as many documents in each."""
+    sums = np.cumsum(lengths)
+    wanted = np.arange(1, num_batches) * sums[-1] / num_batches
+    return [0, *np.searchsorted(sums, wanted).tolist(), len(lengths)]
+
+
+def _typical(batches: Sequence[list[Any]], count: int) -> list[list[Any]]:
+    """The `count` batches whose share of padding is nearest to that of all, so that few batches owe nothing to luck."""
+    tokens = np.array([sum(map(len, batch)) for batch in batches])
+    longest = np.array([max(map(len, batch)) for batch in batches])
+    places = -(-longest // PADDED_TO_MULTIPLE_OF) * PADDED_TO_MULTIPLE_OF * np.array([len(batch) for batch in batches])
+    distances = np.abs(tokens / places - tokens.sum() / places.sum())
+    return [batches[number] for number in sorted(np.argsort(distances, kind="stable")[:count])]
+
+
 class Peer:
     """Makes transformers' batches from the same documents."""
 
@@ -127,30 +145,27 @@ class Peer:
         self._config, self._device, self._num_steps = config, device, num_steps
 
     def steps(self, shard_set: ShardSet, grouped: bool) -> list[Step]:
-        """As many documents as give our number of tokens, the same number of documents in each batch."""
+        """Batches of about our number of tokens: of those that Trainer would make, the ones filled as all are together.
+
+        `grouped` sorts by length within a pool of batches, as its `group_by_length` does; else documents come as they
+        are, the same number in each batch.
+        """
         (phase,) = self._config.phases
-        wanted = phase.micro_batch_tokens * self._num_steps
+        wanted = phase.micro_batch_tokens * max(POOL_BATCHES, self._num_steps)
         pieces, total = [], 0
         for piece in _pieces(shard_set, self._config.data.sequence_length):
             if total >= wanted:
                 break
             pieces.append(piece)
             total += len(piece)
+        pool = max(self._num_steps, total // phase.micro_batch_tokens)
         if grouped:
             pieces.sort(key=len, reverse=True)
-            bounds = self._equal_places([len(piece) for piece in pieces])
+            bounds = _equal_tokens([len(piece) for piece in pieces], pool)
         else:
-            bounds = [number * len(pieces) // self._num_steps for number in range(self._num_steps + 1)]
-        return [
-            self._step([{"input_ids": piece} for piece in pieces[first:last]])
-            for first, last in itertools.pairwise(bounds)
-        ]
-
-    def _equal_places(self, lengths: Sequence[int]) -> list[int]:
-        """Bounds of batches of about as many tokens each: kinder to the peer than as many documents in each."""
-        sums = np.cumsum(lengths)
-        wanted = np.arange(1, self._num_steps) * sums[-1] / self._num_steps
-        return [0, *np.searchsorted(sums, wanted).tolist(), len(lengths)]
+            bounds = [number * len(pieces) // pool for number in range(pool + 1)]
+        batches = [pieces[first:last] for first, last in itertools.pairwise(bounds)]
+        return [self._step([{"input_ids": piece} for piece in batch]) for batch in _typical(batches, self._num_steps)]
 
     def _step(self, rows: list[dict[str, Any]]) -> Step:
         batch = dict(self._collate(rows))

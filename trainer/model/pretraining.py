@@ -37,8 +37,6 @@ class PretrainingOutput(NamedTuple):
 
     mlm_loss_sum: torch.Tensor
     """float32: cross-entropy over the predicted tokens, nats."""
-    mlm_correct: torch.Tensor
-    """int64: predicted tokens whose largest logit is the right one."""
     nsp_loss_sum: torch.Tensor
     """float32: cross-entropy over the sentence pairs, nats."""
     nsp_correct: torch.Tensor
@@ -76,12 +74,13 @@ class PretrainingModel(nn.Module):
         predictions = self.predict(batch)
         if scored:
             return _score_each(predictions, batch)
-        mlm_loss_sum, mlm_correct = _score(predictions.mlm_logits, batch.labels)
+        mlm_loss_sum = _loss_sum(predictions.mlm_logits, batch.labels)
         if predictions.nsp_logits is None:
             nothing = torch.zeros_like(mlm_loss_sum, requires_grad=False)
-            return PretrainingOutput(mlm_loss_sum, mlm_correct, nothing, torch.zeros_like(mlm_correct))
-        nsp_loss_sum, nsp_correct = _score(predictions.nsp_logits, batch.next_sentence_labels)
-        return PretrainingOutput(mlm_loss_sum, mlm_correct, nsp_loss_sum, nsp_correct)
+            return PretrainingOutput(mlm_loss_sum, nothing, torch.zeros_like(nothing, dtype=torch.int64))
+        nsp_loss_sum = _loss_sum(predictions.nsp_logits, batch.next_sentence_labels)
+        nsp_correct = (predictions.nsp_logits.argmax(dim=-1) == batch.next_sentence_labels).sum()
+        return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, nsp_correct)
 
     def predict(self, batch: Batch) -> Predictions:
         """The logits behind the losses, at the predicted places and the pairs' [CLS] only."""
@@ -119,10 +118,9 @@ class PretrainingModel(nn.Module):
             layer.compile(backend=backend, dynamic=False)
 
 
-def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of cross-entropies in float32 and number of right answers over labels other than -100."""
-    loss_sum = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
-    return loss_sum, (logits.argmax(dim=-1) == labels).sum()
+def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum of cross-entropies in float32 over labels other than -100."""
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
 
 
 def _score_each(predictions: Predictions, batch: Batch) -> PredictionScores:
