@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.mlflow_servers import Server, run_mlflow_server
+from tests.trainer.toy_run import make_run, make_tokenizer
+from trainer.export import export_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN = str(REPOSITORY / "launch" / "pretrain.py")
@@ -130,3 +135,34 @@ def training(tmp_path_factory: pytest.TempPathFactory, small_shards: Path) -> It
     yield make
     for one in made:
         one.kill()
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """An export of a run without training; not to be changed."""
+    run = make_run(tmp_path_factory.mktemp("run"), tokenizer_folder)
+    return export_checkpoint(run, run / "export").output
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of the test's own."""
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
+    """A real MLflow server for the tests of a file."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    with run_mlflow_server(folder, f"sqlite:///{folder}/mlflow.db") as server:
+        yield server

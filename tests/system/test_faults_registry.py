@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,45 +15,14 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from launch import export
 from tests.fault_proxy import Fault, Request, run_proxy
-from tests.mlflow_servers import Server, run_mlflow_server
-from tests.trainer.toy_run import make_run, make_tokenizer, make_weights, write_checkpoint
+from tests.mlflow_servers import Server
+from tests.trainer.toy_run import make_run, make_weights, write_checkpoint
 from trainer.checkpoint_format import step_folder
-from trainer.export import export_checkpoint
 from trainer.mlflow_server import connect
 from trainer.registry import register
 from trainer.registry_pull import pull
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """An export of a run without training; not to be changed."""
-    run = make_run(tmp_path_factory.mktemp("run"), tokenizer_folder)
-    return export_checkpoint(run, run / "export").output
-
-
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder of the test's own."""
-    folder = tmp_path / "desk"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_database, folder / "mlflow.db")
-    with run_mlflow_server(folder, f"sqlite:///{folder}/mlflow.db") as server:
-        yield server
 
 
 def run(monkeypatch: pytest.MonkeyPatch, command: ModuleType, *arguments: str | Path) -> None:

@@ -6,7 +6,7 @@ import json
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,11 +16,10 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import load_settings
 from launch import embed, export, fill_mask, finetune, next_sentence, show_attention
-from tests.mlflow_servers import Server, run_mlflow_server
-from tests.trainer.toy_run import make_run, make_tokenizer
+from tests.mlflow_servers import Server
+from tests.trainer.toy_run import make_run
 from trainer.checkpoint_format import step_folder
 from trainer.config import RunConfig
-from trainer.export import export_checkpoint
 from trainer.mlflow_server import connect
 from trainer.registry import register
 
@@ -28,40 +27,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BOMB = ["a0: &a0 [x,x,x,x,x,x,x,x,x]", *(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))]
 
 
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """An export of a run without training; not to be changed."""
-    run = make_run(tmp_path_factory.mktemp("run"), tokenizer_folder)
-    return export_checkpoint(run, run / "export").output
-
-
 @pytest.fixture
 def model_folder(exported: Path, tmp_path: Path) -> Path:
     """A copy of the export to do harm to."""
     return Path(shutil.copytree(exported, tmp_path / "model"))
-
-
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder of the test's own."""
-    folder = tmp_path / "desk"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_database, folder / "mlflow.db")
-    with run_mlflow_server(folder, f"sqlite:///{folder}/mlflow.db") as server:
-        yield server
 
 
 def run(monkeypatch: pytest.MonkeyPatch, command: ModuleType, *arguments: str | Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fault_proxy import Fault, run_proxy
-from tests.mlflow_servers import Server, run_mlflow_server
+from tests.mlflow_servers import Server
 from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
 from trainer.mlflow_server import connect
 from trainer.sync_tracking import sync
@@ -26,16 +25,6 @@ SECRETS = {
     "HF_TOKEN": "hf_abcdefghijklmnop",
 }
 URL_PASSWORD = "pass1word"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
-    """One server for the tests that only stand something in front of it."""
-    folder = tmp_path_factory.mktemp("server")
-    database = folder / "mlflow.db"
-    database.write_bytes(empty_database.read_bytes())
-    with run_mlflow_server(folder, f"sqlite:///{database}") as server:
-        yield server
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.errors import UsageError
-from trainer.promotion import Condition, aliases_of, judge, parse_conditions
+from trainer.promotion import OPERATORS, Condition, aliases_of, judge, parse_conditions
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,17 @@ def test_anything_else_is_wrong_usage(text: str) -> None:
         parse_conditions(text)
 
 
-@given(st.text(max_size=60))
-def test_no_text_does_anything_but_parse_or_be_refused(text: str) -> None:
+@given(st.text(max_size=60) | st.text("ab </>=.1and", max_size=20))
+def test_a_text_is_refused_or_says_just_what_was_parsed_of_it(text: str) -> None:
     try:
-        parse_conditions(text)
-    except UsageError:
-        pass
+        conditions = parse_conditions(text)
+    except UsageError as error:
+        assert "--if" in str(error)
+        return
+    assert conditions
+    for condition in conditions:
+        assert condition.metric in text and condition.comparison in OPERATORS
+        assert isinstance(condition.operand, float) or condition.operand in text
 
 
 def test_a_version_is_compared_with_the_one_under_the_alias() -> None:
