@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from data_prep.errors import UsageError
 from data_prep.settings import Settings, load_settings
-from data_prep.tokenizer_info import TokenizerSettings
+from data_prep.tokenizing.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
 

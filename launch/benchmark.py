@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from data_prep import storage
 from data_prep.errors import UsageError, UserError
+from data_prep.files import storage
 from data_prep.settings import load_settings
 from trainer.benchmark import report
 from trainer.benchmark.fitting import largest_that_fits
@@ -26,9 +26,9 @@ from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.data_version import open_data
-from trainer.distributed import Ranks, all_agree, initialize_distributed, run_rank, shut_down
-from trainer.memory import is_out_of_memory
-from trainer.throughput import WorkClock
+from trainer.ranks.distributed import Ranks, all_agree, initialize_distributed, run_rank, shut_down
+from trainer.watching.memory import is_out_of_memory
+from trainer.watching.throughput import WorkClock
 
 PROFILED_STEPS = 3
 SWEEP_LIMIT_TOKENS = 1 << 20

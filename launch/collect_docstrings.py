@@ -23,8 +23,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep import storage
 from data_prep.errors import UserError, run_command
+from data_prep.files import storage
 from data_prep.progress import Progress
 
 ORDER_SEED = "clozeworks"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.data_set.manifest import Manifest, read_manifest
 from data_prep.errors import UserError, run_command
-from data_prep.manifest import Manifest, read_manifest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -17,18 +17,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from data_prep import storage
 from data_prep.errors import run_command
+from data_prep.files import storage
 from data_prep.settings import load_settings
 from launch.status import duration
-from trainer import preflight, preflight_hosts, preflight_services
 from trainer.config import RunConfig
-from trainer.distributed import device_type
-from trainer.hostfile import read_hostfile
-from trainer.preflight import Finding, guarded
+from trainer.preflight import preflight, preflight_hosts, preflight_services
+from trainer.preflight.hostfile import read_hostfile
+from trainer.preflight.preflight import Finding, guarded
+from trainer.ranks.distributed import device_type
 from trainer.schedule import tokens_of_phase
-from trainer.status import read_status
-from trainer.throughput import flops_per_place, peak_flops
+from trainer.watching.status import read_status
+from trainer.watching.throughput import flops_per_place, peak_flops
 
 ASSUMED_MFU = 0.4
 """Where the run has not been measured yet; this model's class reaches it on well-fed GPUs."""

@@ -17,7 +17,7 @@ from data_prep.errors import UsageError, UserError, run_command
 from launch.fill_mask import read_texts
 
 if TYPE_CHECKING:
-    from trainer.embedding import Embedder
+    from trainer.using.embedding import Embedder
 
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 
@@ -54,8 +54,8 @@ def main() -> None:
     arguments = parse_arguments()
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
     texts = input_texts(arguments) if arguments.neighbours is None or arguments.input is not None else []
-    from trainer.embedding import Embedder
-    from trainer.registry_pull import pull
+    from trainer.registry.registry_pull import pull
+    from trainer.using.embedding import Embedder
 
     embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     if arguments.neighbours is not None:

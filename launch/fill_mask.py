@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from data_prep.errors import UsageError, run_command
-from trainer.fill_mask import FillMask, MaskedText, as_json, is_right, mask_random_word, report
+from trainer.using.fill_mask import FillMask, MaskedText, as_json, is_right, mask_random_word, report
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -52,10 +52,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def open_model(model: str, tracking_uri: str | None) -> FillMask:
     """A registered model, an exported folder, or a run's checkpoint."""
     if (Path(model) / "checkpoints").is_dir() or (Path(model) / "state.json").is_file():
-        from trainer.checkpoint_fill_mask import load_checkpoint
+        from trainer.using.checkpoint_fill_mask import load_checkpoint
 
         return load_checkpoint(Path(model))
-    from trainer.registry_pull import pull
+    from trainer.registry.registry_pull import pull
 
     return FillMask.load(pull(model, tracking_uri=tracking_uri))
 

@@ -79,7 +79,7 @@ def main() -> None:
     from trainer.finetune.estimate import estimate_seconds
     from trainer.finetune.outcome import Best, open_runs
     from trainer.finetune.plan import describe, estimate_lines, prepare
-    from trainer.registry_pull import pull
+    from trainer.registry.registry_pull import pull
 
     setting = prepare(request, pull(request.model, tracking_uri=request.tracking_uri))
     say("\n".join(describe(setting, variants)))
@@ -167,13 +167,13 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
         raise UsageError(f"--output {arguments.output} is not empty; give a new folder, or remove this one first")
     if arguments.register:
-        from trainer.registry_names import check_names
+        from trainer.registry.registry_names import check_names
 
         check_names(arguments.register, arguments.alias)
 
 
 def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | None) -> None:
-    from trainer.registry import register
+    from trainer.registry.registry import register
 
     registration = register(folder, arguments.register, arguments.alias, arguments.tracking_uri, run_id)
     say(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")

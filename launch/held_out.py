@@ -10,11 +10,11 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 
-from data_prep import storage
+from data_prep.data_set.manifest import read_manifest
+from data_prep.data_set.shards import Record, read_records
 from data_prep.errors import UserError, run_command
-from data_prep.manifest import read_manifest
-from data_prep.shards import Record, read_records
-from data_prep.tokenizer import Tokenizer
+from data_prep.files import storage
+from data_prep.tokenizing.tokenizer import Tokenizer
 
 MIN_WORDS, MAX_WORDS = 8, 30
 SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")

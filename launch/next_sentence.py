@@ -32,8 +32,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     pairs = read_pairs(arguments.pair)
-    from trainer.next_sentence import NextSentence
-    from trainer.registry_pull import pull
+    from trainer.registry.registry_pull import pull
+    from trainer.using.next_sentence import NextSentence
 
     model = NextSentence.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     for first, second in pairs:

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.errors import UsageError, run_command
-from trainer.hostfile import read_hostfile
-from trainer.launch_checks import has_password, secrets_of
-from trainer.preflight_hosts import LAUNCHER_PREFIXES, NEEDED_PREFIXES
+from trainer.preflight.hostfile import read_hostfile
+from trainer.preflight.launch_checks import has_password, secrets_of
+from trainer.preflight.preflight_hosts import LAUNCHER_PREFIXES, NEEDED_PREFIXES
 
 PRETRAIN = Path(__file__).resolve().with_name("pretrain.py")
 SSH_OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")

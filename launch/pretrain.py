@@ -18,7 +18,7 @@ from data_prep.errors import UsageError, UserError
 from data_prep.settings import describe, load_settings, to_yaml
 from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
-from trainer.launch_checks import check_launch
+from trainer.preflight.launch_checks import check_launch
 from trainer.sample_range import parse_ranges
 
 
@@ -77,8 +77,8 @@ def main() -> None:
             _explain(config, arguments)
         return
     check_launch()
-    from trainer.branching import Branch
-    from trainer.distributed import run_rank
+    from trainer.checkpoints.branching import Branch
+    from trainer.ranks.distributed import run_rank
     from trainer.train import train
 
     run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None))
@@ -118,11 +118,11 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
-        from trainer.dry_run import explain
+        from trainer.preflight.dry_run import explain
 
         print(explain(config, world_size(arguments)))
         if others:
-            from trainer.scale import scale_lines
+            from trainer.preflight.scale import scale_lines
 
             print("", "Other numbers of GPUs (on paper)", *scale_lines(config, others), sep="\n")
 

@@ -19,13 +19,13 @@ import tempfile
 from pathlib import Path
 
 from data_prep.errors import UsageError, run_command
-from trainer.fill_mask import MASK_TOKEN, FillMask, report
-from trainer.promotion import Condition, parse_conditions
-from trainer.registry import Registration, register
-from trainer.registry_names import check_names
-from trainer.registry_pull import pull
-from trainer.registry_versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
-from trainer.served_model import INPUT_EXAMPLE
+from trainer.registry.promotion import Condition, parse_conditions
+from trainer.registry.registry import Registration, register
+from trainer.registry.registry_names import check_names
+from trainer.registry.registry_pull import pull
+from trainer.registry.registry_versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
+from trainer.registry.served_model import INPUT_EXAMPLE
+from trainer.using.fill_mask import MASK_TOKEN, FillMask, report
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -77,7 +77,7 @@ def main() -> None:
     elif arguments.model is not None:
         register_folder(arguments.model, conditions, arguments)
     else:
-        from trainer.export import export_checkpoint
+        from trainer.exporting.export import export_checkpoint
 
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             folder = Path(temporary) / arguments.name  # the model card takes its title from here

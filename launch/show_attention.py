@@ -37,9 +37,9 @@ def main() -> None:
         raise UsageError(f"{len(arguments.texts)} texts are given; give one sentence or two, in quotation marks")
     if arguments.output.suffix.lower() != ".png":
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
-    from trainer.attention_maps import attention_maps, choose
-    from trainer.figures import draw_heads
-    from trainer.registry_pull import pull
+    from trainer.registry.registry_pull import pull
+    from trainer.using.attention_maps import attention_maps, choose
+    from trainer.using.figures import draw_heads
 
     maps = attention_maps(pull(arguments.model, tracking_uri=arguments.tracking_uri), *arguments.texts)
     layers = choose(arguments.layer, maps.weights.shape[0], "--layer")

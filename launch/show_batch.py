@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from data_prep import storage
 from data_prep.errors import UsageError, run_command
+from data_prep.files import storage
 from data_prep.settings import load_settings
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.config import RunConfig
 from trainer.data.batch import Batch
 from trainer.data.loader import Loader, Position

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError, run_command
-from trainer.status import read_history, read_status
+from trainer.watching.status import read_history, read_status
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
 """A run that says nothing for longer than this and so many of its log intervals may have been killed."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.config import load_config
-from data_prep.plan import make_plan
-from data_prep.prepare import prepare_shards
-from data_prep.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizer_training import train_tokenizer
+from data_prep.preparing.plan import make_plan
+from data_prep.preparing.prepare import prepare_shards
+from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizing.tokenizer_training import train_tokenizer
 from tests.data_prep_command import Command
 from tests.mlflow_servers import Server, run_mlflow_server
 from tests.s3_server import S3Bucket, S3Server, run_server
@@ -165,7 +165,7 @@ def tiny_hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with MLflow's tables: making one takes seconds, copying none."""
-    from trainer.mlflow_server import connect
+    from trainer.tracking.mlflow_server import connect
 
     path = tmp_path_factory.mktemp("mlflow") / "empty.db"
     connect(f"sqlite:///{path}").search_experiments()

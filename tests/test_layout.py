@@ -46,7 +46,7 @@ SEAMS = {
 
 # What works on a laptop without deepspeed: these modules may reach it at no depth of imports at module level.
 WITHOUT_DEEPSPEED = (
-    "trainer.export",
+    "trainer.exporting.export",
     "launch.export",
     "launch.register",
     "launch.fill_mask",

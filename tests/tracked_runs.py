@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trainer.mlflow_server import connect
 from trainer.settings.watching import TrackingSettings
-from trainer.tracking import Tracker
+from trainer.tracking.mlflow_server import connect
+from trainer.tracking.tracking import Tracker
 
 KEYS = ("train/loss", "train/learning_rate")
 

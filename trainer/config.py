@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from data_prep import storage
+from data_prep.files import storage
 from data_prep.settings import Settings
 from trainer.settings.data import DataSettings
 from trainer.settings.model import ModelSettings

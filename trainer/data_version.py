@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data_prep import storage
+from data_prep.data_set.manifest import UnknownVersion, read_manifest
 from data_prep.errors import UserError
-from data_prep.manifest import UnknownVersion, read_manifest
-from trainer.checkpoint_format import list_steps, read_state, step_folder
-from trainer.checkpoint_store import stored_state, stored_steps
+from data_prep.files import storage
+from trainer.checkpoints.checkpoint_format import list_steps, read_state, step_folder
+from trainer.checkpoints.checkpoint_store import stored_state, stored_steps
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 

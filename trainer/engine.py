@@ -6,7 +6,8 @@ changes nothing: neither weights nor optimizer state, at any stage and precision
 
 DeepSpeed makes optimizer state in its first step. So every process takes one rehearsal step with gradient and learning
 rate 0, which also meets out-of-memory before the first real step, and then all state is set: to the model's initial
-weights and zeros here, or to a checkpoint's (`trainer/checkpoint.py`). A fresh and a resumed run therefore start alike.
+weights and zeros here, or to a checkpoint's (`trainer/checkpoints/checkpoint.py`). A fresh and a resumed run
+therefore start alike.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import torch
 from torch import nn
 
 from data_prep.errors import UsageError, UserError
-from trainer import fragments
+from trainer.checkpoints import fragments
 from trainer.config import RunConfig
 from trainer.deepspeed_config import deepspeed_config
-from trainer.distributed import Ranks, set_timeout_on_all_groups
-from trainer.memory import told_when_out_of_memory
 from trainer.optimizer import build_optimizer
+from trainer.ranks.distributed import Ranks, set_timeout_on_all_groups
+from trainer.watching.memory import told_when_out_of_memory
 
 
 class Engine:

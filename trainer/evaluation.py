@@ -16,9 +16,9 @@ import torch
 
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import EvaluationBatch, Origins
-from trainer.distributed import Ranks, all_reduce_sum
 from trainer.engine import Engine
 from trainer.model.pretraining import PredictionScores
+from trainer.ranks.distributed import Ranks, all_reduce_sum
 from trainer.settings.watching import EvaluationSettings
 
 MAX_SOURCES = 50

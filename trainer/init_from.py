@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from data_prep import storage
 from data_prep.errors import UserError
-from data_prep.foreign_files import TOKENIZER_NAME
-from data_prep.tokenizer import INFO_NAME, Tokenizer
-from trainer.distributed import Ranks, broadcast_object
+from data_prep.files import storage
+from data_prep.tokenizing.foreign_files import TOKENIZER_NAME
+from data_prep.tokenizing.tokenizer import INFO_NAME, Tokenizer
 from trainer.model.hugging_face import FAMILIES, family_in_transformers
 from trainer.model.pretraining import PretrainingModel
-from trainer.pretrained import load_config, load_pretrained
-from trainer.registry_pull import pull
+from trainer.ranks.distributed import Ranks, broadcast_object
+from trainer.registry.registry_pull import pull
 from trainer.settings.model import ModelSettings
+from trainer.using.pretrained import load_config, load_pretrained
 
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""

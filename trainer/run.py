@@ -8,34 +8,41 @@ from pathlib import Path
 
 import torch
 
-from data_prep import storage
-from data_prep.manifest import TOKENIZER_FOLDER
-from trainer import checkpoint
+from data_prep.data_set.manifest import TOKENIZER_FOLDER
+from data_prep.files import storage
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.branching import Branch, begin_mlflow_run, branched, is_on
-from trainer.checkpoint import Checkpoint, DataIdentity, TrainState, check_compatible, find_latest, warn_on_stderr
-from trainer.checkpoint_upload import Uploader
-from trainer.compatibility import VERSION
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.branching import Branch, begin_mlflow_run, branched, is_on
+from trainer.checkpoints.checkpoint import (
+    Checkpoint,
+    DataIdentity,
+    TrainState,
+    check_compatible,
+    find_latest,
+    warn_on_stderr,
+)
+from trainer.checkpoints.checkpoint_upload import Uploader
+from trainer.checkpoints.compatibility import VERSION
 from trainer.config import RunConfig
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import Loader
 from trainer.data.shard_set import ShardSet
 from trainer.data_version import describe_versions
-from trainer.distributed import Ranks
 from trainer.engine import Engine, build_engine
-from trainer.health import Health
 from trainer.init_from import load_initial_weights
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import num_parameters
-from trainer.recorder import Recorder
-from trainer.registrar import Registrar
-from trainer.run_description import describe_run
-from trainer.status import read_status
-from trainer.stop_signal import StopSignal
-from trainer.system_metrics import SystemMetrics
-from trainer.tracking import MetricLog, NullTracker, Tracker
-from trainer.unigram import training_counts, training_entropy_nats
-from trainer.watchdog import Watchdog
+from trainer.ranks.distributed import Ranks
+from trainer.ranks.stop_signal import StopSignal
+from trainer.ranks.watchdog import Watchdog
+from trainer.registry.registrar import Registrar
+from trainer.tracking.run_description import describe_run
+from trainer.tracking.system_metrics import SystemMetrics
+from trainer.tracking.tracking import MetricLog, NullTracker, Tracker
+from trainer.watching.health import Health
+from trainer.watching.recorder import Recorder
+from trainer.watching.status import read_status
+from trainer.watching.unigram import training_counts, training_entropy_nats
 
 
 @dataclass

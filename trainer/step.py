@@ -15,9 +15,9 @@ import torch
 
 from trainer.data.loader import GlobalBatch
 from trainer.data.on_device import on_device
-from trainer.distributed import Ranks, all_reduce_sum
 from trainer.engine import Engine
-from trainer.throughput import WorkClock
+from trainer.ranks.distributed import Ranks, all_reduce_sum
+from trainer.watching.throughput import WorkClock
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def take_step(
 ) -> StepResult:
     """Forward and backward over this rank's micro-batches, then the update.
 
-    `step` is the number of completed steps; `mark` is told what comes next (`trainer/watchdog.py`).
+    `step` is the number of completed steps; `mark` is told what comes next (`trainer/ranks/watchdog.py`).
     """
     mark(f"step {step + 1}: counting")
     counts = count_globally(global_batch, ranks, wishes)

@@ -12,38 +12,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep import storage
 from data_prep.errors import UserError
-from trainer import checkpoint
+from data_prep.files import storage
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.branching import Branch, leave_stored_course
-from trainer.checkpoint import TrainState, warn_on_stderr
-from trainer.checkpoint_format import step_folder
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.branching import Branch, leave_stored_course
+from trainer.checkpoints.checkpoint import TrainState, warn_on_stderr
+from trainer.checkpoints.checkpoint_format import step_folder
 from trainer.config import RunConfig
 from trainer.data.from_settings import check_enough_data
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.shard_set import check_own_tokenizer, check_tokenizer
 from trainer.data_version import open_data
-from trainer.deepspeed_sections import check_sections
-from trainer.distributed import Ranks, device_type, initialize_distributed, is_lost_peer, shut_down
 from trainer.engine import check_precision
-from trainer.memory import peak_memory_of_ranks, told_when_out_of_memory
-from trainer.preflight import cheap_findings
-from trainer.reporting import log, log_evaluation, on_disk, report_end, report_start
+from trainer.preflight.deepspeed_sections import check_sections
+from trainer.preflight.preflight import cheap_findings
+from trainer.ranks.distributed import Ranks, device_type, initialize_distributed, is_lost_peer, shut_down
+from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
+from trainer.ranks.watchdog import Watchdog
 from trainer.run import Run, set_up
 from trainer.sample_range import SampleRange
 from trainer.schedule import learning_rate, masking_rate
 from trainer.skipped_samples import without_skipped
-from trainer.status import State, append_history, record_end
 from trainer.step import StepResult, Wishes, take_step
-from trainer.stop_signal import STOPPED_EXIT_STATUS, StopSignal
-from trainer.watchdog import Watchdog
+from trainer.watching.memory import peak_memory_of_ranks, told_when_out_of_memory
+from trainer.watching.reporting import log, log_evaluation, on_disk, report_end, report_start
+from trainer.watching.status import State, append_history, record_end
 
 
 def train(config: RunConfig, allow_change: bool = False, branch: Branch | None = None) -> int:
     """Begin or resume the run of `config.output_dir`; returns the exit status, or ends the process with it.
 
-    `branch` goes back to an earlier checkpoint first (`trainer/branching.py`).
+    `branch` goes back to an earlier checkpoint first (`trainer/checkpoints/branching.py`).
 
     Raises:
         UserError: the data, the tokenizer, the checkpoints or DeepSpeed's settings do not fit the configuration.

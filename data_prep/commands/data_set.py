@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep import storage
 from data_prep.config import PreparationConfig
+from data_prep.files import storage
 from data_prep.settings import load_settings
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep import storage
 from data_prep.commands.options import add_shard_making, engine, preparation, requested
 from data_prep.commands.shards import print_result
-from data_prep.map_phase import map_tasks, units_left
-from data_prep.prepare import clear, merge_ranges
+from data_prep.files import storage
+from data_prep.preparing.map_phase import map_tasks, units_left
+from data_prep.preparing.prepare import clear, merge_ranges
 
 HELP = "make the shards once every --shard-range is done"
 

@@ -6,17 +6,17 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from data_prep import storage
 from data_prep.config import PreparationConfig, load_config
+from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.errors import UsageError
-from data_prep.executors import Engine, ProcessEngine
-from data_prep.input_files import InputFile, find_inputs
-from data_prep.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
-from data_prep.mapping import load_tokenizer
-from data_prep.plan import Plan, absolute, make_plan, text_bytes
+from data_prep.files import storage
+from data_prep.inputs.input_files import InputFile, find_inputs
+from data_prep.preparing.executors import Engine, ProcessEngine
+from data_prep.preparing.mapping import load_tokenizer
+from data_prep.preparing.plan import Plan, absolute, make_plan, text_bytes
+from data_prep.preparing.worker_server import default_num_workers
 from data_prep.settings import describe
-from data_prep.tokenizer import Tokenizer
-from data_prep.worker_server import default_num_workers
+from data_prep.tokenizing.tokenizer import Tokenizer
 
 _TEXT_BYTES_A_WORKER = 4e6  # are worked through in about the time that another process takes to start
 
@@ -178,7 +178,7 @@ def engine(arguments: argparse.Namespace, request: Request) -> Engine:
     if arguments.scheduler is None:
         raise UsageError("--executor dask needs the address of a scheduler; give --scheduler tcp://HOST:PORT")
     try:
-        from data_prep.dask_executor import DaskEngine
+        from data_prep.preparing.dask_executor import DaskEngine
     except ImportError as error:
         raise UsageError(
             f"--executor dask needs the package {error.name}, which is not installed; install clozeworks[dask]"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep import storage
 from data_prep.commands.options import Preparation, add_shard_making, engine, preparation, requested, workers_for
+from data_prep.data_set.manifest import Manifest
 from data_prep.errors import UsageError
-from data_prep.estimate import estimate
-from data_prep.estimate_report import estimate_report
-from data_prep.estimate_start import measure_start
-from data_prep.manifest import Manifest
-from data_prep.prepare import map_range, prepare_shards
-from data_prep.shard_range import ShardRange
-from data_prep.stats_report import table_lines
-from data_prep.stats_tables import source_table, split_table, step_table
+from data_prep.estimating.estimate import estimate
+from data_prep.estimating.estimate_report import estimate_report
+from data_prep.estimating.estimate_start import measure_start
+from data_prep.files import storage
+from data_prep.preparing.prepare import map_range, prepare_shards
+from data_prep.preparing.shard_range import ShardRange
+from data_prep.reports.stats_report import table_lines
+from data_prep.reports.stats_tables import source_table, split_table, step_table
 
 HELP = "make a shard set of a corpus"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep import storage
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.errors import UsageError
-from data_prep.stats import read_statistics
-from data_prep.stats_report import stats_report
+from data_prep.files import storage
+from data_prep.reports.stats import read_statistics
+from data_prep.reports.stats_report import stats_report
 
 HELP = "show counts, lengths and frequencies of a data set"
 
@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         print(line)
     if output is not None:
         # Imported here: matplotlib takes a second, and a terminal needs none.
-        from data_prep.plots import draw_plots
-        from data_prep.stats_page import write_page
+        from data_prep.reports.plots import draw_plots
+        from data_prep.reports.stats_page import write_page
 
         page = write_page(output, statistics, draw_plots(statistics))
         print(f"\npage and plots: {storage.redact(page)}")

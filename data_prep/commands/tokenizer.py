@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data_prep import storage
 from data_prep.commands.options import add_preparation, add_workers, configured, num_workers
 from data_prep.config import PreparationConfig
 from data_prep.errors import UsageError, UserError
-from data_prep.input_files import InputFile, find_inputs, find_units
-from data_prep.sampling import draw_sample
+from data_prep.files import storage
+from data_prep.inputs.input_files import InputFile, find_inputs, find_units
 from data_prep.terminal import printable
-from data_prep.tokenizer_info import TokenizerInfo
-from data_prep.tokenizer_report import read_report, report_lines
-from data_prep.tokenizer_training import train_on_sample
+from data_prep.tokenizing.sampling import draw_sample
+from data_prep.tokenizing.tokenizer_info import TokenizerInfo
+from data_prep.tokenizing.tokenizer_report import read_report, report_lines
+from data_prep.tokenizing.tokenizer_training import train_on_sample
 
 HELP = "train a SentencePiece tokenizer"
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from data_prep.errors import UsageError, run_command
-from trainer.launch_checks import has_password, secrets_of
+from trainer.preflight.launch_checks import has_password, secrets_of
 
 PYTHON = "/srv/clozeworks/.venv/bin/python"
 PRETRAIN = "/srv/clozeworks/launch/pretrain.py"

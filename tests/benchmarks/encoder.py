@@ -46,9 +46,9 @@ from trainer.benchmark.report import describe_machine, device_name, operation_li
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
-from trainer.memory import is_out_of_memory
 from trainer.model.sizes import FLOPS_FORMULA, flops_per_token
-from trainer.throughput import data_sheet_flops
+from trainer.watching.memory import is_out_of_memory
+from trainer.watching.throughput import data_sheet_flops
 
 WORKLOADS = ("documents", "grouped", "full")
 MODES = ("eager", "compiled")

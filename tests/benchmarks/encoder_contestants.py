@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForPreTraining, BertTokenizerFast, DataCollatorForLanguageModeling
 
-from data_prep.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+from data_prep.tokenizing.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
 from trainer.benchmark.measure import StepClock
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config import RunConfig

@@ -32,8 +32,8 @@ import machine
 import numpy as np
 import torch
 
-from data_prep.manifest import FileRecord, Manifest, ShardRecord, SplitRecord, TokenizerRecord, write_manifest
-from data_prep.shards import Record, write_shard
+from data_prep.data_set.manifest import FileRecord, Manifest, ShardRecord, SplitRecord, TokenizerRecord, write_manifest
+from data_prep.data_set.shards import Record, write_shard
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
 from trainer.settings.data import DataSettings

@@ -47,8 +47,8 @@ def run_sentencepiece(files: list[str], tokenizer: str, output: str) -> dict[str
     sys.path.insert(0, str(REPOSITORY))
     import sentencepiece
 
-    from data_prep.cleaning import normalise
-    from data_prep.tokenizer import Tokenizer
+    from data_prep.text.cleaning import normalise
+    from data_prep.tokenizing.tokenizer import Tokenizer
 
     rules = Tokenizer.load(tokenizer).normalisation
     texts = [normalise(text, rules) for path in files for text in read_texts(path)]

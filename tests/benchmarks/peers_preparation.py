@@ -118,8 +118,8 @@ def make_environment(folder: Path) -> Path:
 def write_normalised(files: list[str], tokenizer: Path, folder: Path) -> list[str]:
     """Copies of the files with their text normalised as the tokenizer wants it."""
     sys.path.insert(0, str(REPOSITORY))
-    from data_prep.cleaning import normalise
-    from data_prep.tokenizer import Tokenizer
+    from data_prep.text.cleaning import normalise
+    from data_prep.tokenizing.tokenizer import Tokenizer
 
     rules = Tokenizer.load(tokenizer).normalisation
     folder.mkdir()

@@ -144,7 +144,7 @@ def _train(files: list[Path], work: Path) -> Path:
 
 
 def _texts(corpus: Path) -> Iterator[str]:
-    from data_prep.cleaning import Normalisation, normalise
+    from data_prep.text.cleaning import Normalisation, normalise
 
     for path in sorted(corpus.glob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -177,7 +177,7 @@ def check_ids(arguments: argparse.Namespace) -> dict[str, int]:
     """Compare the ids that preparation writes with SentencePiece's own over the whole corpus."""
     import sentencepiece
 
-    from data_prep.tokenizer import Tokenizer
+    from data_prep.tokenizing.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(arguments.tokenizer)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(arguments.tokenizer / "tokenizer.model"))
@@ -193,10 +193,11 @@ def check_ids(arguments: argparse.Namespace) -> dict[str, int]:
 def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
     """One run with one worker, in this process."""
     started_at = time.perf_counter()
-    from data_prep import __main__, encoding, map_phase, reduce_phase, reducing
-    from data_prep.documents import DocumentReader
-    from data_prep.sections import SectionWriter
-    from data_prep.tokenizer import Tokenizer
+    from data_prep import __main__
+    from data_prep.inputs.documents import DocumentReader
+    from data_prep.preparing import encoding, map_phase, reduce_phase, reducing
+    from data_prep.preparing.sections import SectionWriter
+    from data_prep.tokenizing.tokenizer import Tokenizer
 
     stopwatch = Stopwatch()
     for owner, name, part in (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.data_set.shards import read_records
 from data_prep.errors import UserError
-from data_prep.shards import read_records
 from tests.hostile_tars import BOMB_BYTES, HOSTILE, members, whole_record
 
 

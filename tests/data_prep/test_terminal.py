@@ -7,8 +7,8 @@ import unicodedata
 
 import pytest
 
-from data_prep.cleaning import Normalisation, normalise
 from data_prep.terminal import printable
+from data_prep.text.cleaning import Normalisation, normalise
 
 
 @pytest.mark.parametrize(

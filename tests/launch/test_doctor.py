@@ -11,9 +11,9 @@ import torch
 
 from data_prep.settings import load_settings
 from launch import doctor
-from trainer import preflight, preflight_services
 from trainer.config import RunConfig
-from trainer.preflight import Finding, guarded
+from trainer.preflight import preflight, preflight_services
+from trainer.preflight.preflight import Finding, guarded
 
 CPU = torch.device("cpu")
 
@@ -155,7 +155,7 @@ def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth():
 
 
 def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
-    from trainer.status import write_status
+    from trainer.watching.status import write_status
 
     config = config_of("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
     assert "unknown until some steps are measured" in doctor.estimate(config, 4, CPU).text

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from launch import fill_mask
-from trainer.fill_mask import FillMask
+from trainer.using.fill_mask import FillMask
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> None:

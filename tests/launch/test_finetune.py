@@ -12,8 +12,8 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from launch import finetune, predict
-from trainer.mlflow_server import connect
-from trainer.registry_pull import pull
+from trainer.registry.registry_pull import pull
+from trainer.tracking.mlflow_server import connect
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
 WITHOUT_PROJECT = """

@@ -11,8 +11,8 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from launch import register
-from trainer.mlflow_server import connect
-from trainer.registry_versions import NotPromoted
+from trainer.registry.registry_versions import NotPromoted
+from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -37,7 +37,7 @@ def test_a_folder_becomes_a_version_under_its_alias(
         exported.append(checkpoint)
         shutil.copytree(tiny_hugging_face, output)
 
-    monkeypatch.setattr("trainer.export.export_checkpoint", export_checkpoint)
+    monkeypatch.setattr("trainer.exporting.export.export_checkpoint", export_checkpoint)
     uri = f"sqlite:///{tmp_path}/chosen.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     run(monkeypatch, "--model", str(tiny_hugging_face), "--name", "birds", "--alias", "champion")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.status import UNSAID, describe, sessions, summarise
-from trainer.status import append_history, read_history, record_end, write_status
+from trainer.watching.status import append_history, read_history, record_end, write_status
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATUS = {

@@ -18,7 +18,7 @@ import pytest
 
 from tests.mlflow_servers import Server, run_mlflow_server
 from tests.trainer.toy_run import make_run, make_tokenizer
-from trainer.export import export_checkpoint
+from trainer.exporting.export import export_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN = str(REPOSITORY / "launch" / "pretrain.py")

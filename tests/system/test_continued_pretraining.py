@@ -25,19 +25,19 @@ from transformers import (
 )
 
 from data_prep.config import load_config
-from data_prep.plan import make_plan
-from data_prep.prepare import prepare_shards
+from data_prep.preparing.plan import make_plan
+from data_prep.preparing.prepare import prepare_shards
 from data_prep.settings import load_settings
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing.tokenizer import Tokenizer
 from tests.foreign_tokenizers import WRITERS
-from trainer.checkpoint_fill_mask import load_checkpoint
 from trainer.config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.padded import to_padded
 from trainer.data.shard_set import open_shard_set
-from trainer.export import export_checkpoint
-from trainer.fill_mask import FillMask
-from trainer.registry import register
+from trainer.exporting.export import export_checkpoint
+from trainer.registry.registry import register
+from trainer.using.checkpoint_fill_mask import load_checkpoint
+from trainer.using.fill_mask import FillMask
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN = str(REPOSITORY / "launch" / "pretrain.py")

@@ -17,10 +17,10 @@ from launch import export
 from tests.fault_proxy import Fault, Request, run_proxy
 from tests.mlflow_servers import Server
 from tests.trainer.toy_run import make_run, make_weights, write_checkpoint
-from trainer.checkpoint_format import step_folder
-from trainer.mlflow_server import connect
-from trainer.registry import register
-from trainer.registry_pull import pull
+from trainer.checkpoints.checkpoint_format import step_folder
+from trainer.registry.registry import register
+from trainer.registry.registry_pull import pull
+from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -89,7 +89,7 @@ def test_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
         """A weight file that is uploaded, or for `cut` one that is read back."""
         return request.method == ("GET" if kind == "cut" else "PUT") and "model.safetensors" in request.target
 
-    monkeypatch.setattr("trainer.mlflow_server.UPLOAD_RETRIES", 0)
+    monkeypatch.setattr("trainer.tracking.mlflow_server.UPLOAD_RETRIES", 0)
     name, client = f"upload-{kind}", connect(server.uri)
     with run_proxy(server.uri) as proxy:
         first = register(exported, name, "champion", proxy.endpoint)
@@ -110,7 +110,7 @@ def test_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
 def test_a_registry_that_refuses_is_told(
     exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.mlflow_server.UPLOAD_RETRIES", 0)
+    monkeypatch.setattr("trainer.tracking.mlflow_server.UPLOAD_RETRIES", 0)
     with run_proxy(server.uri) as proxy:
         proxy.faults = [Fault("refuse", concerns=lambda request: "model-versions/create" in request.target, status=403)]
         with pytest.raises(UserError, match="registering refused .* failed.*run the same again"):

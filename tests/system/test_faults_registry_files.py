@@ -18,10 +18,10 @@ from data_prep.settings import load_settings
 from launch import embed, export, fill_mask, finetune, next_sentence, show_attention
 from tests.mlflow_servers import Server
 from tests.trainer.toy_run import make_run
-from trainer.checkpoint_format import step_folder
+from trainer.checkpoints.checkpoint_format import step_folder
 from trainer.config import RunConfig
-from trainer.mlflow_server import connect
-from trainer.registry import register
+from trainer.registry.registry import register
+from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOMB = ["a0: &a0 [x,x,x,x,x,x,x,x,x]", *(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))]

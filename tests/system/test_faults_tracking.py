@@ -13,8 +13,8 @@ import pytest
 from tests.fault_proxy import Fault, run_proxy
 from tests.mlflow_servers import Server
 from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
-from trainer.mlflow_server import connect
-from trainer.sync_tracking import sync
+from trainer.tracking.mlflow_server import connect
+from trainer.tracking.sync_tracking import sync
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NUM_STEPS = 400
@@ -30,8 +30,8 @@ URL_PASSWORD = "pass1word"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliveries are tried again soon."""
-    monkeypatch.setattr("trainer.tracking.FLUSH_SECONDS", 0.05)
-    monkeypatch.setattr("trainer.tracking.MAX_BACKOFF_SECONDS", 0.5)
+    monkeypatch.setattr("trainer.tracking.tracking.FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr("trainer.tracking.tracking.MAX_BACKOFF_SECONDS", 0.5)
 
 
 def runs_of(server: Server, experiment: str) -> list[Any]:
@@ -94,7 +94,7 @@ def test_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
 ) -> None:
     server = mlflow_server
     uri = server.uri.replace("://", "://me:pass1word@")
-    monkeypatch.setattr("trainer.tracking.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.tracking.tracking.FLUSH_SECONDS", 0.1)
     told = Warnings()
     tracker = open_tracker(uri, tmp_path / "run", told)
     tracker.log_params({"seed": 0})

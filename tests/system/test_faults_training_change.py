@@ -96,7 +96,7 @@ def test_a_wrong_configuration_is_refused_before_any_process_group(
         raise AssertionError("a process group was started")
 
     monkeypatch.setattr(trainer.train, "initialize_distributed", start_no_group)
-    monkeypatch.setattr("trainer.distributed.run_rank", lambda command: command())
+    monkeypatch.setattr("trainer.ranks.distributed.run_rank", lambda command: command())
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     places = [f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", *places, *overrides])

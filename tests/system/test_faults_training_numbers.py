@@ -12,9 +12,9 @@ from data_prep.settings import load_settings
 from launch import show_batch
 from tests.system.conftest import Training
 from tests.system.plain_ranks import losses, newest_checkpoint, run
-from trainer.checkpoint_format import read_state, read_weights, step_folder
+from trainer.checkpoints.checkpoint_format import read_state, read_weights, step_folder
 from trainer.config import RunConfig
-from trainer.status import read_status
+from trainer.watching.status import read_status
 
 pytestmark = pytest.mark.spawn
 

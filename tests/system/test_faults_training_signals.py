@@ -12,8 +12,8 @@ import pytest
 
 from tests.system.conftest import PRETRAIN, Training, free_port
 from tests.system.plain_ranks import finish, losses, newest_checkpoint, send, start, wait_until
-from trainer.status import read_history, read_status
-from trainer.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS
+from trainer.ranks.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS
+from trainer.watching.status import read_history, read_status
 
 pytestmark = pytest.mark.spawn
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training, free_port
 from tests.two_nodes import TwoNodes, missing, two_nodes
-from trainer.status import read_history, read_status
+from trainer.watching.status import read_history, read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.launcher, pytest.mark.spawn]
 

@@ -27,7 +27,7 @@ import torch
 import trainer.run
 import trainer.step
 import trainer.train
-from data_prep import storage
+from data_prep.files import storage
 from trainer.model.pretraining import PretrainingModel
 
 TROUBLE = json.loads(os.environ.get("TROUBLE", "{}"))

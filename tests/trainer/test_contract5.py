@@ -20,7 +20,7 @@ import torch
 from tests.trainer import toy_pretraining
 from tests.trainer.toy_pretraining import STEPS, train_plainly
 from tests.trainer.toy_processes import finish, start_ranks
-from trainer.checkpoint import read_weights
+from trainer.checkpoints.checkpoint import read_weights
 
 pytestmark = pytest.mark.spawn
 

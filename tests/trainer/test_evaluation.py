@@ -13,9 +13,9 @@ from trainer.config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import EvaluationBatch, Origins, evaluation_batches, origins_of
 from trainer.data.shard_set import open_shard_set
-from trainer.distributed import Ranks
 from trainer.evaluation import add_scores, evaluate, length_names, metric_names, metrics_of, perplexity
 from trainer.model.pretraining import PretrainingModel
+from trainer.ranks.distributed import Ranks
 
 ONE = Origins(("corpus",), (0,), ("shards",))
 BOUNDS = [40, 50, 55, 58, 60]

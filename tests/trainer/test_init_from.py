@@ -20,9 +20,9 @@ from transformers import (
 
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import load_settings
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing.tokenizer import Tokenizer
 from tests.foreign_tokenizers import WRITERS
-from trainer.checkpoint import ALONE
+from trainer.checkpoints.checkpoint import ALONE
 from trainer.config import RunConfig
 from trainer.data.batch import Batch
 from trainer.init_from import SHUT, load_initial_weights

@@ -9,7 +9,7 @@ import torch
 
 from trainer import train
 from trainer.config import RunConfig
-from trainer.distributed import Ranks
+from trainer.ranks.distributed import Ranks
 from trainer.step import GlobalCounts
 from trainer.train import what_is_due, wishes
 

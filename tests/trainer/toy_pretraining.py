@@ -18,23 +18,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from data_prep.manifest import read_manifest
-from trainer import checkpoint as checkpoints
-from trainer.checkpoint import DataIdentity, TrainState
+from data_prep.data_set.manifest import read_manifest
+from trainer.checkpoints import checkpoint as checkpoints
+from trainer.checkpoints.checkpoint import DataIdentity, TrainState
 from trainer.config import RunConfig
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
-from trainer.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down
 from trainer.engine import build_engine
 from trainer.evaluation import evaluate
 from trainer.model.pretraining import PretrainingModel
 from trainer.optimizer import build_optimizer
+from trainer.ranks.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down
 from trainer.run import rehearse
 from trainer.schedule import learning_rate
 from trainer.settings.training import DistributedSettings
 from trainer.step import Wishes, seed_micro_batch, take_step
-from trainer.throughput import WorkClock
+from trainer.watching.throughput import WorkClock
 
 LENGTH, GLOBAL_ROWS, MICRO_ROWS, STEPS = 64, 13, 4, 5
 """13 rows are 4 micro-batches: 1 rank x 4 or 2 ranks x 2 of 3 or 4 rows; 3 ranks take 6 micro-batches of 2 or 3."""

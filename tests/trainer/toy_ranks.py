@@ -9,7 +9,7 @@ import time
 import torch
 
 from data_prep.errors import UserError
-from trainer.distributed import (
+from trainer.ranks.distributed import (
     Ranks,
     all_agree,
     all_reduce_sum,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from data_prep import storage
-from data_prep.manifest import FileRecord
-from data_prep.tokenizer import TokenizerSettings
-from data_prep.tokenizer_training import train_tokenizer
-from trainer.checkpoint_format import DataIdentity, Marker, SavedState, TrainState, step_folder
+from data_prep.data_set.manifest import FileRecord
+from data_prep.files import storage
+from data_prep.tokenizing.tokenizer import TokenizerSettings
+from data_prep.tokenizing.tokenizer_training import train_tokenizer
+from trainer.checkpoints.checkpoint_format import DataIdentity, Marker, SavedState, TrainState, step_folder
+from trainer.checkpoints.tensor_file import write_tensors
 from trainer.config import RunConfig
 from trainer.model.pretraining import PretrainingModel
-from trainer.tensor_file import write_tensors
 
 CONFIG = RunConfig.model_validate(
     {

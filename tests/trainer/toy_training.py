@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from data_prep import storage
 from data_prep.errors import UserError
-from trainer import checkpoint as checkpoints
-from trainer.checkpoint import DataIdentity, TrainState
-from trainer.checkpoint_upload import Uploader
+from data_prep.files import storage
+from trainer.checkpoints import checkpoint as checkpoints
+from trainer.checkpoints.checkpoint import DataIdentity, TrainState
+from trainer.checkpoints.checkpoint_upload import Uploader
 from trainer.config import RunConfig
-from trainer.distributed import Ranks, barrier, gather_objects, initialize_distributed, run_rank, shut_down
 from trainer.engine import Engine, build_engine
+from trainer.ranks.distributed import Ranks, barrier, gather_objects, initialize_distributed, run_rank, shut_down
 from trainer.settings.data import DataSettings
 from trainer.settings.training import OptimizerSettings, TrainingSettings, ZeroSettings
 from trainer.settings.watching import CheckpointSettings

@@ -11,9 +11,9 @@ from datetime import timedelta
 import torch
 import torch.distributed
 
-from trainer.distributed import Ranks
+from trainer.ranks.distributed import Ranks
+from trainer.ranks.watchdog import Watchdog
 from trainer.settings.watching import HealthSettings
-from trainer.watchdog import Watchdog
 
 SETTINGS = HealthSettings(heartbeat_timeout_seconds=2, step_timeout_seconds=3)
 

@@ -14,13 +14,13 @@ from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet
-from trainer.distributed import Ranks, gather_objects
 from trainer.engine import Engine, build_engine
-from trainer.memory import peak_memory_bytes
 from trainer.model.pretraining import PretrainingModel
+from trainer.ranks.distributed import Ranks, gather_objects
 from trainer.schedule import learning_rate, masking_rate
 from trainer.step import Wishes, take_step
-from trainer.throughput import Interval, RankWork, WorkClock, flops_per_place, peak_flops
+from trainer.watching.memory import peak_memory_bytes
+from trainer.watching.throughput import Interval, RankWork, WorkClock, flops_per_place, peak_flops
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Measurement:
     filled_share: float
     """Real tokens among the places that were computed, filling rows included."""
     mfu: float | None
-    """By `trainer.throughput.Interval`; None where no peak is known."""
+    """By `trainer.watching.throughput.Interval`; None where no peak is known."""
     data_wait_share: float
     """Of the slowest rank's time; on CUDA the host waits while the device works, so it is a bound from above."""
     peak_memory_bytes: dict[str, int]

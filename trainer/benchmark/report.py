@@ -15,10 +15,10 @@ import torch
 from trainer.benchmark.measure import Measurement
 from trainer.benchmark.profiling import Operation
 from trainer.config import RunConfig, without_secrets
-from trainer.distributed import Ranks
-from trainer.environment import describe_environment, git_revision
 from trainer.model.sizes import FLOPS_FORMULA, num_parameters
-from trainer.throughput import flops_per_place, peak_flops
+from trainer.ranks.distributed import Ranks
+from trainer.tracking.environment import describe_environment, git_revision
+from trainer.watching.throughput import flops_per_place, peak_flops
 
 GIB = 1 << 30
 

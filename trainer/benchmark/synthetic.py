@@ -12,9 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.manifest import FORMAT_VERSION, FileRecord, Manifest, SplitRecord, TokenizerRecord, write_manifest
-from data_prep.shards import Record, write_shard
-from data_prep.special_tokens import SPECIAL_TOKENS
+from data_prep.data_set.manifest import (
+    FORMAT_VERSION,
+    FileRecord,
+    Manifest,
+    SplitRecord,
+    TokenizerRecord,
+    write_manifest,
+)
+from data_prep.data_set.shards import Record, write_shard
+from data_prep.tokenizing.special_tokens import SPECIAL_TOKENS
 
 RECORD_TOKENS = 65_536
 SENTENCE_TOKENS = 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from data_prep.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
 from trainer.data.shard_set import Shard

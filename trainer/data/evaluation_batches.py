@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from data_prep import storage
+from data_prep.files import storage
 from trainer.data.assemble import RowShape, assemble_rows
 from trainer.data.batch import Batch
 from trainer.data.from_settings import masking_of, row_settings, shards_of

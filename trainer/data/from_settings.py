@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data_prep import storage
 from data_prep.errors import UserError
-from data_prep.tokenizer import Tokenizer
+from data_prep.files import storage
+from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.data.masking import Masking
 from trainer.data.passes import RowSettings
 from trainer.data.randomness import Purpose

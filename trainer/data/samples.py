@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_prep import storage
 from data_prep.errors import UserError
+from data_prep.files import storage
 from trainer.data.order import Mixture
 from trainer.data.packing import Segments
 from trainer.data.passes import Pass, RowSettings, merge_segments, num_shard_rows

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep import storage
 from data_prep.errors import UserError
+from data_prep.files import storage
 
 _LOCKS = ".locks"
 

@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 import safetensors.numpy
 
-from data_prep import storage
+from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, ShardRecord, read_manifest
+from data_prep.data_set.shards import ShardIndex, read_index
 from data_prep.errors import UsageError, UserError
-from data_prep.manifest import TOKENIZER_FOLDER, Manifest, ShardRecord, read_manifest
-from data_prep.shards import ShardIndex, read_index
-from data_prep.tokenizer import Tokenizer
+from data_prep.files import storage
+from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.prefetch import Prefetcher
 from trainer.data.recently_used import RecentlyUsed

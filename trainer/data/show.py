@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.data.batch import IGNORED, Batch
 
 LEGEND = "⟦word⟧ masked   ⟦word→other⟧ replaced by a random piece   ⟦word=⟧ predicted, though it stands there"

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from pathlib import Path
 
-from data_prep import storage
+from data_prep.files import storage
 
 
 def is_sound(path: Path, sha256: str, marks: Path) -> bool:

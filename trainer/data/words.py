@@ -3,7 +3,8 @@
 A word is what stands between two spaces: its first piece begins with the metaspace (U+2581), the others do not. In
 scripts that write no spaces that would be a whole clause, so there every piece is a word of its own. A character that
 the vocabulary lacks is several byte pieces, which stay together. Pieces of a foreign vocabulary come in the same form
-(`data_prep.foreign_files`), where white space of other kinds can stand in a piece and counts as the metaspace does.
+(`data_prep.tokenizing.foreign_files`), where white space of other kinds can stand in a piece and counts as the
+metaspace does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from enum import IntEnum
 import numpy as np
 import regex
 
-from data_prep.cleaning import METASPACE
+from data_prep.text.cleaning import METASPACE
 
 _WITHOUT_SPACES = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Javanese}"

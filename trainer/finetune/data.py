@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError
-from trainer.fill_mask import quiet_transformers
 from trainer.finetune.answer_task import AnswerTask
 from trainer.finetune.examples import (
     Columns,
@@ -23,6 +22,7 @@ from trainer.finetune.sequence_tasks import ClassificationTask, RegressionTask
 from trainer.finetune.splits import split
 from trainer.finetune.tasks import Encoded, Preprocessor, Task
 from trainer.finetune.token_task import TokenTask
+from trainer.using.fill_mask import quiet_transformers
 
 CUT_FRACTION = 0.1
 FEWEST_EXAMPLES = 4

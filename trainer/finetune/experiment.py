@@ -23,7 +23,7 @@ from trainer.finetune.data import Part, TaskData
 from trainer.finetune.fitting import FitSettings, Point, fit
 from trainer.finetune.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
 from trainer.finetune.tasks import Prediction, Preprocessor, Row
-from trainer.pretrained import load_pretrained
+from trainer.using.pretrained import load_pretrained
 
 VARIANTS = ("scratch", "frozen", "full")
 

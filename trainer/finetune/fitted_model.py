@@ -16,15 +16,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from data_prep import storage
 from data_prep.errors import UserError
-from trainer.fill_mask import quiet_transformers
+from data_prep.files import storage
 from trainer.finetune.batches import Collator, predict
 from trainer.finetune.data import make_task
 from trainer.finetune.examples import Columns, Examples
 from trainer.finetune.tasks import Prediction, Preprocessor, Task
-from trainer.model_folder import PROVENANCE_FILE, read_provenance
-from trainer.pretrained import load_pretrained, load_tokenizer, max_length
+from trainer.using.fill_mask import quiet_transformers
+from trainer.using.model_folder import PROVENANCE_FILE, read_provenance
+from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length
 
 FINETUNE_FILE = "finetune.json"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")

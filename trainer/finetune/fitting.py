@@ -18,9 +18,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from trainer.fill_mask import quiet_transformers
 from trainer.finetune.batches import Collator
 from trainer.finetune.tasks import Row
+from trainer.using.fill_mask import quiet_transformers
 
 TRAIN_LOSSES_AN_EPOCH = 10
 FEWEST_GROUPED_BATCHES = 1000

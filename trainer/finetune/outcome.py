@@ -8,15 +8,15 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from data_prep import storage
-from trainer.console import duration
+from data_prep.files import storage
 from trainer.finetune.comparison import failure_lines, length_lines, rate_lines, score_lines
 from trainer.finetune.experiment import Fit, Setting, VariantResult
 from trainer.finetune.fitted_model import FitFacts, save_fitted_model
 from trainer.finetune.plan import FitRequest
 from trainer.finetune.runs import ExperimentRuns
-from trainer.mlflow_server import resolve_tracking_uri
 from trainer.settings.watching import TrackingSettings
+from trainer.tracking.mlflow_server import resolve_tracking_uri
+from trainer.watching.console import duration
 
 NUM_FAILURES = 5
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UsageError
-from trainer.console import duration
 from trainer.finetune.batches import Collator
 from trainer.finetune.data import Files, data_lines, encode_task, read_task
 from trainer.finetune.examples import Columns
@@ -16,7 +15,8 @@ from trainer.finetune.experiment import Setting, make_model
 from trainer.finetune.parameters import parameter_lines, trainable_parameters
 from trainer.finetune.tasks import Preprocessor
 from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
-from trainer.pretrained import load_config, load_tokenizer, max_length
+from trainer.using.pretrained import load_config, load_tokenizer, max_length
+from trainer.watching.console import duration
 
 FROZEN_RATES = (1e-3, 3e-3, 1e-2)
 

@@ -9,7 +9,7 @@ from typing import Any
 from trainer.finetune.experiment import Fit
 from trainer.finetune.fitting import Point
 from trainer.settings.watching import TrackingSettings
-from trainer.tracking import MetricLog, NullTracker, RunStatus, Tracker
+from trainer.tracking.tracking import MetricLog, NullTracker, RunStatus, Tracker
 
 PARENT_TAG = "mlflow.parentRunId"
 

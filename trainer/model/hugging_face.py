@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from data_prep.errors import UserError
-from data_prep.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.model import bert, modernbert
 from trainer.model.families import RULES, violations
 from trainer.settings.model import ModelSettings

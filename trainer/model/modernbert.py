@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep.special_tokens import SpecialTokens
+from data_prep.tokenizing.special_tokens import SpecialTokens
 from trainer.settings.model import ModelSettings
 
 _MODULES = {

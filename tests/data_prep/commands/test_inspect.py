@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import storage
 from data_prep.commands import inspect
+from data_prep.data_set.manifest import read_manifest
+from data_prep.data_set.shards import read_index
 from data_prep.errors import UsageError
-from data_prep.manifest import read_manifest
-from data_prep.shards import read_index
-from data_prep.tokenizer import Tokenizer
+from data_prep.files import storage
+from data_prep.tokenizing.tokenizer import Tokenizer
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:

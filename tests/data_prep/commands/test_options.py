@@ -11,7 +11,7 @@ from data_prep.commands import options
 from data_prep.commands.options import Request, add_workers, preparation, requested, workers_for
 from data_prep.config import load_config
 from data_prep.errors import UsageError
-from data_prep.input_files import InputFile
+from data_prep.inputs.input_files import InputFile
 
 
 def workers(*arguments: str, megabytes: float, settings: tuple[str, ...] = ()) -> int:

@@ -18,9 +18,9 @@ import yaml
 
 from data_prep.commands import tokenizer
 from data_prep.errors import UsageError, UserError
-from data_prep.hugging_face import check_parity
-from data_prep.tokenizer import Tokenizer, TokenizerInfo
-from data_prep.tokenizer_report import GroupReport, read_report
+from data_prep.tokenizing.hugging_face import check_parity
+from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerInfo
+from data_prep.tokenizing.tokenizer_report import GroupReport, read_report
 
 MULTILINGUAL = {"fr": "fr", "de": "de", "zh": "zh", "ko": "ko", "ar": "ar_web"}
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -109,7 +109,7 @@ def test_a_killed_training_leaves_no_tokenizer_and_is_run_again(small_corpus: Pa
     """Killed in the middle of the sampling: the same command then makes what an undisturbed one does."""
     code = (
         "import os, signal, sys\n"
-        "from data_prep import sampling\n"
+        "from data_prep.tokenizing import sampling\n"
         "from data_prep.__main__ import main\n"
         "add_text = sampling.TrainingSample.add_text\n"
         "def killing(self, *arguments):\n"

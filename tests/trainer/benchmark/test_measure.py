@@ -12,7 +12,7 @@ from trainer.benchmark.measure import StepClock, Training, with_micro_batch
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config import RunConfig
 from trainer.data.shard_set import open_shard_set
-from trainer.distributed import Ranks
+from trainer.ranks.distributed import Ranks
 
 CPU_RANK = Ranks(0, 1, 0, torch.device("cpu"))
 OVERRIDES = [

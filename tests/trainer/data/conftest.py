@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep import storage
-from data_prep.manifest import (
+from data_prep.data_set.manifest import (
     FileRecord,
     Manifest,
     ShardRecord,
@@ -20,8 +19,9 @@ from data_prep.manifest import (
     TokenizerRecord,
     write_manifest,
 )
-from data_prep.shards import Record, ShardIndex, write_shard
-from data_prep.tokenizer import CLS_TOKEN_ID
+from data_prep.data_set.shards import Record, ShardIndex, write_shard
+from data_prep.files import storage
+from data_prep.tokenizing.tokenizer import CLS_TOKEN_ID
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.shard_set import ShardSet, open_shard_set
 

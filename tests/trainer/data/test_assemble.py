@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
+from data_prep.tokenizing.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
 from trainer.data.assemble import RowShape, assemble_rows
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments

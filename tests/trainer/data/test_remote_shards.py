@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import retries, storage
 from data_prep.errors import UserError
+from data_prep.files import retries, storage
 from tests.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.s3_server import S3Bucket
 from trainer.data.loader import Loader, Position

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.data.batch import Batch
 from trainer.data.loader import Loader, Position

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.finetune.tasks import Preprocessor
-from trainer.pretrained import load_tokenizer
+from trainer.using.pretrained import load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -20,11 +20,11 @@ from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config import RunConfig
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.shard_set import open_shard_set
-from trainer.distributed import Ranks, initialize_distributed, run_rank, shut_down
 from trainer.engine import build_engine
 from trainer.model.pretraining import PretrainingModel
+from trainer.ranks.distributed import Ranks, initialize_distributed, run_rank, shut_down
 from trainer.step import Wishes, take_step
-from trainer.throughput import WorkClock
+from trainer.watching.throughput import WorkClock
 
 STEPS = 4
 SETTINGS = [

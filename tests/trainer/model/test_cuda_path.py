@@ -17,12 +17,12 @@ from tests.trainer.model.varlen_on_cpu import varlen_on_cpu
 from trainer import step as step_module
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.data.batch import TENSOR_NAMES, Batch
-from trainer.distributed import Ranks
 from trainer.model import encoder
 from trainer.model.pretraining import PretrainingModel
+from trainer.ranks.distributed import Ranks
 from trainer.settings.training import OptimizerSettings
 from trainer.step import StepResult, Wishes, take_step
-from trainer.throughput import WorkClock
+from trainer.watching.throughput import WorkClock
 
 LENGTH = 16
 BATCHES = ([9, 6, 12], [16, 2, 1, 13], [1, 15, 16], [5, 5, 5, 16])

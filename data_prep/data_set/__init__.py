@@ -1,0 +1,1 @@
+"""The finished data set: shards, manifest, versions, and the checks on them."""

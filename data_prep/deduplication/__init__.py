@@ -1,0 +1,1 @@
+"""Finding documents that are nearly the same, and the list of those to leave out."""

@@ -1,0 +1,237 @@
+"""The file of a unit's MinHash signatures, laid out so that one slice of all band keys is read without the rest.
+
+A file is a run of blocks, each written when enough documents are together, so that a writer's memory is bounded.
+A block of D documents holds
+
+    entries     (E,) key uint64, document uint32: one for each band of each document, sorted by key
+    starts      (1025,) uint32: where the entries begin whose key has these upper 10 bits
+    ids         (D,) uint64
+    signatures  (D, num_hashes) uint32
+
+and the table of blocks stands at the end of the file. Copies of a document within a block have no entries, for they
+share all their keys: a page that a crawl holds a million times would else be a group of a million.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from data_prep.config import DeduplicationSettings
+from data_prep.deduplication.signatures import ALGORITHM_VERSION, signatures
+from data_prep.deduplication.similarity_search import band_keys, choose_bands
+from data_prep.errors import UserError
+from data_prep.files import storage
+
+MAX_PARTS = 1024
+_KEY_BITS = 10  # 2**10 == MAX_PARTS
+_BLOCK_DOCUMENTS = 1 << 15
+_BATCH_TOKENS = 1 << 20
+_MAGIC = b"clozesig"
+_TRAILER = struct.Struct("<8sQ")  # magic, bytes of the table before it
+_ENTRY = np.dtype([("key", "<u8"), ("document", "<u4")])
+_GAP_ROWS = 128  # signatures that are read along rather than sought over
+
+
+class SignatureWriter:
+    """Signs documents and writes what `SignatureFiles` reads; `close` ends the file."""
+
+    def __init__(self, file: BinaryIO, settings: DeduplicationSettings) -> None:
+        self._file = file
+        self._settings = settings
+        self._bands = choose_bands(settings.threshold, settings.num_hashes)
+        self._tokens: list[np.ndarray] = []
+        self._num_tokens = 0
+        self._ids: list[int] = []
+        self._signatures: list[np.ndarray] = []
+        self._blocks: list[tuple[int, int, int]] = []
+
+    def add(self, document_id: int, tokens: np.ndarray) -> None:
+        """Add a document of tokens (n,) uint16 or uint32, not empty."""
+        self._ids.append(document_id)
+        self._tokens.append(tokens)
+        self._num_tokens += len(tokens)
+        if self._num_tokens >= _BATCH_TOKENS or len(self._ids) >= _BLOCK_DOCUMENTS:
+            self._sign()
+        if len(self._ids) >= _BLOCK_DOCUMENTS:
+            self._write_block()
+
+    def close(self) -> None:
+        self._sign()
+        if self._ids:
+            self._write_block()
+        table = json.dumps({**_described(self._settings), "blocks": self._blocks}).encode()
+        self._file.write(table + _TRAILER.pack(_MAGIC, len(table)))
+
+    def _sign(self) -> None:
+        if self._tokens:
+            self._signatures.append(signatures(self._tokens, self._settings))
+            self._tokens, self._num_tokens = [], 0
+
+    def _write_block(self) -> None:
+        rows, ids = np.concatenate(self._signatures), np.array(self._ids, "<u8")
+        firsts = np.sort(np.unique(ids, return_index=True)[1])
+        keys = band_keys(rows[firsts], self._bands).ravel()
+        order = np.argsort(keys, kind="stable")
+        entries = np.empty(len(keys), _ENTRY)
+        entries["key"] = keys[order]
+        entries["document"] = firsts[order // self._bands.num_bands]
+        boundaries = np.arange(MAX_PARTS, dtype=np.uint64) << np.uint64(64 - _KEY_BITS)
+        starts = np.append(np.searchsorted(keys[order], boundaries), len(entries))
+        self._blocks.append((self._file.tell(), len(entries), len(rows)))
+        for array in (entries, starts.astype("<u4"), ids, rows.astype("<u4", copy=False)):
+            self._file.write(array.tobytes())
+        self._ids, self._signatures = [], []
+
+
+@contextlib.contextmanager
+def open_signatures(url: str, settings: DeduplicationSettings) -> Iterator[SignatureWriter]:
+    """Give a writer to add documents to; the file is published, whole, when the block ends well."""
+    with storage.local_write(url) as path, open(path, "wb") as file:
+        writer = SignatureWriter(file, settings)
+        yield writer
+        writer.close()
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Where the parts of a block begin in its file, and the place of its first document."""
+
+    url: str
+    offset: int
+    num_entries: int
+    num_documents: int
+    first_place: int
+
+    @property
+    def starts_offset(self) -> int:
+        return self.offset + self.num_entries * _ENTRY.itemsize
+
+    @property
+    def ids_offset(self) -> int:
+        return self.starts_offset + (MAX_PARTS + 1) * 4
+
+    @property
+    def signatures_offset(self) -> int:
+        return self.ids_offset + self.num_documents * 8
+
+
+class SignatureFiles:
+    """The documents of several signature files, each known by its place: its number, counted through all of them.
+
+    Attributes:
+        first_places: of each file, the place of its first document; the last is the number of all documents.
+        num_entries: of all files.
+    """
+
+    def __init__(self, urls: Sequence[str], settings: DeduplicationSettings) -> None:
+        """Read the tables of the files.
+
+        Raises:
+            UserError: a file is damaged, or was made with other settings or another version of rensa.
+        """
+        self._num_hashes = settings.num_hashes
+        self._blocks: list[_Block] = []
+        self.first_places = [0]
+        self.num_entries = 0
+        for url in urls:
+            place = self.first_places[-1]
+            for offset, num_entries, num_documents in _read_table(url, settings):
+                self._blocks.append(_Block(url, offset, num_entries, num_documents, place))
+                self.num_entries += num_entries
+                place += num_documents
+            self.first_places.append(place)
+
+    def entries(self, part: int, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
+        """All band keys of a part of their range: keys (E,) uint64, and places (E,) int64; `num_parts` divides 1024."""
+        buckets = np.array([part, part + 1]) * (MAX_PARTS // num_parts)
+        keys, places = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+        for file, block in _opened(self._blocks):
+            start, stop = _read(file, block.starts_offset, "<u4", MAX_PARTS + 1)[buckets].tolist()
+            entries = _read(file, block.offset + start * _ENTRY.itemsize, _ENTRY, stop - start)
+            keys.append(entries["key"].astype(np.uint64))
+            places.append(entries["document"].astype(np.int64) + block.first_place)
+        return np.concatenate(keys), np.concatenate(places)
+
+    def document_ids(self, places: np.ndarray) -> np.ndarray:
+        """The ids (n,) uint64 of the documents at places (n,) int64, ascending."""
+        ids = np.empty(len(places), np.uint64)
+        for file, block, wanted in self._found(places):
+            ids[wanted] = _read(file, block.ids_offset, "<u8", block.num_documents)[places[wanted] - block.first_place]
+        return ids
+
+    def signatures(self, places: np.ndarray) -> np.ndarray:
+        """The signatures (n, num_hashes) uint32 of the documents at places (n,) int64, ascending."""
+        rows = np.empty((len(places), self._num_hashes), np.uint32)
+        for file, block, wanted in self._found(places):
+            rows[wanted] = self._read_signatures(file, block, places[wanted] - block.first_place)
+        return rows
+
+    def _read_signatures(self, file: BinaryIO, block: _Block, numbers: np.ndarray) -> np.ndarray:
+        runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > _GAP_ROWS) + 1)
+        rows = []
+        for run in runs:
+            first, last = int(run[0]), int(run[-1])
+            offset = block.signatures_offset + first * self._num_hashes * 4
+            found = _read(file, offset, "<u4", (last - first + 1) * self._num_hashes)
+            rows.append(found.reshape(-1, self._num_hashes)[run - first])
+        return np.concatenate(rows)
+
+    def _found(self, places: np.ndarray) -> Iterator[tuple[BinaryIO, _Block, slice]]:
+        """The blocks that hold any of the places, and which of them each holds."""
+        firsts = np.array([block.first_place for block in self._blocks], np.int64)
+        bounds = np.append(np.searchsorted(places, firsts), len(places)).tolist()
+        wanted = {block: slice(*bounds[number : number + 2]) for number, block in enumerate(self._blocks)}
+        for file, block in _opened([block for block, part in wanted.items() if part.stop > part.start]):
+            yield file, block, wanted[block]
+
+
+def _opened(blocks: Iterable[_Block]) -> Iterator[tuple[BinaryIO, _Block]]:
+    """Every block with its open file, each file opened once."""
+    for url, of_file in itertools.groupby(blocks, key=lambda block: block.url):
+        with storage.open_read(url) as file:
+            for block in of_file:
+                yield file, block
+
+
+def _described(settings: DeduplicationSettings) -> dict[str, Any]:
+    bands = choose_bands(settings.threshold, settings.num_hashes)
+    return {
+        "algorithm_version": ALGORITHM_VERSION,
+        "ngram_tokens": settings.ngram_tokens,
+        "num_hashes": settings.num_hashes,
+        "num_bands": bands.num_bands,
+        "rows": bands.rows,
+    }
+
+
+def _read_table(url: str, settings: DeduplicationSettings) -> list[tuple[int, int, int]]:
+    """Offset, entries and documents of every block of a file."""
+    with storage.open_read(url) as file:
+        end = file.seek(0, 2)
+        file.seek(max(0, end - _TRAILER.size))
+        data = file.read()
+        magic, table_bytes = _TRAILER.unpack(data) if len(data) == _TRAILER.size else (b"", 0)
+        if magic != _MAGIC:
+            raise UserError(f"{storage.redact(url)} is damaged; run the same command again with --fresh")
+        file.seek(end - _TRAILER.size - table_bytes)
+        table: dict[str, Any] = json.loads(file.read(table_bytes))
+    blocks = table.pop("blocks")
+    if table != _described(settings):
+        raise UserError(
+            f"the signatures in {storage.redact(url)} were made as {table} and cannot be compared with "
+            f"{_described(settings)}; use the same version of rensa everywhere, and run the command again with --fresh"
+        )
+    return blocks
+
+
+def _read(file: BinaryIO, offset: int, dtype: Any, count: int) -> np.ndarray:
+    file.seek(offset)
+    return np.frombuffer(file.read(count * np.dtype(dtype).itemsize), dtype, count)

@@ -1,0 +1,1 @@
+"""What a preparation will come to, judged from a sample."""

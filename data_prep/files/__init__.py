@@ -1,0 +1,1 @@
+"""Files wherever they lie: local disks and object stores, locks, retries, compression."""

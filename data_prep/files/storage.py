@@ -1,0 +1,293 @@
+"""Files at paths and URLs: the one place that knows whether data lies on a disk or in an object store.
+
+A local write goes to a temporary name, is flushed to the disk and renamed; a remote one is a single completed
+put. So a file under its final name is always whole, and its existence says that the work that made it was
+done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from data_prep.errors import UsageError, UserError
+from data_prep.files import remote_files
+from data_prep.files.locks import hold_lock as hold_lock
+from data_prep.files.storage_options import configure as configure
+from data_prep.files.storage_options import hide_secrets as hide_secrets
+from data_prep.files.storage_options import options as options
+from data_prep.files.storage_options import redacted_options as redacted_options
+from data_prep.files.urls import is_remote as is_remote
+from data_prep.files.urls import join as join
+from data_prep.files.urls import local_path as local_path
+from data_prep.files.urls import redact as redact
+
+PARTIAL_SUFFIX = ".partial"
+_COPY_BYTES = 1 << 20
+
+
+def exists(url: str | Path) -> bool:
+    """Whether there is a file or a folder at `url`."""
+    return remote_files.info(str(url)) is not None if is_remote(url) else local_path(url).exists()
+
+
+def size(url: str | Path) -> int:
+    """Size of the file in bytes."""
+    if is_remote(url):
+        return _remote_info(url)["size"]
+    with _explained(url, "read"):
+        return local_path(url).stat().st_size
+
+
+def stamp(url: str | Path) -> str:
+    """A cheap mark that changes when the file is written again: size and time, or the store's own tag."""
+    if is_remote(url):
+        return remote_files.tag(_remote_info(url))
+    with _explained(url, "read"):
+        status = local_path(url).stat()
+        return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def modified_at(url: str | Path) -> float | None:
+    """When a local file was last written, in seconds since 1970; None for a remote one, whose clock is another's."""
+    if is_remote(url):
+        return None
+    with _explained(url, "read"):
+        status = local_path(url).stat()
+        return max(status.st_mtime, status.st_ctime)  # a copied time of writing does not hide a change
+
+
+def canonical(url: str | Path) -> str:
+    """One spelling for every name of a local file; a URL is its own."""
+    return str(url) if is_remote(url) else os.path.realpath(local_path(url))
+
+
+def open_read(url: str | Path) -> BinaryIO:
+    """Open for reading bytes; seekable."""
+    if is_remote(url):
+        return remote_files.open_file(str(url))
+    with _explained(url, "read"):
+        return open(local_path(url), "rb")
+
+
+def read_bytes(url: str | Path) -> bytes:
+    """The whole file."""
+    if is_remote(url):
+        return remote_files.read_bytes(str(url))
+    with _explained(url, "read"):
+        return local_path(url).read_bytes()
+
+
+def write_bytes(url: str | Path, data: bytes) -> None:
+    """Write the whole file atomically, making the local folder where it is missing."""
+    if is_remote(url):
+        remote_files.write_bytes(str(url), data)
+        return
+    with local_write(url) as path, _explained(url, "written"):
+        path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def local_write(url: str | Path) -> Iterator[Path]:
+    """Give a temporary local path to write to, and publish it at `url` when the block ends well.
+
+    Raises:
+        UserError: the place cannot be written (disk full, no permission, a file where a folder should be).
+    """
+    if is_remote(url):
+        with _staged(url) as staged:
+            yield staged
+            remote_files.upload(staged, str(url))
+        return
+    final = local_path(url)
+    # A name of its own for every attempt: threads of one process may write the same file.
+    partial = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    try:
+        with _explained(url, "written"):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            _flush(partial)
+            os.replace(partial, final)
+            _flush(final.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def list_names(folder: str | Path) -> list[str]:
+    """Sorted names of what lies directly in `folder`; empty where there is no such folder."""
+    if is_remote(folder):
+        entries = remote_files.list_folder(str(folder))
+        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries)
+    path = local_path(folder)
+    with _explained(folder, "read"):
+        return sorted(os.listdir(path)) if path.is_dir() else []
+
+
+def remove(url: str | Path) -> None:
+    """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    if is_remote(url):
+        remote_files.remove(str(url))
+        return
+    with _explained(url, "removed"):
+        path = local_path(url)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: str | Path) -> None:
+    """Remove what killed processes left of files they were writing in `folder`; the caller holds its lock."""
+    if is_remote(folder):
+        remote_files.abort_uploads(str(folder))
+        return
+    for name in list_names(folder):
+        if name.endswith(PARTIAL_SUFFIX):
+            remove(join(folder, name))
+
+
+def sha256_of(url: str | Path) -> str:
+    """sha256 of the file's bytes in hex, read in pieces."""
+    digest = hashlib.sha256()
+    with open_read(url) as file, _explained(url, "read"):
+        while piece := file.read(_COPY_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def local_copy(url: str | Path, cache_dir: str | Path | None, sha256: str) -> Path:
+    """A local path of the file: its own if it is local, else that of a copy in `cache_dir`, fetched once.
+
+    A fetched copy is checked against `sha256`; a local file is not read. Several processes and threads may ask for
+    the same copy at once.
+
+    Raises:
+        UserError: the file is not there, or what came is not what `sha256` names.
+    """
+    if not is_remote(url):
+        if not local_path(url).is_file():
+            raise UserError(f"{url} is missing; restore it, or make the data set again")
+        return local_path(url)
+    copy = Path(cache_dir or _cache_dir()) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
+    if not copy.is_file():
+        with local_write(copy) as partial:
+            remote_files.download(str(url), partial)
+            found = sha256_of(partial)
+            if found != sha256:
+                raise UserError(
+                    f"{redact(url)} is damaged: its sha256 is {found} and should be {sha256}; upload it again"
+                )
+    return copy
+
+
+def local_folder(url: str | Path, cache_dir: str | Path | None = None) -> Path:
+    """The folder itself if it is local, else a copy of its files: for small ones, such as a tokenizer's.
+
+    The copy is made anew when a file's tag in the store changes; hidden files and folders within are left out.
+
+    Raises:
+        UserError: there is no file in it.
+    """
+    if not is_remote(url):
+        return local_path(url)
+    entries = [entry for entry in remote_files.list_folder(str(url)) if entry["type"] == "file"]
+    names = {entry["name"].rpartition("/")[2]: remote_files.tag(entry) for entry in entries}
+    wanted = {name: mark for name, mark in names.items() if not name.startswith(".")}
+    if not wanted:
+        raise UserError(f"{redact(url)} holds no file; check its name")
+    key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
+    copy = Path(cache_dir or _cache_dir()) / f"{key}-{urlsplit(str(url)).path.strip('/').rpartition('/')[2]}"
+    if not copy.is_dir():
+        with _explained(copy, "written"):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=copy.parent, prefix=".clozeworks-") as partial:
+                whole = Path(partial) / "whole"
+                whole.mkdir()
+                for name in wanted:
+                    remote_files.download(join(url, name), whole / name)
+                _rename_folder(whole, copy)
+    return copy
+
+
+def matches(pattern: str) -> list[str]:
+    """The files that a path, URL or glob pattern names, sorted; none where nothing matches.
+
+    A name that is there as it is written wins over the pattern that it also is.
+
+    Raises:
+        UsageError: it names a folder, or is a pattern of web addresses, which cannot be listed.
+    """
+    if is_remote(pattern):
+        return remote_files.matching(pattern)
+    path = str(local_path(pattern))
+    if os.path.isdir(path):
+        raise UsageError(
+            f"input {pattern} is a folder; name its files with a pattern such as '{os.path.join(path, '*.jsonl.gz')}'"
+        )
+    if os.path.exists(path):
+        return [path]
+    return sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
+
+
+def _remote_info(url: str | Path) -> dict:
+    found = remote_files.info(str(url))
+    if found is None:
+        raise UserError(f"{redact(url)} cannot be read: there is no such file; check its name")
+    return found
+
+
+@contextlib.contextmanager
+def _staged(url: str | Path) -> Iterator[Path]:
+    """A temporary local file for what will be uploaded to `url`."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
+            yield Path(folder) / "upload"
+    except OSError as error:
+        raise UserError(
+            f"{redact(url)} cannot be written: {error.strerror or error} in {tempfile.gettempdir()}, where files wait "
+            "for their upload; make space there or set TMPDIR to another folder, and run the same command again, "
+            "which goes on from there"
+        ) from None
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
+
+
+def _rename_folder(folder: Path, final: Path) -> None:
+    try:
+        folder.rename(final)
+    except OSError:
+        if not final.is_dir():  # another process's copy serves as well
+            raise
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file's or folder's content is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _explained(url: str | Path, what: str) -> Iterator[None]:
+    """Turn the system's refusal into the user's paragraph."""
+    try:
+        yield
+    except OSError as error:
+        remedy = (
+            "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
+        )
+        raise UserError(f"{redact(url)} cannot be {what}: {error.strerror or error}; {remedy}") from None

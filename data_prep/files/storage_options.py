@@ -1,0 +1,108 @@
+"""Options of remote stores by URL prefix: which apply to a URL, and how they are shown without their secrets.
+
+The options are a process's own: a process that is started gives them on (`options()`) to those it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from data_prep.errors import UsageError
+from data_prep.files.urls import redact, redact_text
+
+HIDDEN = "(hidden)"
+
+# Names of secrets in the options of s3fs, gcsfs, adlfs and aiohttp. An AWS key id is one of the two halves of a login.
+_SECRET_NAME = re.compile(
+    r"key|secret|token|password|passwd|passphrase|credential|sas\b|sas_|signature|connection_string|auth|cookie|header",
+    re.IGNORECASE,
+)
+_SECRET_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+_SHORTEST_SECRET = 6  # shorter values would blot out ordinary words
+
+_options: dict[str, dict[str, Any]] = {}
+
+
+def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set the options of remote stores for this process, by URL prefix; the longest prefix of a URL wins.
+
+    The values are what the store's fsspec package takes: `profile`, `endpoint_url`, `key`, `secret`,
+    `client_kwargs`, ... for s3:// (s3fs); `token`, `project`, ... for gs:// (gcsfs).
+
+    Raises:
+        UsageError: a prefix is no URL, or its options are no mapping.
+    """
+    for prefix, values in options.items():
+        if "://" not in prefix:
+            raise UsageError(
+                f"storage_options has {redact_text(prefix)!r}, which is no URL prefix; write one such as s3:// or "
+                "s3://bucket/folder"
+            )
+        if not isinstance(values, Mapping):
+            raise UsageError(
+                f"storage_options of {redact_text(prefix)} is no mapping; write options such as {{profile: research}}"
+            )
+    _options.clear()
+    _options.update({prefix: dict(values) for prefix, values in options.items()})
+
+
+def options() -> dict[str, dict[str, Any]]:
+    """What `configure` set, secrets included: for the processes that this one starts, never for a file or a log."""
+    return {prefix: dict(values) for prefix, values in _options.items()}
+
+
+def options_for(url: str) -> dict[str, Any]:
+    """The options of the longest prefix that the URL lies under; none where no prefix fits."""
+    fitting = [prefix for prefix in _options if _lies_under(url, prefix)]
+    return dict(_options[max(fitting, key=len)]) if fitting else {}
+
+
+def redacted_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options as a manifest may hold them: secrets hidden, endpoint and profile shown."""
+    return {
+        redact(prefix): {name: _redacted(name, value) for name, value in v.items()} for prefix, v in options.items()
+    }
+
+
+def hide_secrets(text: str) -> str:
+    """The text without the secrets that this process knows of, and without users and queries in URLs."""
+    text = redact_text(text)
+    known = {value for values in _options.values() for value in _secrets_in(values)}
+    known |= {os.environ.get(name, "") for name in _SECRET_VARIABLES}
+    for value in sorted(known, key=len, reverse=True):
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, HIDDEN)
+    return text
+
+
+def _lies_under(url: str, prefix: str) -> bool:
+    # s3://corpus is not the bucket s3://corpus-two.
+    return url == prefix or url.startswith(prefix if prefix.endswith("/") else prefix + "/")
+
+
+def _redacted(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and not _SECRET_NAME.search(name):
+        return {key: _redacted(str(key), inner) for key, inner in value.items()}
+    if _SECRET_NAME.search(name) and value is not None and not isinstance(value, bool):
+        return HIDDEN
+    return redact_text(value) if isinstance(value, str) else value
+
+
+def _secrets_in(values: Mapping[str, Any], inside_secret: bool = False) -> Iterator[str]:
+    for name, value in values.items():
+        secret = inside_secret or bool(_SECRET_NAME.search(str(name)))
+        if isinstance(value, Mapping):
+            yield from _secrets_in(value, secret)
+        elif secret and isinstance(value, str):
+            yield value

@@ -1,0 +1,128 @@
+"""Which files a preparation reads: paths, URLs, glob patterns and brace ranges, each file once, and their units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from braceexpand import braceexpand
+
+from data_prep.config import PreparationConfig, Source
+from data_prep.errors import UsageError
+from data_prep.files import storage
+from data_prep.inputs.input_units import InputUnit, file_format, split_into_units
+from data_prep.text.sentences import check_language
+
+_MOST_NAMES = 1_000_000  # of a brace pattern
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
+_REQUESTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """An input as it was when the plan was made."""
+
+    url: str
+    source: int
+    bytes: int
+    stamp: str
+
+
+def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
+    """The input files of all sources, by source and then by name.
+
+    Raises:
+        UsageError: an input is missing, named twice, a folder or of an ending that is not read, or a language is not
+            known.
+    """
+    found: list[tuple[int, str]] = []
+    for number, source in enumerate(config.sources):
+        check_language(source.language or config.documents.language)
+        urls = [url for pattern in source.input for url in expand(pattern)]
+        for url in urls:
+            file_format(url)
+        found.extend((number, url) for url in sorted(urls))
+    _check_named_once(found, config.sources)
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        return tuple(threads.map(lambda file: _described(*file), found))
+
+
+def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[InputUnit, ...]:
+    """The units of all files, in their order; of Parquet files the footers are read.
+
+    Raises:
+        UserError: a footer cannot be fetched.
+    """
+
+    def units(file: InputFile) -> list[InputUnit]:
+        unit_bytes, txt_documents = config.shards.unit_bytes, config.documents.txt_documents
+        return split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents)
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        return tuple(unit for file_units in threads.map(units, files) for unit in file_units)
+
+
+def expand(pattern: str) -> list[str]:
+    """The files that a path, a URL or a pattern names, sorted; every name of a brace pattern must match.
+
+    Patterns are globs (`*`, `?`, `[...]`, `**` for folders in folders), and braces as in a shell: `{a,b}`, and
+    `{000..011}` with as many digits as are written. A file whose name looks like a pattern is taken by its name.
+
+    Raises:
+        UsageError: nothing matches, or a folder does.
+    """
+    files: set[str] = set()
+    for name in _without_braces(pattern):
+        matches = storage.matches(name)
+        if not matches:
+            of_what = f" (of {storage.redact(pattern)})" if name != pattern else ""
+            raise UsageError(
+                f"no input file matches {storage.redact(name)}{of_what}; check the path, or quote a pattern such as "
+                "'corpus/*.jsonl.gz'"
+            )
+        files.update(matches)
+    return sorted(files)
+
+
+def _without_braces(pattern: str) -> list[str]:
+    is_web = pattern.startswith(("http://", "https://"))
+    if "{" not in pattern or (not is_web and storage.exists(pattern)):
+        return [pattern]
+    names: list[str] = []
+    if all(abs(int(first) - int(last)) < _MOST_NAMES for first, last in _RANGE.findall(pattern)):
+        try:
+            names = list(islice(braceexpand(pattern, escape=False), _MOST_NAMES + 1))
+        except ValueError:  # unbalanced braces stand for themselves
+            return [pattern]
+    if not 0 < len(names) <= _MOST_NAMES:
+        raise UsageError(f"{storage.redact(pattern)} names more than {_MOST_NAMES:,} files; name fewer in a pattern")
+    return names
+
+
+def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
+    """Refuse a file that has two names (links count), and two files that the manifest could not tell apart."""
+    places: dict[str, int] = {}
+    names: set[str] = set()
+    for number, url in found:
+        shown = storage.redact(url)
+        scheme, _, rest = storage.canonical(url).rpartition("://")
+        place = f"{scheme}://{rest.lstrip('/')}"
+        if place in places:
+            where = "twice"
+            if places[place] != number:
+                where = f"in two sources, {sources[places[place]].name} and {sources[number].name}"
+            raise UsageError(f"input {shown} is named {where}; name every file once")
+        if shown in names:
+            raise UsageError(
+                f"two inputs are both called {shown} once credentials and query are left off, and could not be told "
+                "apart in the manifest; read them from places of different names"
+            )
+        places[place] = number
+        names.add(shown)
+
+
+def _described(source: int, url: str) -> InputFile:
+    return InputFile(url, source, storage.size(url), storage.stamp(url))

@@ -1,0 +1,1 @@
+"""The phases that turn inputs into shards, and the engines that run them."""

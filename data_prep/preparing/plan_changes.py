@@ -1,0 +1,88 @@
+"""What differs between two preparations, in words: settings, tokenizer, inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from data_prep.files import storage
+from data_prep.inputs.documents import unit_sha256
+from data_prep.preparing.plan import Plan
+
+
+def description(plan: Plan) -> dict[str, Any]:
+    """What a preparation's result depends on, as plain values without secrets."""
+    sources = plan.config.sources
+    return {
+        "tokenizer": plan.tokenizer_fingerprint,
+        "config": plan.described_config(),
+        "inputs": {storage.redact(file.url): [sources[file.source].name, file.bytes] for file in plan.inputs},
+    }
+
+
+def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """What differs between two descriptions; "stamps" of inputs and the "parent" are compared where both have them."""
+    found = []
+    if theirs["tokenizer"] != mine["tokenizer"]:
+        found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
+    if "parent" in theirs and theirs["parent"] != mine.get("parent"):
+        found.append("the data set that is added to has changed")
+    found.extend(_config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
+    for url in sorted(set(theirs["inputs"]) | set(mine["inputs"])):
+        before, now = theirs["inputs"].get(url), mine["inputs"].get(url)
+        if now is None or before is None:
+            found.append(f"input {url} is {'gone' if now is None else 'new'}")
+        elif before != now:
+            found.append(
+                f"input {url} had {before[1]} bytes (source {before[0]}) and now has {now[1]} (source {now[0]})"
+            )
+        elif "stamps" in theirs and theirs["stamps"].get(url) != mine["stamps"].get(url):
+            found.append(f"input {url} was written again")
+    return found
+
+
+def rewritten_inputs(plan: Plan, fingerprints: Mapping[str, str], finished_at: float | None) -> Iterator[str]:
+    """Name the inputs of unchanged size that were written after `finished_at` and hold other bytes now.
+
+    Args:
+        fingerprints: by redacted URL, as `file_fingerprint` gives them.
+        finished_at: when the result was complete, in seconds since 1970; None where that clock is not known.
+    """
+    suspects = set()
+    for file in plan.inputs:
+        written_at = storage.modified_at(file.url)
+        if written_at is None or finished_at is None or written_at >= finished_at:
+            suspects.add(file.url)
+    digests: dict[str, list[str]] = {}
+    for unit in plan.units:
+        if unit.url in suspects:
+            text_field = plan.config.sources[unit.source].text_field
+            digests.setdefault(unit.url, []).append(unit_sha256(unit, plan.config.documents, text_field))
+    for url, unit_digests in digests.items():
+        if file_fingerprint(unit_digests) != fingerprints[storage.redact(url)]:
+            yield f"input {storage.redact(url)} has other content"
+
+
+def file_fingerprint(digests: Sequence[str]) -> str:
+    """Fingerprint of an input from the digests of its units; of a file that is one unit, the sha256 of its bytes."""
+    if len(digests) == 1:
+        return f"sha256:{digests[0]}"
+    return f"sha256-of-{len(digests)}-parts:{hashlib.sha256(''.join(digests).encode()).hexdigest()}"
+
+
+def _without_patterns(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without the sources' patterns: the files that they match are compared themselves."""
+    sources = [{name: value for name, value in source.items() if name != "input"} for source in config["sources"]]
+    return {**config, "sources": sources}
+
+
+def _config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return [
+            difference
+            for name in sorted(set(theirs) | set(mine))
+            for difference in _config_differences(theirs.get(name), mine.get(name), f"{where}.{name}".lstrip("."))
+        ]
+    return [] if theirs == mine else [f"{where} was {json.dumps(theirs)} and is now {json.dumps(mine)}"]

@@ -1,0 +1,131 @@
+"""Making a shard set: read and encode every unit, find what to leave out, write every shard, publish.
+
+Everything that is unfinished lies in OUTPUT/.work. A stopped run goes on from the finished units; the result
+is the same, byte for byte, however often it was stopped and however many processes and machines worked on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from data_prep.data_set.manifest import Manifest
+from data_prep.deduplication.exclusion_phase import run_exclusions
+from data_prep.files import storage
+from data_prep.preparing.executors import Engine
+from data_prep.preparing.map_phase import check_all_mapped, map_tasks, run_map, summarise, tasks_of_range, units_left
+from data_prep.preparing.mapping import MapTask, keep_tokenizer
+from data_prep.preparing.phases import PhaseRunner
+from data_prep.preparing.plan import Plan, absolute, check_output_apart
+from data_prep.preparing.publication import is_own_tokenizer, publish_shards
+from data_prep.preparing.reduce_phase import reduce_tasks, run_reduce
+from data_prep.preparing.shard_range import ShardRange
+from data_prep.preparing.work_folder import (
+    begin_work,
+    finished_manifest,
+    note_num_ranges,
+    noted_num_ranges,
+    remove_outputs,
+    remove_unfinished,
+    remove_work,
+)
+from data_prep.tokenizing.tokenizer import Tokenizer
+
+
+def prepare_shards(
+    plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine | int, fresh: bool = False
+) -> tuple[Manifest, bool]:
+    """Make the shard set that `plan` describes in the folder `output`; returns its manifest, and whether it was new.
+
+    Raises:
+        UserError: input cannot be read, `output` cannot be written, holds other work or is being worked on.
+    """
+    check_output_apart(plan, output)
+    with storage.hold_lock(output) as lock:
+        if fresh:
+            remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
+        manifest = _complete_already(plan, output)
+        if manifest is not None:
+            return manifest, False
+        first_shard = begin_work(plan, output)
+        remove_unfinished(plan, output)
+        runner = PhaseRunner(engine, lock)
+        tasks = _map_tasks(plan, tokenizer, output)
+        run_map(tasks, runner)
+        return _finish(plan, tokenizer, output, tasks, first_shard, runner), True
+
+
+def map_range(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine | int, shard_range: ShardRange) -> bool:
+    """Do one range's share of the first phase; returns whether there was anything to do.
+
+    All ranges of an array may run at once, and on machines that share nothing but inputs, tokenizer and output.
+
+    Raises:
+        UserError: as `prepare_shards`; or the range is being worked on.
+    """
+    check_output_apart(plan, output)
+    with storage.hold_lock(output, shard_range.name) as lock:
+        if finished_manifest(plan, output) is not None:
+            return False
+        begin_work(plan, output)
+        note_num_ranges(plan, output, shard_range.num_ranges)
+        tasks = tasks_of_range(_map_tasks(plan, tokenizer, output), shard_range)
+        is_work = units_left(tasks) > 0
+        run_map(tasks, PhaseRunner(engine, lock))
+        return is_work
+
+
+def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine | int) -> tuple[Manifest, bool]:
+    """Do what is left once every range is done; returns as `prepare_shards`.
+
+    Raises:
+        UserError: as `prepare_shards`; or units of some ranges are not done.
+    """
+    check_output_apart(plan, output)
+    with storage.hold_lock(output) as lock:
+        manifest = _complete_already(plan, output)
+        if manifest is not None:
+            return manifest, False
+        first_shard = begin_work(plan, output)
+        remove_unfinished(plan, output)
+        tasks = _map_tasks(plan, tokenizer, output)
+        check_all_mapped(tasks, noted_num_ranges(plan, output))
+        return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(engine, lock)), True
+
+
+def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
+    """Remove what preparations wrote into `output`, so that all ranges may begin anew.
+
+    Raises:
+        UserError: it is being worked on.
+    """
+    with storage.hold_lock(output):
+        remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
+
+
+def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
+    """The tasks of the first phase; those that are done in this process take the tokenizer that it has."""
+    keep_tokenizer(tokenizer, absolute(tokenizer.url))
+    return map_tasks(plan, tokenizer, output)
+
+
+def _complete_already(plan: Plan, output: str) -> Manifest | None:
+    """The manifest, where `output` holds this plan's result; what a run killed at its end has left is removed."""
+    manifest = finished_manifest(plan, output)
+    if manifest is not None:
+        remove_work(plan, output)
+    return manifest
+
+
+def _finish(
+    plan: Plan, tokenizer: Tokenizer, output: str, map_tasks: Sequence[MapTask], first_shard: int, runner: PhaseRunner
+) -> Manifest:
+    """Everything after the first phase."""
+    summary = summarise(plan, map_tasks)
+    run_exclusions(plan, map_tasks, output, runner)
+    results = run_reduce(reduce_tasks(plan, tokenizer, output, summary, first_shard), runner)
+    plan.check_inputs_unchanged()
+    runner.lock.check()
+    remove_unfinished(plan, output)  # of workers that were killed on the way
+    manifest = publish_shards(plan, tokenizer, output, summary, results)
+    remove_work(plan, output)
+    return manifest

@@ -1,0 +1,217 @@
+"""The second phase of preparation: one shard is made of its sections of all units, each text once, in seeded order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from data_prep.data_set.counting import PieceText, RecordCounts
+from data_prep.data_set.manifest import ShardRecord
+from data_prep.data_set.shards import Record, write_shard
+from data_prep.deduplication.exclusions import NAME as EXCLUSIONS_NAME
+from data_prep.deduplication.exclusions import read_exclusions
+from data_prep.deduplication.mixing import mix
+from data_prep.errors import UserError
+from data_prep.files import storage
+from data_prep.preparing.mapping import cached_tokenizer, sections_url
+from data_prep.preparing.sections import Section, read_sections, read_sizes, select_documents, starts_of, take_runs
+
+
+@dataclass(frozen=True)
+class ReduceTask:
+    """A unit of the second phase, with all it needs to be done anywhere.
+
+    Attributes:
+        name: of the shard, such as train-000000.
+        destination: whose sections are read.
+        unit_sources: number of the source of each unit of the first phase.
+        only: take the document of this id alone (a valid split made of one document).
+        without: leave out the document of this id (it makes the valid split).
+    """
+
+    name: str
+    destination: int
+    unit_sources: tuple[int, ...]
+    num_sources: int
+    record_tokens: int
+    seed: int
+    exact_deduplication: bool
+    vocab_size: int
+    token_dtype: Literal["uint16", "uint32"]
+    tokenizer_folder: str
+    tokenizer_fingerprint: str
+    work_folder: str
+    output_folder: str
+    only: int | None = None
+    without: int | None = None
+
+
+@dataclass(frozen=True)
+class ReduceResult:
+    """A finished shard and what the manifest wants to know of it.
+
+    Attributes:
+        dropped: of each source, documents left out by reason.
+        source_counts: (num_sources, 5) documents, sentences, tokens, words and bytes of text of each source.
+        token_counts: (vocab_size,) int64 how often each token id occurs.
+    """
+
+    shard: ShardRecord
+    dropped: tuple[dict[str, int], ...]
+    source_counts: np.ndarray
+    token_counts: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """The documents of a shard, in the order of the inputs, each with the number of its source (D,) uint16."""
+
+    all: Section
+    sources: np.ndarray
+
+
+def result_url(task: ReduceTask) -> str:
+    """Where the mark that the shard is done lies."""
+    return storage.join(task.work_folder, f"{task.name}.done.json")
+
+
+def read_result(task: ReduceTask) -> ReduceResult:
+    """The result that a finished unit left."""
+    values: dict[str, Any] = json.loads(storage.read_bytes(result_url(task)))
+    return ReduceResult(
+        shard=ShardRecord.model_validate(values["shard"]),
+        dropped=tuple(values["dropped"]),
+        source_counts=np.array(values["source_counts"], np.int64).reshape(task.num_sources, 5),
+        token_counts=np.array(values["token_counts"], np.int64),
+    )
+
+
+def reduce_shard(task: ReduceTask) -> int:
+    """Write the shard and its index, then the mark that it is done. Returns the number of its tokens."""
+    documents, dropped = _load(task)
+    order = seeded_order(documents.all.document_ids, task.seed)
+    tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
+    counts = RecordCounts(task.vocab_size, task.num_sources, PieceText.of(tokenizer))
+    records = _counted(_records(documents, order, task.record_tokens), counts)
+    shard = write_shard(task.output_folder, task.name, records)
+    result = {
+        "shard": shard.model_dump(mode="json"),
+        "dropped": dropped,
+        "source_counts": counts.by_source.tolist(),
+        "token_counts": counts.by_token.tolist(),
+    }
+    storage.write_bytes(result_url(task), json.dumps(result).encode())
+    return shard.tokens
+
+
+def seeded_order(document_ids: np.ndarray, seed: int) -> np.ndarray:
+    """The order (D,) of documents in a shard; it depends on ids and seed alone, equal ids stay as they were."""
+    return np.argsort(mix(document_ids ^ mix(np.array([seed], np.uint64))), kind="stable")
+
+
+def _kept(task: ReduceTask, ids: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
+    """Numbers of the documents to keep, ascending, and what each source loses, by reason.
+
+    Of equal ids the first survives: that of the earliest input.
+    """
+    dropped: list[dict[str, int]] = [{} for _ in range(task.num_sources)]
+
+    def drop(reason: str, gone: np.ndarray) -> None:
+        counts = np.bincount(sources[gone], minlength=task.num_sources)
+        for source in np.flatnonzero(counts).tolist():
+            dropped[source][reason] = int(counts[source])
+
+    if task.only is not None:
+        mine = ids == np.uint64(task.only)
+    else:
+        mine = np.ones(len(ids), bool) if task.without is None else ids != np.uint64(task.without)
+    kept = np.flatnonzero(mine)
+    if task.exact_deduplication:
+        firsts = kept[np.unique(ids[kept], return_index=True)[1]]
+        drop("duplicate", np.setdiff1d(kept, firsts, assume_unique=True))
+        kept = np.sort(firsts)
+    exclusions = read_exclusions(storage.join(task.work_folder, EXCLUSIONS_NAME), task.destination)
+    for reason, excluded in exclusions.items():
+        gone = np.isin(ids[kept], excluded)
+        drop(reason, kept[gone])
+        kept = kept[~gone]
+    return kept, dropped
+
+
+def _counted(records: Iterable[Record], counts: RecordCounts) -> Iterator[Record]:
+    """Pass the records on, counted."""
+    for record in records:
+        counts.add(record)
+        yield record
+
+
+def _load(task: ReduceTask) -> tuple[_Documents, list[dict[str, int]]]:
+    """Read the documents to keep of all units straight to their places; returns what each source loses, too.
+
+    All ids are looked at first, so that nothing is held twice, and of a text that the corpus has a million times
+    one copy.
+    """
+    dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
+    urls = [sections_url(task.work_folder, number) for number in range(len(task.unit_sources))]
+    sizes = [read_sizes(url, task.destination) for url in urls]
+    ids, lengths, counts = (np.concatenate(arrays) for arrays in zip(*sizes, strict=True))
+    if not len(ids):
+        raise UserError(
+            f"{storage.redact(task.work_folder)} lacks the documents of {task.name}; "
+            "run the same command again with --fresh"
+        )
+    stops = np.cumsum([len(unit_ids) for unit_ids, _, _ in sizes])
+    sources = np.repeat(np.array(task.unit_sources, np.uint16), np.diff(stops, prepend=0))
+    kept, dropped = _kept(task, ids, sources)
+    everything = Section(
+        document_ids=ids[kept],
+        document_lengths=lengths[kept],
+        sentence_counts=counts[kept],
+        sentence_lengths=np.empty(counts[kept].sum(dtype=np.int64), np.uint32),
+        tokens=np.empty(lengths[kept].sum(dtype=np.int64), dtype),
+    )
+    is_kept = np.zeros(len(ids), bool)
+    is_kept[kept] = True
+    sentence = token = 0
+    for url, of_unit in zip(urls, np.split(is_kept, stops[:-1]), strict=True):
+        place = 0
+        for section in read_sections(url, task.destination, dtype) if of_unit.any() else ():
+            part = select_documents(section, of_unit[place : place + len(section.document_ids)])
+            everything.sentence_lengths[sentence : sentence + len(part.sentence_lengths)] = part.sentence_lengths
+            everything.tokens[token : token + len(part.tokens)] = part.tokens
+            place += len(section.document_ids)
+            sentence += len(part.sentence_lengths)
+            token += len(part.tokens)
+    return _Documents(everything, sources[kept]), dropped
+
+
+def _records(documents: _Documents, order: np.ndarray, record_tokens: int) -> Iterator[Record]:
+    """Whole documents in order, as many to a record as fit; a longer one alone."""
+    everything = documents.all
+    token_starts, sentence_starts = starts_of(everything.document_lengths), starts_of(everything.sentence_counts)
+    for first, last in _blocks(everything.document_lengths[order], record_tokens):
+        members = order[first:last]
+        lengths, counts = everything.document_lengths[members], everything.sentence_counts[members]
+        sentence_lengths = take_runs(everything.sentence_lengths, sentence_starts[members], counts)
+        yield Record(
+            tokens=take_runs(everything.tokens, token_starts[members], lengths),
+            documents=starts_of(lengths).astype(np.uint32),
+            sentences=starts_of(sentence_lengths).astype(np.uint32),
+            sources=documents.sources[members],
+            document_ids=everything.document_ids[members],
+        )
+
+
+def _blocks(lengths: np.ndarray, record_tokens: int) -> Iterator[tuple[int, int]]:
+    """The first and last + 1 of the documents of each record, given the documents' lengths in order."""
+    stops = np.cumsum(lengths, dtype=np.int64)
+    first = 0
+    while first < len(stops):
+        tokens_before = stops[first] - lengths[first]
+        last = max(first + 1, int(np.searchsorted(stops, tokens_before + record_tokens, "right")))
+        yield first, last
+        first = last

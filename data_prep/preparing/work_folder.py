@@ -1,0 +1,153 @@
+"""The state of an output folder: nothing, work that was begun, a finished result; of this plan, or of another."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from data_prep.data_set.growing import all_configs, check_source_names, config_of_source
+from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.data_set.shards import SHARD_NAME
+from data_prep.data_set.versions import REMOVAL_WORK, next_shard_number, owned_files, refuse_unfinished, stray_files
+from data_prep.errors import UserError
+from data_prep.files import storage
+from data_prep.preparing.plan import Plan
+from data_prep.preparing.plan_changes import description, differences, rewritten_inputs
+
+# Not in the work folder: it is written before that is made and removed after it, so a folder whose removal was cut
+# short is never taken for another plan's.
+_PLAN_NAME = ".plan.json"
+_RANGES_NAME = "ranges.json"
+
+
+def finished_manifest(plan: Plan, output: str) -> Manifest | None:
+    """The manifest, if `output` holds the finished result of exactly this plan; None where none is finished.
+
+    Raises:
+        UserError: it holds another preparation's result; the message names what differs.
+    """
+    if not storage.exists(storage.join(output, MANIFEST_NAME)):
+        return None
+    manifest = read_manifest(output)
+    taken = {source.name for source in plan.config.sources} & {source.name for source in manifest.sources}
+    if plan.parent is not None and not taken:
+        return None  # it is what is added to
+    found = _differences_to(plan, manifest, output, sorted(taken))
+    if found and plan.parent is not None:
+        check_source_names(manifest, taken)
+    if found:
+        raise UserError(_refusal(output, "holds the shards of another preparation", found))
+    return manifest
+
+
+def begin_work(plan: Plan, output: str) -> int:
+    """Begin work in `output`, or make sure that the work begun there is this plan's.
+
+    Returns the number of the first shard to write, of either split.
+
+    Raises:
+        UserError: other work was begun in `output`; the message names what differs.
+    """
+    url = storage.join(output, _PLAN_NAME)
+    mine = {
+        **description(plan),
+        "parent": None if plan.parent is None else plan.parent.digest,
+        "stamps": {storage.redact(file.url): file.stamp for file in plan.inputs},
+    }
+    if plan.parent is not None:
+        refuse_unfinished(output, (REMOVAL_WORK,))
+    if storage.exists(url):
+        begun = _read_plan(url)
+        found = differences(begun, mine)
+        if found:
+            raise UserError(_refusal(output, "holds unfinished work of another preparation", found))
+        return begun["first_shard"]
+    if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
+        raise UserError(
+            f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be "
+            "gone on with; choose another folder, or remove them with --fresh"
+        )
+    first_shard = 0 if plan.parent is None else next_shard_number(output)
+    storage.write_bytes(url, json.dumps({**mine, "first_shard": first_shard}, indent=1).encode())
+    return first_shard
+
+
+def note_num_ranges(plan: Plan, output: str, num_ranges: int) -> None:
+    """Note of how many ranges the array is, for the message that names those that are missing."""
+    storage.write_bytes(storage.join(plan.work_folder(output), _RANGES_NAME), json.dumps(num_ranges).encode())
+
+
+def noted_num_ranges(plan: Plan, output: str) -> int | None:
+    """What the range that began last noted; None where none did."""
+    url = storage.join(plan.work_folder(output), _RANGES_NAME)
+    return int(json.loads(storage.read_bytes(url))) if storage.exists(url) else None
+
+
+def remove_unfinished(plan: Plan, output: str) -> None:
+    """Remove what killed processes left half-written; nobody else may be at work."""
+    for folder in (output, plan.work_folder(output)):
+        storage.remove_unfinished(folder)
+
+
+def remove_work(plan: Plan, output: str) -> None:
+    """Remove all that is unfinished, or was needed until the result was."""
+    storage.remove(plan.work_folder(output))
+    storage.remove(storage.join(output, _PLAN_NAME))
+
+
+def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
+    """Remove what preparations write into `output`, the manifest first; other files stay.
+
+    Of a data set that is added to only what no version of it names is removed.
+
+    Raises:
+        UserError: a removal from the data set that is added to is not finished.
+    """
+    if plan.parent is None:
+        tokenizer = [] if keep_tokenizer else [TOKENIZER_FOLDER]
+        names = [*owned_files(output), REMOVAL_WORK, *tokenizer]
+    else:
+        refuse_unfinished(output, (REMOVAL_WORK,))
+        names = stray_files(output)
+    for name in names:
+        storage.remove(storage.join(output, name))
+    remove_work(plan, output)
+
+
+def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str]) -> list[str]:
+    """What differs from the preparation that made the manifest, or that part of it which has the plan's sources."""
+    removed = sorted(manifest.removed_sources.intersection(taken))
+    if removed:
+        return [f"source {name} was removed from it" for name in removed]
+    config = all_configs(manifest)[0] if plan.parent is None else config_of_source(manifest, taken[0])
+    assert config is not None
+    names = {source["name"] for source in config["sources"]}
+    inputs = [file for file in manifest.inputs if file.source in names]
+    theirs = {
+        "tokenizer": manifest.tokenizer.fingerprint,
+        "config": config,
+        "inputs": {file.url: [file.source, file.bytes] for file in inputs},
+    }
+    finished_at = storage.modified_at(storage.join(output, MANIFEST_NAME))
+    fingerprints = {file.url: file.fingerprint for file in inputs}
+    return differences(theirs, description(plan)) or list(rewritten_inputs(plan, fingerprints, finished_at))
+
+
+def _read_plan(url: str) -> dict[str, Any]:
+    try:
+        return json.loads(storage.read_bytes(url))
+    except ValueError as error:
+        raise UserError(
+            f"{storage.redact(url)} is damaged ({error}); run the same command again with --fresh"
+        ) from None
+
+
+def _refusal(output: str, what: str, found: list[str]) -> str:
+    return (
+        f"{storage.redact(output)} {what}: {_listed(found)}. "
+        "Choose another output folder, or begin anew there with --fresh"
+    )
+
+
+def _listed(found: list[str]) -> str:
+    return "; ".join(found[:5]) + (" ..." if len(found) > 5 else "")

@@ -1,0 +1,1 @@
+"""A data set shown to people: statistics, pictures, decoded documents."""

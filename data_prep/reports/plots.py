@@ -1,0 +1,175 @@
+"""Pictures of a data set as PNG files; the one module that knows matplotlib.
+
+Figures are made by matplotlib's objects, without pyplot: no window, no global state. The same statistics give the same
+bytes with the same version of matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from data_prep.data_set.manifest import SourceRecord
+from data_prep.reports.lengths import LengthHistogram
+from data_prep.reports.stats import Statistics
+from data_prep.reports.stats_tables import NUM_FREQUENT_PIECES, fertility
+from data_prep.terminal import printable
+
+_BLUE, _GREY = "#2f6f9f", "#8a8f98"
+_MOST_SOURCES = 30
+_MOST_SHARDS_AS_BARS = 200
+_LABEL_CHARACTERS = 28
+_BINS_AN_OCTAVE = 2
+
+
+def draw_plots(statistics: Statistics) -> dict[str, bytes]:
+    """Every plot as a PNG, by name, in reading order."""
+    plots: dict[str, tuple[str, Callable[[Axes, Statistics], None]]] = {
+        "tokens-by-source": ("Tokens by source", _tokens_by_source),
+        "fertility-by-source": ("Fertility by source", _fertility_by_source),
+        "document-lengths": ("Documents by length", _document_lengths),
+        "sentence-lengths": ("Sentences by length", _sentence_lengths),
+        "drop-reasons": ("Documents left out", _drop_reasons),
+        "frequent-pieces": ("Most frequent pieces", _frequent_pieces),
+        "token-frequencies": ("Token ids by rank", _token_frequencies),
+        "shard-sizes": ("Sizes of the shards", _shard_sizes),
+    }
+    return {name: _drawn(title, draw, statistics) for name, (title, draw) in plots.items()}
+
+
+def _drawn(title: str, draw: Callable[[Axes, Statistics], None], statistics: Statistics) -> bytes:
+    figure = Figure(figsize=(7.2, 4.2), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=12)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e4e6ea", linewidth=0.8)
+    axes.set_axisbelow(True)
+    draw(axes, statistics)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
+    return picture.getvalue()
+
+
+def _tokens_by_source(axes: Axes, statistics: Statistics) -> None:
+    tokens = [(name, float(source.tokens)) for name, source in _named_sources(statistics)]
+    tokens.sort(key=lambda item: -item[1])
+    others = tokens[_MOST_SOURCES:]
+    if others:
+        tokens[_MOST_SOURCES:] = [(f"{len(others):,} others", sum(number for _, number in others))]
+    _bars(axes, tokens, "tokens")
+
+
+def _fertility_by_source(axes: Axes, statistics: Statistics) -> None:
+    rates = [(name, fertility(source)) for name, source in _named_sources(statistics)]
+    known = sorted(((name, rate) for name, rate in rates if rate is not None), key=lambda item: -item[1])
+    # Of very many sources those are of interest that cost most.
+    _bars(axes, known[:_MOST_SOURCES], "tokens a word (words end at spaces)")
+
+
+def _document_lengths(axes: Axes, statistics: Statistics) -> None:
+    _histogram(axes, statistics.document_lengths, "documents")
+
+
+def _sentence_lengths(axes: Axes, statistics: Statistics) -> None:
+    _histogram(axes, statistics.sentence_lengths, "sentences")
+
+
+def _drop_reasons(axes: Axes, statistics: Statistics) -> None:
+    reasons = [
+        (f"{step.name}: {reason}", float(count))
+        for step in statistics.manifest.steps
+        for reason, count in step.dropped.items()
+    ]
+    _bars(axes, reasons, "documents")
+    if not reasons:
+        axes.text(0.5, 0.5, "nothing was left out", transform=axes.transAxes, ha="center", color=_GREY)
+
+
+def _frequent_pieces(axes: Axes, statistics: Statistics) -> None:
+    total = int(statistics.token_counts.sum())
+    tokens = statistics.frequent_tokens(NUM_FREQUENT_PIECES)
+    shares = [(statistics.pieces[token], 100 * int(statistics.token_counts[token]) / total) for token in tokens]
+    names = [piece if _can_be_drawn(piece) else f"id {token}" for (piece, _), token in zip(shares, tokens, strict=True)]
+    _bars(axes, [(name, share) for name, (_, share) in zip(names, shares, strict=True)], "per cent of all tokens")
+
+
+def _token_frequencies(axes: Axes, statistics: Statistics) -> None:
+    counts = np.sort(statistics.token_counts[statistics.token_counts > 0])[::-1]
+    axes.loglog(np.arange(1, len(counts) + 1), counts, color=_BLUE, linewidth=1.6)
+    axes.set_xlabel("rank of the token id")
+    axes.set_ylabel("occurrences")
+
+
+def _shard_sizes(axes: Axes, statistics: Statistics) -> None:
+    train, valid = statistics.manifest.train.shards, statistics.manifest.valid.shards
+    first = 0
+    for split, shards, colour in (("train", train, _BLUE), ("valid", valid, _GREY)):
+        places, sizes = np.arange(first, first + len(shards)), [shard.bytes / 1e6 for shard in shards]
+        if len(train) + len(valid) > _MOST_SHARDS_AS_BARS:
+            axes.plot(places, sizes, ".", color=colour, markersize=3, label=split)
+        else:
+            axes.bar(places, sizes, color=colour, label=split)
+        first += len(shards)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("shards in order, train and valid")
+    axes.set_ylabel("MB")
+    axes.legend(frameon=False)
+
+
+def _histogram(axes: Axes, lengths: LengthHistogram, things: str) -> None:
+    bins = lengths.bins(_BINS_AN_OCTAVE)
+    edges = [*(item.low for item in bins), bins[-1].high + 1] if bins else [1, 2]
+    axes.stairs([item.num for item in bins] or [0], edges, fill=True, color=_BLUE, edgecolor="white")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.axvline(max(1, lengths.percentile(50)), color=_GREY, linestyle="--", linewidth=1)
+    axes.set_xlabel("tokens (dashed: median)")
+    axes.set_ylabel(things)
+
+
+def _bars(axes: Axes, values: Sequence[tuple[str, float]], meaning: str) -> None:
+    """Horizontal bars, the first on top; the figure grows with their number."""
+    assert isinstance(axes.figure, Figure)
+    axes.figure.set_figheight(max(2.2, 1.2 + 0.24 * len(values)))
+    bars = axes.barh(range(len(values)), [value for _, value in values], height=0.7, color=_BLUE)
+    axes.bar_label(bars, [_shown(value) for _, value in values], padding=3, fontsize=8, color="#444")
+    # A dollar sign in a name would begin a formula.
+    axes.set_yticks(range(len(values)), [name for name, _ in values], fontsize=8, parse_math=False)
+    axes.set_ylim(max(len(values), 2) - 0.4, -0.6)
+    axes.margins(x=0.12)
+    axes.grid(axis="y", visible=False)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.set_xlabel(meaning)
+
+
+def _named_sources(statistics: Statistics) -> list[tuple[str, SourceRecord]]:
+    """Sources under names that fit beside a bar: shortened, or a number where the font lacks their script."""
+    named = []
+    for number, source in enumerate(statistics.manifest.sources, 1):
+        name = printable(source.name)
+        if not _can_be_drawn(name):
+            name = f"source {number} of the table"
+        if len(name) > _LABEL_CHARACTERS:
+            name = name[: _LABEL_CHARACTERS - 1] + "\u2026"
+        named.append((name, source))
+    return named
+
+
+def _can_be_drawn(text: str) -> bool:
+    """Whether matplotlib's own font has every character."""
+    font = get_font(findfont(FontProperties()))
+    return all(font.get_char_index(ord(character)) for character in text)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"

@@ -1,0 +1,81 @@
+"""What there is to know of a data set as a whole, gathered from manifest, indexes and token counts."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors.numpy
+
+from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.data_set.shards import read_index
+from data_prep.errors import UserError
+from data_prep.files import storage
+from data_prep.progress import Progress
+from data_prep.reports.lengths import LengthHistogram
+from data_prep.tokenizing.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts, lengths and frequencies of a data set, over both splits.
+
+    Attributes:
+        folder: where it lies, without credentials.
+        document_lengths: in tokens.
+        sentence_lengths: in tokens.
+        token_counts: (vocab_size,) int64 how often each id occurs.
+        pieces: text of each id, with U+2581 for a space.
+    """
+
+    folder: str
+    manifest: Manifest
+    document_lengths: LengthHistogram
+    sentence_lengths: LengthHistogram
+    token_counts: np.ndarray
+    pieces: list[str]
+
+    def frequent_tokens(self, number: int) -> list[int]:
+        """The ids that occur most often, at most `number`, the most frequent first; of equals the lower id first."""
+        order = np.argsort(-self.token_counts, kind="stable")[:number]
+        return [token for token in order.tolist() if self.token_counts[token]]
+
+
+def read_statistics(folder: str) -> Statistics:
+    """Gather the statistics of the data set at `folder`, a path or URL.
+
+    One shard's index is in memory at a time, so that the memory does not grow with the number of documents. Token data
+    is not read.
+
+    Raises:
+        UserError: a file that the manifest names is missing or damaged.
+    """
+    manifest = read_manifest(folder)
+    documents, sentences = LengthHistogram(), LengthHistogram()
+    shards = [*manifest.train.shards, *manifest.valid.shards]
+    with Progress("reading indexes", sum(shard.index.bytes for shard in shards), "MB", 1e6) as progress:
+        for shard in shards:
+            index = read_index(folder, shard)
+            documents.add(index.document_lengths)
+            sentences.add(index.sentence_lengths)
+            progress.add(shard.index.bytes)
+    return Statistics(
+        folder=storage.redact(folder),
+        manifest=manifest,
+        document_lengths=documents,
+        sentence_lengths=sentences,
+        token_counts=_read_token_counts(folder, manifest),
+        pieces=Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER)).pieces,
+    )
+
+
+def _read_token_counts(folder: str, manifest: Manifest) -> np.ndarray:
+    url = storage.join(folder, manifest.token_counts.name)
+    data = storage.read_bytes(url)
+    if hashlib.sha256(data).hexdigest() != manifest.token_counts.sha256:
+        raise UserError(
+            f"{storage.redact(url)} is damaged: its sha256 is not the manifest's; restore it, or make the shards again"
+        )
+    counts = safetensors.numpy.load(data)
+    return counts["train"] + counts["valid"]

@@ -1,0 +1,180 @@
+"""Normalisation of text: what is done to every character before a tokenizer sees it.
+
+The rules are few enough to be written down twice: here, and as regular expressions in tokenizer.json
+(`data_prep.tokenizing.hugging_face`). Character ranges are explicit, so that Python's, Rust's and tomorrow's Unicode
+tables cannot disagree. In order: lone surrogates become U+FFFD; control and invisible formatting characters go (the
+joiners U+200C and U+200D stay, since emoji and several scripts need them); the Unicode form; case and accents where
+asked for; each run of white space, newlines and U+2581 included, becomes one space, and one space is put before the
+text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from data_prep.settings import Settings
+
+METASPACE = "\u2581"
+"""What SentencePiece writes for a space; in a text it counts as one."""
+
+NORMALISATION_VERSION = 1
+"""Raised when any rule below changes: the same settings would then give other ids."""
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+def _ranges(text: str) -> Ranges:
+    """Read `0041-005A 0061` as ((0x41, 0x5A), (0x61, 0x61))."""
+    pairs = (part.partition("-") for part in text.split())
+    return tuple((int(first, 16), int(last or first, 16)) for first, _, last in pairs)
+
+
+REMOVED = _ranges("0000-0008 000E-001B 007F-0084 0086-009F 00AD 200B 200E-200F 202A-202E 2060 2066-2069 FEFF FFF9-FFFB")
+"""Control characters, soft hyphen, zero-width space, word joiner, byte order mark, marks of text direction."""
+
+WHITE_SPACE = _ranges("0009-000D 001C-0020 0085 00A0 1680 2000-200A 2028-2029 202F 205F 2581 3000")
+"""What `str.isspace` calls white space, and the metaspace."""
+
+ACCENTS = _ranges("0300-036F 1AB0-1AFF 1DC0-1DFF 20D0-20FF FE20-FE2F")
+"""Unicode's blocks of combining diacritical marks; the vowel signs of other scripts are letters and stay."""
+
+_INERT = _ranges(
+    "0558 058B-058C 05C8-05C9 07FD 0897-089F 08CA-08D3 09FE 0C3C 0D3B-0D3C 0EBA 1715 1ABF-1AF0 1DF6-1DFA 209D-209F "
+    "32FF A7F1-A7F4 A82C AB69 105C9 105D2 105DA 105E4 10781-10785 10787-107B0 107B2-107BF 10D24-10D27 10D69-10D6D "
+    "10EAB-10EAC 10ECB-10ECF 10EF0-10EFB 10EFD-10EFF 10F46-10F50 10F82-10F85 11070 1133B 11382-11385 1138B 1138E "
+    "11390-11391 113B8 113BB 113C2 113C5 113C7-113C9 113CE-113D0 1145E 11839-1183A 11930 11935 11938 1193D-1193E "
+    "11943 119E0 11A34 11A47 11A99 11D42 11D44-11D45 11D97 11F41-11F42 1611E-16129 1612F 16D63 16D67-16D6A "
+    "16FF0-16FF1 1B123-1B126 1CCD6-1CCF9 1D127-1D128 1D250-1D252 1D25B-1D25C 1D25F 1D280-1D281 1D6A6 1DF95 "
+    "1DFCD-1DFFF 1E030-1E06D 1E08F 1E130-1E136 1E2AE 1E2EC-1E2EF 1E4EC-1E4EF 1E5EE-1E5EF 1E6E3 1E6E6 1E6EE-1E6EF "
+    "1E6F5 1F16C 1FBF0-1FBF9"
+)
+# The tokenizers library normalises by the tables of Unicode 9; these are the characters since then that newer
+# tables reorder, compose or decompose. Both sides leave them as they are.
+
+_LATE_CAPITALS = {
+    **{0x1C89: 0x1C8A, 0xA7CB: 0x264, 0xA7CC: 0xA7CD, 0xA7CE: 0xA7CF, 0xA7D2: 0xA7D3, 0xA7D4: 0xA7D5},
+    **{0xA7DA: 0xA7DB, 0xA7DC: 0x19B, ord("\N{GREEK CAPITAL LETTER SIGMA}"): ord("\N{GREEK SMALL LETTER SIGMA}")},
+    **{capital: capital + 0x20 for capital in range(0x10D50, 0x10D66)},
+    **{capital: capital + 0x1B for capital in range(0x16EA0, 0x16EB9)},
+}
+# Capitals of Unicode 16 and 17, which older Pythons leave as they are, and sigma, which `str.lower` alone treats
+# by its place in the word; the tokenizers library lowers character by character.
+
+
+class Normalisation(Settings):
+    """The choices in the normalisation of text; part of a tokenizer's identity."""
+
+    form: Literal["NFC", "NFKC", "none"] = Field(
+        "NFC", description="Unicode form; NFKC also replaces ligatures, full-width letters and the like by plain ones"
+    )
+    lowercase: bool = Field(False, description="small letters only, for an uncased model")
+    strip_accents: bool = Field(False, description="take the diacritical marks off letters, for an uncased model")
+
+    @model_validator(mode="after")
+    def _accents_need_a_form(self) -> Normalisation:
+        if self.strip_accents and self.form == "none":
+            raise ValueError("strip_accents=true needs a Unicode form; set form to NFC or NFKC")
+        return self
+
+
+def normalise(text: str, normalisation: Normalisation) -> str:
+    """Return the text as tokenizers see it: words with one space before each, or "" if nothing is left."""
+    words = clean(text, normalisation).split()
+    return (b" " + b" ".join(words)).decode() if words else ""
+
+
+def clean_paragraphs(text: str, normalisation: Normalisation) -> list[str]:
+    """Return the paragraphs (parted by blank lines or U+2029), each normalised, without the space before it.
+
+    `normalise(text)` is exactly `"".join(" " + paragraph for paragraph in clean_paragraphs(text))`.
+    """
+    paragraphs = _PARAGRAPH_BREAK.split(clean(text, normalisation))
+    return [b" ".join(words).decode() for words in map(bytes.split, paragraphs) if words]
+
+
+def clean(text: str, normalisation: Normalisation) -> bytes:
+    """Return the text in UTF-8, normalised but for the runs of white space.
+
+    Of white space only spaces and newlines are left; a run with two newlines in it or more parts paragraphs.
+    """
+    data = text.encode("utf-8", "surrogatepass").translate(None, _REMOVED_ASCII)
+    if not text.isascii() and not _is_plain(data, normalisation):
+        data = _clean_thoroughly(data.decode("utf-8", "surrogatepass"), normalisation).encode()
+    elif normalisation.lowercase:
+        data = data.lower()
+    return data.replace(b"\r\n", b"\n").translate(_PLAIN_WHITE_SPACE)
+
+
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which JSON escapes can smuggle in, by U+FFFD; UTF-8 cannot hold them."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
+def character_class(ranges: Ranges) -> str:
+    """Return the ranges as a character class that Python's `re` and Oniguruma read alike."""
+    return "[" + "".join(chr(first) if first == last else f"{chr(first)}-{chr(last)}" for first, last in ranges) + "]"
+
+
+def _is_plain(data: bytes, normalisation: Normalisation) -> bool:
+    """Whether all that is not ASCII in the text stays as it is; true of most texts and soon seen."""
+    if normalisation.lowercase or normalisation.strip_accents:
+        return False
+    plain, altered = _PLAIN[normalisation.form], _ALTERED[normalisation.form]
+    found = set(data.translate(None, _ASCII).decode("utf-8", "surrogatepass"))
+    if found <= plain:
+        return True
+    for character in found - plain:
+        (plain if _stays(character, normalisation.form) else altered).add(character)
+    return altered.isdisjoint(found)
+
+
+def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
+    """Whether the character is neither removed nor white space, and in `form` itself and beside any other such one."""
+    if _REMOVED.match(character) or _RARE_WHITE_SPACE.match(character) or _SURROGATES.match(character):
+        return False
+    # Marks, and the vowels and final consonants of Hangul, may join with what stands before them.
+    joins = unicodedata.category(character)[0] == "M" or "\u1100" <= character <= "\u11ff"
+    return form == "none" or not (
+        joins or character in _INERT_CHARACTERS or unicodedata.normalize(form, character) != character
+    )
+
+
+def _clean_thoroughly(text: str, normalisation: Normalisation) -> str:
+    """Everything but ASCII white space."""
+    cleaned = _in_form(_REMOVED.sub("", replace_surrogates(text)), normalisation.form)
+    if normalisation.lowercase:
+        cleaned = _in_form(cleaned.translate(_LATE_CAPITALS).lower(), normalisation.form)
+    if normalisation.strip_accents:
+        cleaned = _in_form(_ACCENTS.sub("", _in_form(cleaned, "NFD")), normalisation.form)
+    return _RARE_WHITE_SPACE.sub(lambda found: _LINE_BREAKS.get(found[0], " "), cleaned)
+
+
+def _in_form(text: str, form: Literal["NFC", "NFD", "NFKC", "none"]) -> str:
+    if form == "none":
+        return text
+    if _INERT_CHARACTERS.isdisjoint(text):  # ten times as fast as the pattern
+        return unicodedata.normalize(form, text)
+    parts = _INERT_CHARACTER.split(text)
+    parts[::2] = [unicodedata.normalize(form, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+_ASCII = bytes(range(128))
+_REMOVED = re.compile(character_class(REMOVED))
+_REMOVED_ASCII = bytes(byte for byte in range(128) if _REMOVED.match(chr(byte)))
+_PLAIN_WHITE_SPACE = bytes.maketrans(b"\r\x0b\x0c\t\x1c\x1d\x1e\x1f", b"\n\n\n     ")
+_RARE_WHITE_SPACE = re.compile(character_class(tuple(pair for pair in WHITE_SPACE if pair[0] >= 0x80)))
+_LINE_BREAKS = {"\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_ACCENTS = re.compile(character_class(ACCENTS))
+_INERT_CHARACTER = re.compile(f"({character_class(_INERT)})")
+_INERT_CHARACTERS = frozenset(chr(number) for first, last in _INERT for number in range(first, last + 1))
+_PARAGRAPH_BREAK = re.compile(rb"\n *\n[ \n]*")
+
+# What `_stays` has said of characters, by Unicode form; no more than Unicode has.
+_PLAIN: dict[str, set[str]] = {"NFC": set(), "NFKC": set(), "none": set()}
+_ALTERED: dict[str, set[str]] = {"NFC": set(), "NFKC": set(), "none": set()}

@@ -1,0 +1,118 @@
+"""Normalising many texts at once: their bytes in a row, and where documents and paragraphs begin.
+
+It gives what `cleaning.normalise` and `clean_paragraphs` give, several times as fast: white space is seen to
+by numpy over many documents together. A long text is worked through in pieces, so memory is bounded by its own bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.text.cleaning import Normalisation, clean
+
+_PIECE_CHARACTERS = 1 << 17  # numpy's arrays of a piece then stay in a core's own cache
+_CUT = re.compile("[!-~] [!-~]")  # a space that is surely no part of a paragraph break, nor met by a combining mark
+_SPACE, _NEWLINE = b" \n"
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Normalised texts in a row; every word has one space before it.
+
+    Attributes:
+        data: all texts, UTF-8.
+        document_starts: (D + 1,) int64 offsets of the documents in `data`, and its end; an empty one has no bytes.
+        paragraph_starts: (P,) int64 offsets of the paragraphs, each at a space; a document begins with one.
+    """
+
+    data: bytes
+    document_starts: np.ndarray
+    paragraph_starts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.document_starts) - 1
+
+    def document(self, number: int) -> bytes:
+        return self.data[self.document_starts[number] : self.document_starts[number + 1]]
+
+    def select(self, kept: np.ndarray) -> TextBatch:
+        """The documents of a mask (D,) alone."""
+        if kept.all():
+            return self
+        lengths = np.diff(self.document_starts)
+        gone_before = np.cumsum(np.where(kept, 0, lengths)) - np.where(kept, 0, lengths)
+        owners = np.searchsorted(self.document_starts, self.paragraph_starts, "right") - 1
+        stays = kept[owners]
+        return TextBatch(
+            b"".join([self.document(number) for number in np.flatnonzero(kept).tolist()]),
+            np.concatenate(([0], np.cumsum(lengths[kept]))),
+            self.paragraph_starts[stays] - gone_before[owners[stays]],
+        )
+
+
+def normalise_batch(texts: Sequence[str], normalisation: Normalisation) -> TextBatch:
+    """Normalise the texts of documents, in order."""
+    parts: list[bytes] = []
+    document_starts, paragraph_starts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    offset = 0
+    for pieces, begins in _groups(texts):
+        data, piece_starts, paragraphs = _join([clean(piece, normalisation) for piece in pieces], begins)
+        parts.append(data)
+        document_starts.append(piece_starts[np.array(begins)] + offset)
+        paragraph_starts.append(paragraphs + offset)
+        offset += len(data)
+    return TextBatch(b"".join(parts), np.concatenate([*document_starts, [offset]]), np.concatenate(paragraph_starts))
+
+
+def _groups(texts: Sequence[str]) -> Iterator[tuple[list[str], list[bool]]]:
+    """Pieces of about a size, and of each whether a document begins with it."""
+    pieces: list[str] = []
+    begins: list[bool] = []
+    characters = 0
+    for text in texts:
+        for number, piece in enumerate(pieces_of_text(text)):
+            pieces.append(piece)
+            begins.append(number == 0)
+            characters += len(piece)
+            if characters >= _PIECE_CHARACTERS:
+                yield pieces, begins
+                pieces, begins, characters = [], [], 0
+    if pieces:
+        yield pieces, begins
+
+
+def pieces_of_text(text: str) -> Iterator[str]:
+    """The text, a long one in pieces, each but the first beginning with a space between two ASCII words."""
+    start = 0
+    while len(text) - start > _PIECE_CHARACTERS and (cut := _CUT.search(text, start + _PIECE_CHARACTERS)):
+        yield text[start : cut.start() + 1]
+        start = cut.start() + 1
+    yield text[start:] if start else text
+
+
+def _join(pieces: Sequence[bytes], begins: Sequence[bool]) -> tuple[bytes, np.ndarray, np.ndarray]:
+    """Make each run of white space one space; returns the text and the offsets of its pieces and paragraphs."""
+    # A blank line before each document: a paragraph begins with it. Other pieces begin with a space of their own.
+    parts = [b"\n\n" + piece if begin else piece for piece, begin in zip(pieces, begins, strict=True)]
+    buffer = np.frombuffer(b"".join(parts), np.uint8)
+    is_space = buffer <= _SPACE
+    is_kept = np.ones(len(buffer), bool)
+    np.logical_and(is_space[1:], is_space[:-1], out=is_kept[1:])
+    np.logical_not(is_kept[1:], out=is_kept[1:])
+    kept = np.flatnonzero(is_kept)
+    text = buffer[kept]
+    text[text == _NEWLINE] = _SPACE
+    if is_space[-1]:
+        text = text[:-1]
+    # Bytes of one run all lead to the one space that is left of it.
+    newlines = np.searchsorted(kept, np.flatnonzero(buffer == _NEWLINE), "right") - 1
+    is_second = np.append(newlines, -1)[1:] == newlines
+    is_second[1:] &= ~is_second[:-1]
+    paragraphs = newlines[is_second]
+    lengths = np.array([len(part) for part in parts])
+    piece_starts = np.searchsorted(kept, np.cumsum(lengths) - lengths, "right") - 1
+    return text.tobytes(), piece_starts, paragraphs[paragraphs < len(text)]

@@ -1,0 +1,173 @@
+"""A tokenizer that came with a checkpoint: tokenizer.json, which does to a raw text all that is to be done.
+
+Text is encoded by the `tokenizers` library as it was written, normalisation is the tokenizer's own, and so are the ids
+of the special tokens, which tokenizer_config.json and special_tokens_map.json name. A literal "[MASK]" in a text is
+ordinary characters, as everywhere in preparation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+
+from data_prep.errors import UserError
+from data_prep.files import storage
+from data_prep.text.cleaning import Normalisation, replace_surrogates
+from data_prep.text.text_batch import pieces_of_text
+from data_prep.tokenizing.foreign_files import (
+    TOKENIZER_NAME,
+    fingerprint_of,
+    read_files,
+    read_special_tokens,
+    vocabulary_of,
+)
+from data_prep.tokenizing.tokenizer import MODEL_NAME, Tokenizer
+from data_prep.tokenizing.tokenizer_info import INFO_NAME, TokenizerInfo
+
+
+class EncodedText(NamedTuple):
+    """The ids of a text, and for each the first character behind those it stands for."""
+
+    ids: np.ndarray
+    """(num_tokens,) token_dtype."""
+    stops: np.ndarray
+    """(num_tokens,) int64, never falling."""
+
+
+def is_foreign(url: str) -> bool:
+    """Whether the folder holds a foreign tokenizer: one that says so, or tokenizer.json without one of ours."""
+    info = TokenizerInfo.read(url)
+    if info is not None:
+        return info.kind == "hugging_face"
+    return storage.exists(storage.join(url, TOKENIZER_NAME)) and not storage.exists(storage.join(url, MODEL_NAME))
+
+
+class ForeignTokenizer(Tokenizer):
+    """Turns raw text into the ids that the checkpoint it came with was trained on."""
+
+    def __init__(self, url: str, info: TokenizerInfo, files: dict[str, bytes], encoder: tokenizers.Tokenizer) -> None:
+        """Use `Tokenizer.load`."""
+        vocabulary, shown = vocabulary_of(encoder, info.special_tokens, info.vocab_size)
+        # Only for the hash that finds duplicates: no id depends on it.
+        self._describe(Path(url), info, url, Normalisation(), vocabulary, shown)
+        self._files = files
+        self._encoder = encoder
+
+    @classmethod
+    def open(cls, url: str) -> ForeignTokenizer:
+        """Read the tokenizer's files, no others: the folder may hold the weights of a model.
+
+        Raises:
+            UserError: a file is damaged, is not the one that the folder says, or the special tokens are not those of an
+                encoder.
+        """
+        # A process is one core's worth of work; many of them work beside each other.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        files = read_files(url)
+        where = storage.redact(url)
+        try:
+            encoder = tokenizers.Tokenizer.from_str(files[TOKENIZER_NAME].decode())
+        except Exception as error:  # the library raises bare exceptions
+            path = storage.join(where, TOKENIZER_NAME)
+            raise UserError(f"{path} cannot be read as a tokenizer ({error}); copy it again") from None
+        encoder.no_truncation()
+        encoder.no_padding()
+        special_tokens = read_special_tokens(encoder, files, where)
+        encoder.encode_special_tokens = True
+        found = TokenizerInfo(
+            format_version=1,
+            fingerprint=fingerprint_of(files, special_tokens),
+            vocab_size=max(encoder.get_vocab(with_added_tokens=True).values()) + 1,
+            settings=None,
+            inputs={},
+            libraries={"tokenizers": tokenizers.__version__},
+            files={name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+            kind="hugging_face",
+            special_tokens=special_tokens,
+        )
+        said = TokenizerInfo.read(url)
+        if said is not None and said.fingerprint != found.fingerprint:
+            raise UserError(
+                f"{where} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found.fingerprint}, not "
+                f"{said.fingerprint}; a file of it was changed, copy the whole folder again"
+            )
+        tokenizer = cls(url, said or found, files, encoder)
+        tokenizer._check_literals(where)
+        return tokenizer
+
+    def write_files(self, folder: str | Path) -> None:
+        """Write the tokenizer's files and, last, what makes the folder one of ours."""
+        for name, data in self._files.items():
+            storage.write_bytes(storage.join(folder, name), data)
+        self.info.write(folder)
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """Return the ids of a raw text, (num_tokens,) token_dtype; a lone surrogate counts as U+FFFD."""
+        return self.encode_texts([text])[0].ids
+
+    def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Encode raw texts; long ones in pieces, so that memory is bounded by the text.
+
+        They are cut before a space between ASCII words, where the pre-tokenizers of encoders cut too; the space begins
+        the second piece, as it begins the word for a byte-level vocabulary.
+        """
+        pieces = [list(pieces_of_text(replace_surrogates(text))) for text in texts]
+        encoded = iter(self._encoder.encode_batch([piece for own in pieces for piece in own], add_special_tokens=False))
+        return [self._joined([(len(piece), next(encoded)) for piece in own]) for own in pieces]
+
+    def encode_marked(self, text: str) -> list[int]:
+        """The ids of a text in which "[MASK]" and the like are the special tokens, as transformers takes them."""
+        self._encoder.encode_special_tokens = False
+        try:
+            return list(self._encoder.encode(text, add_special_tokens=False).ids)
+        finally:
+            self._encoder.encode_special_tokens = True
+
+    def encode(self, normalised_text: str) -> np.ndarray:
+        """As `encode_text`: what is normalised here is raw to this tokenizer."""
+        return self.encode_text(normalised_text)
+
+    def encode_many(self, normalised_texts: list[str]) -> list[np.ndarray]:
+        return [encoded.ids for encoded in self.encode_texts(normalised_texts)]
+
+    def encode_bytes(self, normalised: bytes) -> np.ndarray:
+        return self.encode_text(normalised.decode())
+
+    def _joined(self, pieces: list[tuple[int, tokenizers.Encoding]]) -> EncodedText:
+        ids, stops = [np.zeros(0, self.token_dtype)], [np.zeros(0, np.int64)]
+        position = 0
+        for num_characters, encoding in pieces:
+            ids.append(np.array(encoding.ids, self.token_dtype))
+            stops.append(np.array([stop for _, stop in encoding.offsets], np.int64) + position)
+            position += num_characters
+        # The second half of a character's bytes has the offsets of the first.
+        return EncodedText(np.concatenate(ids), np.maximum.accumulate(np.concatenate(stops)))
+
+    def _check_literals(self, where: str) -> None:
+        """Refuse a tokenizer that would take the name of a special token in a text for the token."""
+        special_tokens = self.special_tokens
+        for token_id in (special_tokens.pad, special_tokens.cls, special_tokens.sep, special_tokens.mask):
+            name = self.vocabulary[token_id].text
+            for text in (name, f"a {name} b", f"a{name}b"):
+                if np.isin(self.encode_text(text), special_tokens.never_in_text).any():
+                    raise UserError(
+                        f"{where} turns the characters {name!r} in a text into its special token of that name, so any "
+                        f"text could hold it; let its pre-tokenizer part them, as BertPreTokenizer does"
+                    )
+
+
+def copy_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
+    """Write the tokenizer's files into `folder`; its information file, which makes the folder one, last."""
+    storage.remove(folder)
+    if isinstance(tokenizer, ForeignTokenizer):
+        tokenizer.write_files(folder)
+        return
+    files = [path for path in Path(tokenizer.folder).iterdir() if path.is_file() and not path.name.startswith(".")]
+    for path in sorted(files, key=lambda path: (path.name == INFO_NAME, path.name)):
+        storage.write_bytes(storage.join(folder, path.name), storage.read_bytes(path))

@@ -1,0 +1,270 @@
+"""Drawing the sample of a whole corpus over all cores: every input unit gives its own sample, and these are merged.
+
+What a unit gives goes through a file, one JSON line a document, so that neither a worker nor the way back holds
+texts in memory. The result is the same for the same texts, settings and seed, whatever the units and their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from data_prep.config import DocumentSettings, PreparationConfig
+from data_prep.errors import UsageError, UserError
+from data_prep.files import storage
+from data_prep.inputs.documents import BadInput, DocumentReader
+from data_prep.inputs.input_units import InputUnit
+from data_prep.preparing.executors import run_units
+from data_prep.progress import Progress
+from data_prep.text.cleaning import clean_paragraphs
+from data_prep.text.sentences import check_language
+from data_prep.tokenizing.bounded_choice import EVEN, Choice, key_of, tempering
+from data_prep.tokenizing.tokenizer_info import TokenizerSettings
+from data_prep.tokenizing.training_sample import HeldOut, HeldOutDocument, TrainingSample, hash_of
+
+UNKNOWN_LANGUAGE = "unknown"
+LIMIT_NAME = "limit"
+
+_CHOSEN, _HELD_OUT = "chosen", "held out"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """An input unit to draw from, with all that this takes."""
+
+    number: int
+    unit: InputUnit
+    source: str
+    language: str
+    text_field: str | None
+    documents: DocumentSettings
+    settings: TokenizerSettings
+    multipliers: dict[str, int] | None
+    """As `tempering` gives them, by source or language; None where all are alike."""
+    work_folder: str
+    """Local; where the unit's documents are written to, and where `LIMIT_NAME` may say how few are still needed."""
+
+
+@dataclass
+class CorpusCounts:
+    """What was read: documents and bytes of text by (source, language), and what was left out by (source, reason)."""
+
+    documents: Counter[tuple[str, str]] = field(default_factory=Counter)
+    text_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, other: CorpusCounts) -> None:
+        self.documents.update(other.documents)
+        self.text_bytes.update(other.text_bytes)
+        self.dropped.update(other.dropped)
+        self.warnings.extend(other.warnings)
+
+    def bytes_by(self, kind: str) -> Counter[str]:
+        """Bytes of text by "source" or by "language"."""
+        counts: Counter[str] = Counter()
+        for key, num_bytes in self.text_bytes.items():
+            counts[key[("source", "language").index(kind)]] += num_bytes
+        return counts
+
+
+def draw_sample(
+    config: PreparationConfig, units: Sequence[InputUnit], work_folder: str | Path, num_workers: int
+) -> tuple[TrainingSample, CorpusCounts]:
+    """Read all units; return the sample that `config.tokenizer` asks for, and what the corpus is made of.
+
+    With `sampling_alpha` below 1 everything is read twice: first to learn the shares. `work_folder` is local, emptied
+    first and removed at the end.
+
+    Raises:
+        UserError: input is bad and the policy is `error`, or the disk is full.
+    """
+    work = Path(work_folder)
+    shutil.rmtree(work, ignore_errors=True)
+    settings = config.tokenizer
+    tasks = [_task(config, number, unit, work) for number, unit in enumerate(units)]
+    multipliers = None
+    if settings.sampling_alpha < 1:
+        shares = CorpusCounts()
+        for counts in _run("counting", count_unit, tasks, num_workers):
+            shares.add(counts)
+        multipliers = tempering(shares.bytes_by(settings.sampling_by), settings.sampling_alpha)
+        tasks = [replace(task, multipliers=multipliers) for task in tasks]
+    sample, totals = TrainingSample(settings.sample_bytes, settings.seed), CorpusCounts()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, work, ignore_errors=True)
+        with _writing(work):
+            work.mkdir(parents=True)
+        for counts, path in _run("sampling", sample_unit, tasks, num_workers):
+            totals.add(counts)
+            for warning in counts.warnings:
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
+            before = sample.choice.limit
+            for kind, document_hash, source, language, text in _documents(path):
+                if kind == _HELD_OUT:
+                    sample.held_out_documents.add(HeldOutDocument(document_hash, source, language, text))
+                else:
+                    multiplier = _multiplier(multipliers, settings.sampling_by, source, language)
+                    sample.add_text(document_hash, source, language, text, multiplier)
+            os.remove(path)
+            if sample.choice.limit != before:
+                storage.write_bytes(work / LIMIT_NAME, str(sample.choice.limit).encode())
+    return sample, totals
+
+
+def count_unit(task: SampleTask) -> CorpusCounts:
+    """Count the unit's documents and bytes; nothing of a file that turns out damaged."""
+    return _read(task, lambda language, text: None)
+
+
+def sample_unit(task: SampleTask) -> tuple[CorpusCounts, str]:
+    """Write the unit's sample and held-out documents to a file of the work folder; returns the counts and its path.
+
+    The file holds at least what of the unit is in the sample of the corpus; nothing where it turns out damaged.
+    """
+    # A unit may be done twice at once, where a killed pool's other workers take a moment to end.
+    path = Path(task.work_folder) / f"unit-{task.number:06d}-{os.getpid()}.jsonl"
+    with _writing(path), open(path, "w", encoding="utf-8") as file:
+        counts = _read(task, _Writer(task, file).add)
+        if counts.warnings:
+            file.seek(0)
+            file.truncate()
+    return counts, str(path)
+
+
+class _Writer:
+    """Writes the documents that may be in the sample, and at the end those that are held out."""
+
+    def __init__(self, task: SampleTask, file: TextIO) -> None:
+        self._task, self._file = task, file
+        self._choice = Choice(task.settings.sample_bytes, _known_limit(task.work_folder))
+        self._held_out = HeldOut()
+
+    def add(self, language: str, text: str) -> None:
+        """Offer a cleaned text; of a held-out one the beginning is written whenever it becomes one."""
+        task = self._task
+        document_hash = hash_of(text, task.settings.seed)
+        multiplier = _multiplier(task.multipliers, task.settings.sampling_by, task.source, language)
+        num_bytes = len(text) if text.isascii() else len(text.encode())
+        key = key_of(document_hash, multiplier)
+        taken, _ = self._choice.offer(document_hash, key, min(num_bytes, task.settings.sample_bytes))
+        if taken:
+            self._write(_CHOSEN, document_hash, language, text)
+        kept = self._held_out.add(HeldOutDocument(document_hash, task.source, language, text))
+        if kept is not None:
+            self._write(_HELD_OUT, document_hash, language, kept.text)
+
+    def _write(self, kind: str, document_hash: int, language: str, text: str) -> None:
+        values = [kind, document_hash, self._task.source, language, text]
+        self._file.write(json.dumps(values, ensure_ascii=False) + "\n")
+
+
+def _task(config: PreparationConfig, number: int, unit: InputUnit, work: Path) -> SampleTask:
+    source = config.sources[unit.source]
+    return SampleTask(
+        number,
+        unit,
+        source.name,
+        source.language or config.documents.language,
+        source.text_field,
+        config.documents,
+        config.tokenizer,
+        None,
+        str(work),
+    )
+
+
+def _run(
+    title: str, function: Callable[[SampleTask], Result], tasks: Sequence[SampleTask], num_workers: int
+) -> Iterator[Result]:
+    with Progress(title, sum(task.unit.bytes for task in tasks), "MB", 1e6) as progress:
+        for task, result in run_units(function, tasks, num_workers):
+            yield result
+            progress.add(task.unit.bytes)
+
+
+def _known_limit(work_folder: str) -> int | None:
+    """The key from which on no document is needed, as far as was known when the unit was begun."""
+    try:
+        return int((Path(work_folder) / LIMIT_NAME).read_text())
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); the sample needs about tokenizer.sample_bytes of space "
+            "for each worker: free some, or choose another output"
+        ) from None
+
+
+def _documents(path: str) -> Iterator[tuple[str, int, str, str, str]]:
+    """What a unit wrote: (kind, hash, source, language, text)."""
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _multiplier(multipliers: dict[str, int] | None, sampling_by: str, source: str, language: str) -> int:
+    return EVEN if multipliers is None else multipliers[language if sampling_by == "language" else source]
+
+
+def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
+    """Give every cleaned document of the unit, with its language, to `take`, and count."""
+    counts = CorpusCounts()
+    settings = task.documents
+    reader = DocumentReader(task.unit, settings, task.text_field)
+    try:
+        for text, own_language in reader:
+            language = language_label(own_language or task.language)
+            cleaned = "\n".join(clean_paragraphs(text, task.settings.normalisation))
+            reason = _why_dropped(cleaned, settings)
+            if reason is not None:
+                counts.dropped[task.source, reason] += 1
+                continue
+            counts.documents[task.source, language] += 1
+            counts.text_bytes[task.source, language] += len(cleaned) if cleaned.isascii() else len(cleaned.encode())
+            take(language, cleaned)
+    except BadInput as error:
+        if settings.on_bad_input == "error":
+            raise
+        return CorpusCounts(dropped=Counter({(task.source, error.reason): 1}), warnings=[str(error)])
+    counts.dropped.update({(task.source, reason): count for reason, count in reader.dropped.items()})
+    return counts
+
+
+def _why_dropped(cleaned: str, settings: DocumentSettings) -> str | None:
+    if not cleaned:
+        return "empty"
+    if len(cleaned) < settings.min_document_characters:
+        return "too short"
+    if settings.max_document_characters is not None and len(cleaned) > settings.max_document_characters:
+        return "too long"
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def language_label(language: str) -> str:
+    """The code without its region, such as en of en-GB; "unknown" for what is no language."""
+    code = re.split("[-_]", language.strip().lower(), maxsplit=1)[0]
+    try:
+        check_language(code)
+    except UsageError:
+        return UNKNOWN_LANGUAGE
+    return code

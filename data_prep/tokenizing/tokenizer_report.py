@@ -1,0 +1,220 @@
+"""How a tokenizer does on held-out text, by source and language: tokenizer_report.json, and the same as lines.
+
+Fertility is tokens a word (Rust et al. 2021, section 3.1), and means little in scripts that write no spaces: so
+tokens a character stand beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from data_prep.errors import UserError
+from data_prep.files import storage
+from data_prep.text.cleaning import normalise
+from data_prep.tokenizing.sampling import CorpusCounts
+from data_prep.tokenizing.special_tokens import UNK_TOKEN_ID
+from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.tokenizing.training_sample import HeldOutDocument, TrainingSample
+
+REPORT_NAME = "tokenizer_report.json"
+
+_LONGEST_PIECES = 12
+_EXAMPLE_CHARACTERS = 100
+_EXAMPLES = 6
+
+
+class GroupReport(BaseModel):
+    """What is measured of a source or a language; counts are of its held-out text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    documents: int
+    text_bytes: int
+    characters: int = Field(description="without spaces")
+    words: int = Field(description="what stands between spaces")
+    tokens: int
+    byte_tokens: int = Field(description="tokens that are a byte of a character outside the vocabulary")
+    unknown_tokens: int
+    corpus_share: float | None = Field(None, description="share of the text of the whole corpus, in bytes")
+    sample_share: float | None = Field(None, description="share of the text that was learned from")
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.text_bytes / max(1, self.tokens)
+
+    @property
+    def tokens_per_word(self) -> float:
+        return self.tokens / max(1, self.words)
+
+    @property
+    def tokens_per_character(self) -> float:
+        return self.tokens / max(1, self.characters)
+
+
+class TokenizerReport(BaseModel):
+    """The report of a tokenizer; tokenizer_report.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fingerprint: str
+    vocab_size: int
+    sample_documents: int
+    sample_bytes: int
+    corpus_documents: int
+    corpus_bytes: int
+    held_out_in_sample: int = Field(description="documents measured on that were also learned from, for want of others")
+    pieces_used: float = Field(description="share of the vocabulary that the held-out text uses")
+    everything: GroupReport
+    sources: dict[str, GroupReport]
+    languages: dict[str, GroupReport]
+    longest_pieces: list[str]
+    examples: list[list[str]] = Field(description="the pieces of some beginnings of documents")
+    dropped: dict[str, dict[str, int]] = Field(description="documents or files left out, by source and reason")
+
+
+def measure(
+    tokenizer: Tokenizer, sample: TrainingSample, counts: CorpusCounts, held_out: Sequence[HeldOutDocument]
+) -> TokenizerReport:
+    """Measure the tokenizer on the held-out documents of the sample."""
+    texts = [normalise(document.text, tokenizer.normalisation) for document in held_out]
+    tokens = tokenizer.encode_many(texts)
+    is_byte = np.array([piece.kind == "byte" for piece in tokenizer.vocabulary])
+    measured = [_measured(text, ids, is_byte) for text, ids in zip(texts, tokens, strict=True)]
+    dropped: dict[str, dict[str, int]] = {}
+    for (source, reason), count in sorted(counts.dropped.items()):
+        dropped.setdefault(source, {})[reason] = count
+
+    def grouped(kind: str) -> dict[str, GroupReport]:
+        corpus, chosen = counts.bytes_by(kind), sample.bytes_by(kind)
+        names = [getattr(document, kind) for document in held_out]
+        return {
+            name: _total(
+                [item for item, of in zip(measured, names, strict=True) if of == name],
+                corpus_share=round(corpus[name] / max(1, corpus.total()), 6),
+                sample_share=round(chosen[name] / max(1, chosen.total()), 6),
+            )
+            for name in sorted({*names, *corpus})
+        }
+
+    used = np.unique(np.concatenate(tokens)) if tokens else np.empty(0)
+    longest = sorted((p.text for p in tokenizer.vocabulary if p.kind == "normal"), key=lambda text: (-len(text), text))
+    return TokenizerReport(
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        sample_documents=sample.num_documents,
+        sample_bytes=sample.num_bytes,
+        corpus_documents=counts.documents.total(),
+        corpus_bytes=counts.text_bytes.total(),
+        held_out_in_sample=sum(document.document_hash in sample.choice for document in held_out),
+        pieces_used=round(len(used) / tokenizer.vocab_size, 4),
+        everything=_total(measured),
+        sources=grouped("source"),
+        languages=grouped("language"),
+        longest_pieces=longest[:_LONGEST_PIECES],
+        examples=[_example(tokenizer, text) for text in _some_of_each(held_out, texts)],
+        dropped=dropped,
+    )
+
+
+def write_report(report: TokenizerReport, folder: str | Path) -> None:
+    """Write tokenizer_report.json."""
+    text = json.dumps(report.model_dump(mode="json"), indent=1, ensure_ascii=False)
+    storage.write_bytes(storage.join(folder, REPORT_NAME), (text + "\n").encode())
+
+
+def read_report(folder: str | Path) -> TokenizerReport | None:
+    """Read tokenizer_report.json; None where there is none, as in tokenizers of earlier releases.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    url = storage.join(folder, REPORT_NAME)
+    if not storage.exists(url):
+        return None
+    try:
+        return TokenizerReport.model_validate_json(storage.read_bytes(url))
+    except ValidationError as error:
+        raise UserError(f"{storage.redact(url)} is damaged ({error.errors()[0]['msg']}); copy it again") from None
+
+
+def report_lines(report: TokenizerReport) -> Iterator[str]:
+    """Describe the tokenizer, a line each."""
+    everything = report.everything
+    inside = f", {report.held_out_in_sample:,} of them learned from too" if report.held_out_in_sample else ", unseen"
+    yield f"fingerprint         {report.fingerprint}"
+    yield f"pieces              {report.vocab_size:,}, of which this text uses {report.pieces_used:.1%}"
+    yield (
+        f"learned from        {report.sample_documents:,} documents, {report.sample_bytes / 1e6:.2f} MB, of "
+        f"{report.corpus_documents:,} documents, {report.corpus_bytes / 1e6:.2f} MB"
+    )
+    yield f"measured on         {everything.documents:,} documents, {everything.text_bytes / 1e6:.2f} MB{inside}"
+    yield ""
+    yield (
+        f"{'':<24}{'bytes':>8}{'tokens':>9}{'tokens a':>11}{'unknown':>10}{'single':>10}{'share of':>12}{'in the':>9}"
+    )
+    yield f"{'':<24}{'a token':>8}{'a word':>9}{'character':>11}{'':>10}{'bytes':>10}{'the corpus':>12}{'sample':>9}"
+    yield _row("everything", everything)
+    if len(report.sources) > 1:
+        yield from ("", "by source", *(_row(f"  {name}", group) for name, group in report.sources.items()))
+    if len(report.languages) > 1:
+        yield from ("", "by language", *(_row(f"  {name}", group) for name, group in report.languages.items()))
+    yield ""
+    yield f"longest pieces      {'  '.join(report.longest_pieces)}"
+    for source, reasons in report.dropped.items():
+        yield f"left out of {source}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+    yield ""
+    for pieces in report.examples:
+        yield f"  {' '.join(pieces)}"
+
+
+def _measured(text: str, ids: np.ndarray, is_byte: np.ndarray) -> GroupReport:
+    words = text.count(" ")
+    return GroupReport(
+        documents=1,
+        text_bytes=len(text.encode()),
+        characters=len(text) - words,
+        words=words,
+        tokens=len(ids),
+        byte_tokens=int(is_byte[ids].sum()),
+        unknown_tokens=int((ids == UNK_TOKEN_ID).sum()),
+    )
+
+
+def _total(
+    measured: Sequence[GroupReport], corpus_share: float | None = None, sample_share: float | None = None
+) -> GroupReport:
+    counts: Counter[str] = Counter()
+    for item in measured:
+        counts.update(item.model_dump(exclude={"corpus_share", "sample_share"}))
+    names = [name for name in GroupReport.model_fields if not name.endswith("_share")]
+    return GroupReport(**{name: counts[name] for name in names}, corpus_share=corpus_share, sample_share=sample_share)
+
+
+def _row(name: str, group: GroupReport) -> str:
+    tokens = max(1, group.tokens)
+    shares = (group.corpus_share, group.sample_share)
+    shown = [f"{share:.2%}" if share is not None else "" for share in shares]
+    return (
+        f"{name:<24}{group.bytes_per_token:>8.2f}{group.tokens_per_word:>9.3f}{group.tokens_per_character:>11.3f}"
+        f"{group.unknown_tokens / tokens:>10.4%}{group.byte_tokens / tokens:>10.4%}{shown[0]:>12}{shown[1]:>9}"
+    ).rstrip()
+
+
+def _some_of_each(held_out: Sequence[HeldOutDocument], texts: Sequence[str]) -> list[str]:
+    """Texts of all sources and languages in turn, `_EXAMPLES` if there are so many."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for document, text in zip(held_out, texts, strict=True):
+        groups.setdefault((document.source, document.language), []).append(text)
+    in_turn = [text for texts_in_turn in zip_longest(*groups.values()) for text in texts_in_turn if text is not None]
+    return in_turn[:_EXAMPLES]
+
+
+def _example(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [tokenizer.vocabulary[number].text for number in tokenizer.encode(text[:_EXAMPLE_CHARACTERS]).tolist()]

@@ -1,0 +1,153 @@
+"""The documents a tokenizer learns from: a fair, bounded sample that depends on neither their order nor the machine.
+
+A few documents outside it are kept too, to try the finished tokenizer on text it has not seen.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import xxhash
+
+from data_prep.tokenizing.bounded_choice import EVEN, Choice, key_of
+
+MAX_LINE_BYTES = 4_192
+"""SentencePiece's trainer silently drops longer lines."""
+
+_RESERVED_CHARACTER = "\u2585"
+"""SentencePiece's trainer silently drops lines that hold it."""
+
+
+class HeldOutDocument(NamedTuple):
+    """The beginning of a document by which the finished tokenizer is judged."""
+
+    document_hash: int
+    source: str
+    language: str
+    text: str
+
+
+class HeldOut:
+    """Keeps the beginnings of some documents of every source, those with the largest hashes: far from the sample."""
+
+    def __init__(self, max_documents: int = 300, max_characters: int = 6_000) -> None:
+        """`max_documents` is of each source, `max_characters` of each document."""
+        self._max_documents, self._max_characters = max_documents, max_characters
+        self._heaps: dict[str, list[HeldOutDocument]] = {}
+
+    def add(self, document: HeldOutDocument) -> HeldOutDocument | None:
+        """Offer a document; returns its beginning where it is kept for now."""
+        heap = self._heaps.setdefault(document.source, [])
+        if len(heap) >= self._max_documents and document.document_hash <= heap[0].document_hash:
+            return None
+        document = document._replace(text=document.text[: self._max_characters])
+        if document in heap:
+            return None
+        heapq.heappush(heap, document)
+        if len(heap) > self._max_documents:
+            heapq.heappop(heap)
+        return document
+
+    def documents(self) -> Iterator[HeldOutDocument]:
+        """Yield them by source, the largest hash first."""
+        for source in sorted(self._heaps):
+            yield from sorted(self._heaps[source], reverse=True)
+
+
+class TrainingSample:
+    """The sample of a whole corpus, with its texts; samples of parts are added document by document."""
+
+    def __init__(self, sample_bytes: int, seed: int) -> None:
+        self._sample_bytes, self._seed = sample_bytes, seed
+        self._texts: dict[int, tuple[bytes, str, str]] = {}
+        self.choice = Choice(sample_bytes)
+        self.held_out_documents = HeldOut()
+
+    @property
+    def num_documents(self) -> int:
+        return len(self._texts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of text, at most the budget."""
+        return min(self.choice.num_bytes, self._sample_bytes)
+
+    def add(self, paragraphs: list[str], source: str = "", language: str = "") -> None:
+        """Offer a document, cleaned; one that was offered before does not count again."""
+        text = "\n".join(paragraphs)
+        document_hash = hash_of(text, self._seed)
+        self.add_text(document_hash, source, language, text)
+        self.held_out_documents.add(HeldOutDocument(document_hash, source, language, text))
+
+    def add_text(self, document_hash: int, source: str, language: str, text: str, multiplier: int = EVEN) -> None:
+        """Offer a cleaned text whose hash is known; the multiplier is that of its group by `tempering`."""
+        encoded = text.encode()[: self._sample_bytes]
+        key = key_of(document_hash, multiplier)
+        names = [(source, language)]
+        if self.choice.key(document_hash) == key:  # the same text again, maybe from another source: the first by name
+            names.append(self._texts[document_hash][1:])
+        taken, left = self.choice.offer(document_hash, key, len(encoded))
+        if taken or len(names) > 1:
+            self._texts[document_hash] = encoded, *min(names)
+        for other in left:
+            del self._texts[other]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the sample as the trainer wants it: normalised lines below its length limit, in the order of keys."""
+        for encoded, *_ in self._pieces():
+            for paragraph in encoded.decode(errors="ignore").split("\n"):
+                yield from chop(paragraph.replace(_RESERVED_CHARACTER, " "))
+
+    def bytes_by(self, kind: str) -> Counter[str]:
+        """Bytes of the sample's text by "source" or by "language"."""
+        counts: Counter[str] = Counter()
+        for encoded, *names in self._pieces():
+            counts[names[("source", "language").index(kind)]] += len(encoded)
+        return counts
+
+    def held_out(self) -> list[HeldOutDocument]:
+        """Return the beginnings of documents outside the sample; of a source with none outside, of some inside."""
+        documents = list(self.held_out_documents.documents())
+        outside = [document for document in documents if document.document_hash not in self.choice]
+        with_some = {document.source for document in outside}
+        return [d for d in documents if d.document_hash not in self.choice or d.source not in with_some]
+
+    def _pieces(self) -> Iterator[tuple[bytes, str, str]]:
+        """The texts, with source and language, in the order of keys; the last is cut where the budget ends."""
+        left = self._sample_bytes
+        for _, document_hash in self.choice.keys():
+            encoded, source, language = self._texts[document_hash]
+            yield encoded[:left], source, language
+            left -= len(encoded)
+
+
+def hash_of(text: str, seed: int) -> int:
+    """The 64-bit number by which a cleaned text is chosen."""
+    return xxhash.xxh3_64_intdigest(text.encode(), seed=seed)
+
+
+def chop(paragraph: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
+    """Cut a paragraph at its spaces into lines of at most `max_bytes`, each with one space before every word.
+
+    A word that is too long for a line is cut between characters.
+    """
+    line: list[str] = []
+    line_bytes = 0
+    for word in _short_words(paragraph, (max_bytes - 1) // 4):
+        word_bytes = len(word.encode()) + 1
+        if line_bytes + word_bytes > max_bytes:
+            yield " " + " ".join(line)
+            line, line_bytes = [], 0
+        line.append(word)
+        line_bytes += word_bytes
+    if line:
+        yield " " + " ".join(line)
+
+
+def _short_words(paragraph: str, max_characters: int) -> Iterator[str]:
+    for word in paragraph.split():
+        yield from re.findall(f".{{1,{max_characters}}}", word, re.DOTALL) if len(word) > max_characters else (word,)

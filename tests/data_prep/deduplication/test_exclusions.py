@@ -1,0 +1,29 @@
+"""Exclusions: each destination reads back the ids that go to it, by reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.deduplication.exclusions import read_exclusions, write_exclusions
+from data_prep.preparing.mapping import Destinations
+
+
+def test_ids_come_back_at_their_destinations(tmp_path: Path) -> None:
+    places = Destinations(num_train=3, num_valid=2, valid_fraction=0.3)
+    ids = np.random.default_rng(0).integers(0, 1 << 64, 200, np.uint64)
+    by_reason = {"near duplicate": np.concatenate([ids[:150], ids[:5]]), "removed earlier": ids[100:]}
+    url = str(tmp_path / "exclusions")
+    write_exclusions(url, by_reason, len(places), places.of_many)
+    for reason, expected in by_reason.items():
+        found = [read_exclusions(url, number)[reason] for number in range(len(places))]
+        assert all(len(part) for part in found)
+        assert sorted(np.concatenate(found).tolist()) == sorted(set(expected.tolist()))
+        for number, part in enumerate(found):
+            assert part.tolist() == sorted(part.tolist())
+            assert {places.of(document_id) for document_id in part.tolist()} == {number}
+
+
+def test_no_file_excludes_nothing(tmp_path: Path) -> None:
+    assert read_exclusions(str(tmp_path / "none"), 0) == {}

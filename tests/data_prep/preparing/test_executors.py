@@ -1,0 +1,182 @@
+"""Executors: every unit once, killed processes survived, a user's mistake told as such."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UserError
+from data_prep.preparing.executors import run_units
+
+_TASKS = textwrap.dedent(
+    """
+    import os, signal, sys, time
+    from pathlib import Path
+    from data_prep.errors import UserError
+    from data_prep.files import storage
+    from data_prep.preparing.executors import ProcessEngine, run_units
+
+    def whoami(number):
+        time.sleep(0.05)
+        return os.getpid(), list(storage.options())
+
+    def killed_once(unit):
+        folder, number = unit
+        if number == 3 and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    def always_killed(unit):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def refused(unit):
+        raise UserError(f"unit {unit} is bad; mend it")
+
+    def endless(folder):
+        (folder / f"worker-{os.getpid()}").touch()
+        time.sleep(600)
+
+    def warm(folder):
+        (folder / f"warm-{os.getpid()}").touch()
+        time.sleep(0.2)
+        raise UserError("warming up went wrong")
+
+    def waits(folder):
+        (folder / f"begun-{os.getpid()}").touch()
+        time.sleep(600)
+
+    if __name__ == "__main__":
+        folder = Path(sys.argv[2])
+        if sys.argv[1] == "killed_once":
+            print(sorted(result for _, result in run_units(killed_once, [(folder, n) for n in range(8)], 2)))
+        elif sys.argv[1] == "whoami":
+            storage.configure({"s3://somewhere": {"profile": "research"}})
+            with ProcessEngine(2) as engine:
+                runs = [[result for _, result in run_units(whoami, range(4), engine)] for _ in range(2)]
+            pids = [{pid for pid, _ in run} for run in runs]
+            print(pids[0] == pids[1], len(pids[0]), os.getpid() in pids[0], {tuple(names) for _, names in runs[1]})
+        elif sys.argv[1] == "warm":
+            with ProcessEngine(2) as engine:
+                engine.warm_up(warm, folder)
+                pids = {pid for _, (pid, _) in engine.run(whoami, range(8))}
+            print({int(path.name[5:]) for path in folder.glob("warm-*")} <= pids | {0}, len(pids))
+        elif sys.argv[1] == "given_up":
+            try:
+                with ProcessEngine(2) as engine:
+                    engine.warm_up(waits, folder)
+                    while not list(folder.glob("begun-*")):
+                        time.sleep(0.02)
+                    raise UserError("the plan is bad")
+            except UserError as error:
+                print("user error:", error)
+        elif sys.argv[1] == "endless":
+            list(run_units(endless, [folder, folder], 2))
+        else:
+            try:
+                list(run_units({"always_killed": always_killed, "refused": refused}[sys.argv[1]], [1, 2, 3], 2))
+            except UserError as error:
+                print("user error:", error)
+    """
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.py"
+    path.write_text(_TASKS)
+    return path
+
+
+def _start(script: Path, case: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    return subprocess.Popen(
+        [sys.executable, str(script), case, str(script.parent)],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_one_worker_runs_the_units_here_and_in_order() -> None:
+    assert list(run_units(lambda number: (number * number, os.getpid()), [3, 1, 2], 1)) == [
+        (number, (number * number, os.getpid())) for number in (3, 1, 2)
+    ]
+    assert list(run_units(abs, [], 4)) == []
+
+
+def test_one_workers_error_reaches_the_caller() -> None:
+    def refuse(unit: int) -> None:
+        raise UserError(f"unit {unit} is bad")
+
+    with pytest.raises(UserError, match="unit 5 is bad"):
+        list(run_units(refuse, [5], 1))
+
+
+@pytest.mark.spawn
+def test_processes_are_kept_from_run_to_run_and_know_the_stores_options(script: Path) -> None:
+    output, _ = _start(script, "whoami").communicate(timeout=180)
+    assert output.strip() == "True 2 False {('s3://somewhere',)}"
+
+
+@pytest.mark.spawn
+def test_units_of_a_killed_worker_are_done_again(script: Path) -> None:
+    output, errors = _start(script, "killed_once").communicate(timeout=180)
+    assert output.strip() == str(list(range(8)))
+    assert (script.parent / "killed").exists() and "a worker process was killed" in errors
+
+
+@pytest.mark.spawn
+def test_a_unit_that_always_kills_its_worker_is_given_up(script: Path) -> None:
+    output, _ = _start(script, "always_killed").communicate(timeout=180)
+    assert "user error: worker processes were killed 3 times" in output
+
+
+@pytest.mark.spawn
+def test_a_workers_error_reaches_the_caller(script: Path) -> None:
+    output, _ = _start(script, "refused").communicate(timeout=180)
+    assert "is bad; mend it" in output
+
+
+@pytest.mark.spawn
+def test_workers_are_warmed_up_before_their_units_and_a_failure_of_it_is_the_units_own(script: Path) -> None:
+    output, _ = _start(script, "warm").communicate(timeout=180)
+    assert output.strip() == "True 2"
+    assert list(script.parent.glob("warm-*"))
+
+
+@pytest.mark.spawn
+def test_an_error_before_the_units_does_not_wait_for_the_warming_up(script: Path) -> None:
+    output, _ = _start(script, "given_up").communicate(timeout=180)
+    assert output.strip() == "user error: the plan is bad"
+
+
+@pytest.mark.spawn
+def test_workers_end_when_their_parent_is_killed(script: Path) -> None:
+    process = _start(script, "endless")
+    deadline = time.monotonic() + 180
+    while len(workers := list(script.parent.glob("worker-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    numbers = [int(path.name.partition("-")[2]) for path in workers]
+    assert len(numbers) == 2
+    while any(map(_is_alive, numbers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(_is_alive, numbers))
+
+
+def _is_alive(number: int) -> bool:
+    """Whether the process runs; one that ended and was not collected by anybody does not count."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,80 @@
+"""The second phase of one shard: memory is bounded by what the shard keeps, whatever the corpus repeats."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.data_set.shards import read_records
+from data_prep.preparing import sections
+from data_prep.preparing.mapping import sections_url
+from data_prep.preparing.reducing import ReduceTask, read_result, reduce_shard
+from data_prep.preparing.sections import Section, SectionWriter
+from data_prep.tokenizing.tokenizer import Tokenizer
+
+
+def write_copies(url: str, document_id: int, num_copies: int, num_tokens: int) -> None:
+    """A work file of one destination that holds copies of a document, ever again followed by one of its own."""
+    with open(url, "wb") as file:
+        writer = SectionWriter(file, 1, np.uint16)
+        for number in range(num_copies):
+            copies = Section(
+                document_ids=np.array([document_id, 1000 * document_id + number], np.uint64),
+                document_lengths=np.array([num_tokens, 2], np.uint32),
+                sentence_counts=np.array([2, 1], np.uint32),
+                sentence_lengths=np.array([1, num_tokens - 1, 2], np.uint32),
+                tokens=np.array([300] * num_tokens + [400 + number, 301], np.uint16),
+            )
+            writer.add(copies, np.zeros(2, np.int64))
+        writer.close({})
+
+
+def task_in(folder: Path, tokenizer: Tokenizer, num_units: int) -> ReduceTask:
+    return ReduceTask(
+        name="train-000000",
+        destination=0,
+        unit_sources=tuple(range(num_units)),
+        num_sources=num_units,
+        record_tokens=1000,
+        seed=0,
+        exact_deduplication=True,
+        vocab_size=tokenizer.vocab_size,
+        token_dtype="uint16",
+        tokenizer_folder=tokenizer.url,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        work_folder=str(folder),
+        output_folder=str(folder),
+    )
+
+
+def test_copies_of_a_text_take_no_memory(
+    tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer)
+    num_copies, num_tokens = 100, 50_000
+    monkeypatch.setattr(sections, "FLUSH_BYTES", 1 << 18)
+    for unit in range(2):
+        write_copies(sections_url(str(tmp_path), unit), 7, num_copies, num_tokens)
+    task = task_in(tmp_path, tokenizer, 2)
+    reduce_shard(task)  # once before, so that what is loaded once is not counted
+    tracemalloc.start()
+    try:
+        reduce_shard(task)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * num_copies * num_tokens * 2 / 4  # a quarter of the bytes of all tokens
+    documents = [
+        (int(document_id), int(source), tokens.tolist())
+        for _, record, _ in read_records(tmp_path / "train-000000.tar")
+        for document_id, source, tokens in zip(
+            record.document_ids, record.sources, np.split(record.tokens, record.documents[1:]), strict=True
+        )
+    ]
+    # Of equal texts the earliest stays, and every other document with its own tokens.
+    expected = [(7, 0, [300] * num_tokens), *((7000 + n, 0, [400 + n, 301]) for n in range(num_copies))]
+    assert sorted(documents) == sorted(expected)
+    assert read_result(task).dropped == ({"duplicate": num_copies - 1}, {"duplicate": 2 * num_copies})

@@ -1,0 +1,177 @@
+"""Statistics: every figure of report and page is the one that the shards themselves give, counted another way."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.data_set.manifest import read_manifest
+from data_prep.data_set.shards import read_records
+from data_prep.errors import UserError
+from data_prep.files import storage
+from data_prep.reports.plots import draw_plots
+from data_prep.reports.stats import Statistics, read_statistics
+from data_prep.reports.stats_page import render_page, write_page
+from data_prep.reports.stats_report import stats_report
+from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.tokenizing.tokenizer import Tokenizer
+from tests.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+class HostileShards:
+    """The data set, its statistics, and what its tars hold, counted from decoded text and token data alone."""
+
+    def __init__(self, folder: Path, texts: list[str]) -> None:
+        self.folder, self.texts = folder, texts
+        self.statistics: Statistics = read_statistics(str(folder))
+        self.document_lengths: list[int] = []
+        self.sentence_lengths: list[int] = []
+        self.tokens: Counter[int] = Counter()
+        self.by_source: list[Counter[str]] = [Counter() for _ in NAMES]
+        tokenizer = Tokenizer.load(folder / "tokenizer")
+        for path in sorted(folder.glob("*.tar")):
+            for _, record, _ in read_records(path):
+                self.tokens.update(record.tokens.tolist())
+                self.sentence_lengths.extend(np.diff([*record.sentences.tolist(), len(record.tokens)]).tolist())
+                starts = record.documents.tolist()
+                for start, stop, source in zip(
+                    starts, [*starts[1:], len(record.tokens)], record.sources.tolist(), strict=True
+                ):
+                    text = tokenizer.decode(record.tokens[start:stop])
+                    self.document_lengths.append(stop - start)
+                    self.by_source[source].update(
+                        documents=1, tokens=stop - start, words=len(text.split()), bytes=len(text.encode())
+                    )
+
+
+@pytest.fixture(scope="module")
+def shards(small_tokenizer: Path, small_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> HostileShards:
+    folder = tmp_path_factory.mktemp("hostile") / "set"
+    return HostileShards(folder, write_hostile_shards(folder, small_corpus, small_tokenizer))
+
+
+class _Cells(html.parser.HTMLParser):
+    """The rows of all tables of a page, unescaped."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self._in_cell = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "iframe", "link", "object", "a", "form") and not any(
+            name.startswith("on") for name, _ in attrs
+        )
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        self._in_cell = tag in ("td", "th", "bdi")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+
+def rows_of(page: str) -> dict[str, list[str]]:
+    """The first row of each name in the first column."""
+    rows: dict[str, list[str]] = {}
+    for name, *cells in _Cells(page).rows:
+        rows.setdefault(name, cells)
+    return rows
+
+
+def test_lengths_and_token_counts_are_those_of_the_token_data(shards: HostileShards) -> None:
+    statistics = shards.statistics
+    for histogram, values in (
+        (statistics.document_lengths, shards.document_lengths),
+        (statistics.sentence_lengths, shards.sentence_lengths),
+    ):
+        assert (histogram.num, histogram.sum) == (len(values), sum(values))
+        assert (histogram.shortest, histogram.longest) == (min(values), max(values))
+        assert histogram.percentile(50) == np.percentile(values, 50, method="inverted_cdf")
+    assert {token: count for token, count in enumerate(statistics.token_counts.tolist()) if count} == shards.tokens
+
+
+def test_sources_in_page_and_report_have_the_counts_of_their_documents(shards: HostileShards) -> None:
+    rows, report = rows_of(render_page(shards.statistics, {})), list(stats_report(shards.statistics))
+    for own, start in zip(shards.by_source, ("plain", "<script>alert(1)", "$\\frac{$ \\u202e\\x1b[31m"), strict=True):
+        documents, tokens, words = (f"{own[key]:,}" for key in ("documents", "tokens", "words"))
+        rates = [f"{own['tokens'] / own['words']:.3f}", f"{own['bytes'] / own['tokens']:.2f}"]
+        cells = next(cells for name, cells in rows.items() if name.startswith(start))
+        assert [cells[1], *cells[3:7]] == [documents, tokens, words, *rates]
+        line = next(line for line in report if line.startswith(start))
+        assert line.split()[-9:] == [cells[0], documents, cells[2], tokens, words, *rates, cells[7], "CC0-1.0"]
+    english = Counter(shards.by_source[0]) + Counter(shards.by_source[1])
+    assert rows["en"][:2] == ["2", f"{english['documents']:,}"] and rows["en"][3] == f"{english['tokens']:,}"
+    assert rows["fr"][0] == "1"
+
+
+def test_steps_lose_what_is_missing_in_the_shards(shards: HostileShards) -> None:
+    rows = rows_of(render_page(shards.statistics, {}))
+    cleaned = [normalise(text, Normalisation()) for text in shards.texts]
+    assert cleaned.count("") == NUM_EMPTY and len(cleaned) - len({*cleaned} - {""}) == NUM_EMPTY + NUM_COPIES
+    num = len(shards.texts)
+    assert rows["cleaning"] == [str(num), "2", str(num - 2), "2 empty"]
+    assert rows["deduplication"] == [str(num - 2), "3", str(len(shards.document_lengths)), "3 duplicate"]
+    assert "(dropped: 2 empty, 3 duplicate)" in stats_report(shards.statistics)
+
+
+def test_the_most_frequent_piece_comes_first_with_its_share(shards: HostileShards) -> None:
+    (token, count), total = shards.tokens.most_common(1)[0], shards.tokens.total()
+    piece, share = shards.statistics.pieces[token], f"{count / total:.2%}"
+    assert rows_of(render_page(shards.statistics, {}))["1"] == [str(token), piece, f"{count:,}", share]
+    report = list(stats_report(shards.statistics))
+    assert any(line.startswith(f"most frequent pieces: {piece} {share}, ") for line in report)
+    unused = len(shards.statistics.pieces) - len(shards.tokens)
+    assert report[-1] == f"pieces never used: {unused:,} of {len(shards.statistics.pieces):,}"
+
+
+def test_nothing_of_the_corpus_acts_on_terminal_or_page(shards: HostileShards) -> None:
+    pictures = draw_plots(shards.statistics)
+    report, page = "\n".join(stats_report(shards.statistics)), render_page(shards.statistics, pictures)
+    without_pictures, num = re.subn(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"', "", page)
+    assert num == len(pictures) == 8
+    assert "<script" not in page and "&lt;script&gt;alert(1)&lt;/script&gt; &quot;&amp;" in page
+    assert not re.search(r"https?:|//|src=|href=|url\(|@import", without_pictures)
+    for text in (report, page):
+        assert "\x1b" not in text and "\u202e" not in text
+
+
+def test_plots_are_pictures_of_the_same_bytes_every_time(shards: HostileShards) -> None:
+    pictures = draw_plots(shards.statistics)
+    assert all(picture.startswith(PNG_MAGIC) and len(picture) > 4000 for picture in pictures.values())
+    assert len(set(pictures.values())) == len(pictures)
+    assert draw_plots(shards.statistics) == pictures
+
+
+def test_a_page_goes_where_it_is_told_local_or_remote(shards: HostileShards, tmp_path: Path) -> None:
+    pictures = {"one": PNG_MAGIC}
+    for output in (str(tmp_path / "new" / "page"), "memory://stats-page/out"):
+        page = write_page(output, shards.statistics, pictures)
+        assert page == storage.join(output, "index.html")
+        assert storage.list_names(output) == ["index.html", "one.png"]
+        assert storage.read_bytes(page).decode() == render_page(shards.statistics, pictures)
+
+
+def test_a_damaged_file_is_named(shards: HostileShards, tmp_path: Path) -> None:
+    for path in shards.folder.rglob("*"):
+        if path.is_file():
+            storage.write_bytes(tmp_path / path.relative_to(shards.folder), path.read_bytes())
+    name = read_manifest(str(tmp_path)).token_counts.name
+    data = bytearray((tmp_path / name).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        read_statistics(str(tmp_path))

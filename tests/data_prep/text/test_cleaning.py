@@ -1,0 +1,151 @@
+"""Normalisation: small cases by hand, then what must hold for any text."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Literal
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from data_prep.errors import UsageError
+from data_prep.settings import validate_settings
+from data_prep.text import cleaning
+from data_prep.text.cleaning import REMOVED, WHITE_SPACE, Normalisation, clean, clean_paragraphs, normalise
+
+PLAIN = Normalisation()
+UNCASED = Normalisation(form="NFKC", lowercase=True, strip_accents=True)
+ALL = [
+    PLAIN,
+    UNCASED,
+    Normalisation(form="NFKC"),
+    Normalisation(form="none", lowercase=True),
+    Normalisation(lowercase=True),
+]
+
+TRICKY = st.text(
+    st.one_of(
+        st.characters(codec=None),
+        st.sampled_from(
+            "ab \t\n\r\x0b\x0c\x85\u2028\u2029\u2581\x00\u200b\ufeff\u00ad\u0301\u0323\u3099\u00e9\u03a3\u0130\ufb01"
+        ),
+        st.sampled_from("\u1100\u1161\u11a8\u0897\U00011935\U00011930\ud800\udc00\U0001f600\u200d\ua7cb"),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("", ""),
+        (" \n\u2581\t\x00 ", ""),
+        ("one", " one"),
+        ("  two\t\twords \r\n here\u00a0", " two words here"),
+        ("a\u2581b", " a b"),
+        ("e\u0301", " \u00e9"),
+        ("e\u200b\u0301", " \u00e9"),
+        ("x\x00y\x07\x7f\u00adz", " xyz"),
+        ("\ud800a\udfff", " \ufffda\ufffd"),
+        ("\U0001f468\u200d\U0001f469", " \U0001f468\u200d\U0001f469"),
+        ("\u202bab\u202c\u200f", " ab"),
+        ("\ue000 \u0378 \uffff", " \ue000 \u0378 \uffff"),
+        ("[MASK] [SEP]", " [MASK] [SEP]"),
+        ("Stra\u00dfe \ufb01", " Stra\u00dfe \ufb01"),
+    ],
+)
+def test_text_is_normalised_as_stated(raw: str, expected: str) -> None:
+    assert normalise(raw, PLAIN) == expected
+
+
+def test_uncased_text_loses_case_and_accents_but_no_vowel_signs() -> None:
+    assert (
+        normalise("\u00c9COLE \ufb01n \u0130\u03a3\u03a3 \u0915\u093f \u304c", UNCASED)
+        == " ecole fin i\u03c3\u03c3 \u0915\u093f \u304c"
+    )
+
+
+def test_lowering_can_make_a_new_composition() -> None:
+    assert normalise("H\u0331", Normalisation(lowercase=True)) == " \u1e96"
+
+
+def test_stripping_accents_without_a_form_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="needs a Unicode form"):
+        validate_settings(Normalisation, {"form": "none", "strip_accents": True}, "test")
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\r\n\r\n", "\n \t\n\n", "\u2029", "\n\x00\n", "\r\r"])
+def test_blank_lines_part_paragraphs(separator: str) -> None:
+    assert clean_paragraphs(f" a\n b{separator}c ", PLAIN) == ["a b", "c"]
+
+
+@pytest.mark.parametrize("break_", ["\n", "\r\n", "\r", "\u2028", "\x85"])
+def test_one_line_break_parts_no_paragraphs(break_: str) -> None:
+    assert clean_paragraphs(f"a{break_}b", PLAIN) == ["a b"]
+
+
+def test_white_space_ranges_are_what_python_calls_white_space_and_the_metaspace() -> None:
+    listed = {number for first, last in WHITE_SPACE for number in range(first, last + 1)}
+    assert listed == {number for number in range(0x110000) if chr(number).isspace()} | {0x2581}
+    removed = {number for first, last in REMOVED for number in range(first, last + 1)}
+    assert not removed & listed
+    controls = {number for number in range(0x110000) if unicodedata.category(chr(number)) == "Cc"}
+    assert controls <= removed | listed
+
+
+@pytest.mark.parametrize("normalisation", ALL, ids=str)
+@settings(max_examples=60)
+@given(text=TRICKY)
+@example(text="\u0301\u00ad\u0323a\u0301")
+def test_any_text_has_one_space_before_each_word_and_is_stable(normalisation: Normalisation, text: str) -> None:
+    once = normalise(text, normalisation)
+    assert once == "" or once[0] == " "
+    assert "  " not in once and not once.endswith(" ")
+    assert not any(character.isspace() and character != " " for character in once)
+    once.encode()
+    assert normalise(once, normalisation) == once
+    assert normalise(once.strip(), normalisation) == once
+
+
+@pytest.mark.parametrize("normalisation", ALL, ids=str)
+@settings(max_examples=60)
+@given(text=TRICKY)
+@example(text="a\n\n\u0301b\r\n\x00\r\nc")
+def test_paragraphs_in_a_row_are_the_normalised_text(normalisation: Normalisation, text: str) -> None:
+    paragraphs = clean_paragraphs(text, normalisation)
+    assert "".join(" " + paragraph for paragraph in paragraphs) == normalise(text, normalisation)
+    assert all(paragraphs)
+
+
+@given(text=st.text(st.characters(max_codepoint=0x2FFF, exclude_categories=("Cs", "Cn", "Cc", "Cf")), max_size=30))
+def test_plain_text_is_only_composed_and_spaced(text: str) -> None:
+    if "\u2581" in text or any(
+        0x0890 <= ord(c) <= 0x08FF or 0x1AB0 <= ord(c) <= 0x1DFF or ord(c) > 0x0558 for c in text
+    ):
+        return
+    composed = " ".join(unicodedata.normalize("NFC", text).split())
+    assert normalise(text, PLAIN) == (" " + composed if composed else "")
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_characters_that_stay_compose_with_no_others(form: Literal["NFC", "NFKC"]) -> None:
+    stays = {chr(number) for number in range(0x80, 0x110000) if cleaning._stays(chr(number), form)}
+    assert len(stays) > 90_000 and "\u00e9" in stays and "\u4f60" in stays
+    for character in map(chr, range(0x110000)):
+        parts = unicodedata.decomposition(character).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            composed = unicodedata.normalize(form, chr(int(parts[0], 16)) + chr(int(parts[1], 16)))
+            assert len(composed) > 1 or chr(int(parts[1], 16)) not in stays
+    # Nor does any move: reordering needs a combining class.
+    assert not any(map(unicodedata.combining, stays))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC", "none"])
+@given(text=TRICKY)
+def test_the_short_way_gives_what_the_thorough_one_gives(form: Literal["NFC", "NFKC", "none"], text: str) -> None:
+    normalisation = Normalisation(form=form)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaning, "_is_plain", lambda data, normalisation: False)
+        expected = clean(text, normalisation)
+    assert clean(text, normalisation) == expected

@@ -1,0 +1,105 @@
+"""Sentence offsets: hand-counted bytes, then what must hold for any paragraphs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.errors import UsageError
+from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
+from data_prep.text.sentences import batch_sentence_starts, check_language, known_language, sentence_starts
+from data_prep.text.text_batch import normalise_batch
+
+
+def sentences(paragraphs: list[str], language: str) -> list[str]:
+    text = "".join(" " + paragraph for paragraph in paragraphs).encode()
+    starts = sentence_starts(paragraphs, language)
+    return [text[a:b].decode() for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+
+def test_offsets_are_bytes_and_point_at_the_space_before_a_sentence() -> None:
+    # " One." is 5 bytes, " Zwei \u00fc." 9 (\u00fc takes two), then a paragraph of two sentences.
+    assert sentence_starts(["One. Zwei \u00fc.", "Three. Four."], "en") == [0, 5, 14, 21]
+
+
+def test_abbreviations_end_no_sentence() -> None:
+    assert sentences(["Mr. Smith paid $3.50. He left."], "en") == [" Mr. Smith paid $3.50.", " He left."]
+
+
+def test_chinese_sentences_begin_without_a_space() -> None:
+    assert sentences(["\u4f60\u597d\u3002\u6211\u5f88\u597d\u3002", "\u597d\U0001f600\u3002\u597d"], "zh") == [
+        " \u4f60\u597d\u3002",
+        "\u6211\u5f88\u597d\u3002",
+        " \u597d\U0001f600\u3002",
+        "\u597d",
+    ]
+
+
+def test_nothing_has_no_sentences() -> None:
+    assert sentence_starts([], "en") == []
+
+
+@pytest.mark.parametrize("sentence", ["It is nice here. ", "\u597d\u3002"])
+def test_a_long_paragraph_has_the_sentences_of_its_parts(sentence: str) -> None:
+    found = sentences([(sentence * 3_000).strip()], "en")
+    assert len(found) == 3_000
+    assert {text.strip() for text in found} == {sentence.strip()}
+
+
+def test_a_sentence_longer_than_every_window_is_one() -> None:
+    assert len(sentences(["word " * 40_000 + "end. Next one."], "en")) == 2
+
+
+@pytest.mark.parametrize("language", ["en", "de", "zh", "pt-BR", "EN_us", "yue"])
+def test_known_languages_are_taken(language: str) -> None:
+    check_language(language)
+
+
+@pytest.mark.parametrize("language", ["", "english", "xx", "eng", "../x", "qqq"])
+def test_an_unknown_language_is_a_usage_error_that_says_what_to_write(language: str) -> None:
+    with pytest.raises(UsageError, match="ISO 639-1"):
+        sentence_starts(["Hello."], language)
+
+
+@pytest.mark.parametrize("language", ["en", "zh", "ar", "de"])
+@given(
+    st.lists(
+        st.text(
+            st.one_of(st.characters(), st.sampled_from("aB .!?\"')(\u3002\uff01\u300d\u00e9\U0001f600\n")), max_size=60
+        ),
+        max_size=4,
+    )
+)
+def test_offsets_rise_from_zero_and_every_paragraph_begins_a_sentence(language: str, texts: list[str]) -> None:
+    raw = "\n\n".join(texts)
+    paragraphs = clean_paragraphs(raw, Normalisation())
+    encoded = normalise(raw, Normalisation()).encode()
+    starts = sentence_starts(paragraphs, language)
+    assert starts == sorted(set(starts))
+    assert not paragraphs or (starts[0] == 0 and starts[-1] < len(encoded))
+    position = 0
+    for paragraph in paragraphs:
+        assert position in starts
+        position += 1 + len(paragraph.encode())
+    for start in starts:
+        encoded[start:].decode()  # never inside a character
+
+
+@given(st.lists(st.text(st.sampled_from("aB .!?\"')\u3002\uff01\u300d\u00e9\U0001f600\n"), max_size=80), max_size=5))
+def test_a_batch_has_the_sentences_of_its_documents(texts: list[str]) -> None:
+    batch = normalise_batch(texts, Normalisation())
+    languages = ["en", "zh", "de-AT", "ja", "ar"][: len(texts)]
+    expected = [
+        int(start) + offset
+        for text, language, start in zip(texts, languages, batch.document_starts, strict=False)
+        for offset in sentence_starts(clean_paragraphs(text, Normalisation()), language)
+    ]
+    assert batch_sentence_starts(batch, languages).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "found"), [(None, "fr"), ("", "fr"), ("de", "de"), ("pt-BR", "pt-BR"), ("German", "fr"), ("x y", "fr")]
+)
+def test_a_documents_own_language_counts_where_it_is_known(own: str | None, found: str) -> None:
+    assert known_language(own, "fr") == found

@@ -1,0 +1,65 @@
+"""Batches of texts: the same as text by text, whatever the sizes of the pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from data_prep.text import text_batch
+from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
+from data_prep.text.text_batch import TextBatch, normalise_batch
+
+TEXT = st.text(
+    st.one_of(
+        st.characters(codec=None),
+        st.sampled_from("ab. \t\n\n\r\x0b\x85\u2028\u2029\u2581\x00\u200b\u0301\u3099\u00e9\u00a0\u00b4\ud800"),
+    ),
+    max_size=40,
+)
+
+
+def paragraphs_of(batch: TextBatch) -> list[str]:
+    bounds = [*batch.paragraph_starts.tolist(), len(batch.data)]
+    return [batch.data[start + 1 : stop].decode() for start, stop in zip(bounds, bounds[1:], strict=False)]
+
+
+def check(texts: list[str], normalisation: Normalisation) -> None:
+    batch = normalise_batch(texts, normalisation)
+    assert len(batch) == len(texts)
+    assert [batch.document(number).decode() for number in range(len(texts))] == [
+        normalise(text, normalisation) for text in texts
+    ]
+    assert paragraphs_of(batch) == [paragraph for text in texts for paragraph in clean_paragraphs(text, normalisation)]
+
+
+@pytest.mark.parametrize(
+    "normalisation",
+    [Normalisation(), Normalisation(form="NFKC", lowercase=True, strip_accents=True), Normalisation(form="none")],
+    ids=str,
+)
+@given(texts=st.lists(TEXT, max_size=6))
+@example(texts=["", " \n", "a", "\n\n", "b \n\n c\n\n\n\nd\n", "\x00", ""])
+@example(texts=["a\n\u2029b", "a\r\x00\nb\r\n\r\nc", "\u0301", "a b\u0301"])
+def test_a_batch_is_its_texts_in_a_row(normalisation: Normalisation, texts: list[str]) -> None:
+    check(texts, normalisation)
+
+
+@given(texts=st.lists(TEXT, max_size=6))
+@example(texts=["one two three\n\nfour five \n six seven \n\n eight"])
+def test_pieces_of_any_size_give_the_same(texts: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_batch, "_PIECE_CHARACTERS", 3)
+        check(texts, Normalisation())
+
+
+@given(st.lists(st.tuples(TEXT, st.booleans()), max_size=6))
+def test_a_selection_is_the_batch_of_the_selected(items: list[tuple[str, bool]]) -> None:
+    selected = normalise_batch([text for text, _ in items], Normalisation()).select(
+        np.array([kept for _, kept in items], bool)
+    )
+    expected = normalise_batch([text for text, kept in items if kept], Normalisation())
+    assert selected.data == expected.data
+    assert selected.document_starts.tolist() == expected.document_starts.tolist()
+    assert selected.paragraph_starts.tolist() == expected.paragraph_starts.tolist()

@@ -1,0 +1,187 @@
+"""The sample of a corpus is the same over any number of processes, units, files and orders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.config import PreparationConfig, load_config
+from data_prep.errors import UserError
+from data_prep.inputs.input_files import find_inputs, find_units
+from data_prep.settings import validate_settings
+from data_prep.tokenizing import sampling
+from data_prep.tokenizing.sampling import CorpusCounts, draw_sample, language_label
+from data_prep.tokenizing.training_sample import TrainingSample
+
+WORDS = "river village teacher engine letter garden winter morning harbour library \u4f60\u597d caf\u00e9".split()
+
+
+def texts(count: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 60))) + f" {number}" for number in range(count)]
+
+
+LARGE, SMALL = texts(400, 1), texts(40, 2)
+
+
+def write(folder: Path, name: str, lines: Sequence[str | dict[str, Any]]) -> str:
+    folder.mkdir(exist_ok=True)
+    values = [line if isinstance(line, dict) else {"text": line} for line in lines]
+    data = "".join(json.dumps(value) + "\n" for value in values).encode()
+    path = folder / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return str(path)
+
+
+def config_of(sources: dict[str, Sequence[str]], **settings: Any) -> PreparationConfig:
+    values: dict[str, Any] = {
+        "sources": [{"name": name, "input": list(files)} for name, files in sources.items()],
+        "tokenizer": {"sample_bytes": 20_000, **settings.pop("tokenizer", {})},
+        **settings,
+    }
+    return validate_settings(PreparationConfig, values, "the test")
+
+
+def drawn(config: PreparationConfig, work: Path, workers: int = 1) -> tuple[TrainingSample, CorpusCounts]:
+    sample, counts = draw_sample(config, find_units(find_inputs(config), config), work, workers)
+    assert not work.exists()
+    return sample, counts
+
+
+def everything_of(result: tuple[TrainingSample, CorpusCounts]) -> tuple[Any, ...]:
+    sample, counts = result
+    by = [part.bytes_by(kind) for part in result for kind in ("source", "language")]
+    return list(sample.lines()), sample.held_out(), sample.num_bytes, counts.documents, counts.dropped, by
+
+
+TEMPERED = {"sampling_alpha": 0.3}
+
+
+@pytest.mark.parametrize("tokenizer", [{}, TEMPERED], ids=["even", "tempered"])
+def test_files_units_and_order_change_nothing(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    shuffled = random.Random(0).sample(LARGE, len(LARGE))
+    one = config_of(
+        {"large": [write(tmp_path, "large.jsonl", LARGE)], "small": [write(tmp_path, "small.jsonl", SMALL)]},
+        tokenizer=tokenizer,
+    )
+    many = config_of(
+        {
+            "small": [write(tmp_path / "many", "a.jsonl.gz", SMALL[::-1])],
+            "large": [write(tmp_path / "many", f"{part}.jsonl", shuffled[part::7]) for part in range(7)],
+        },
+        tokenizer=tokenizer,
+        shards={"unit_bytes": 3_000},
+    )
+    whole = drawn(one, tmp_path / "work")
+    assert whole[0].num_bytes == 20_000 and whole[0].num_documents < 440
+    assert len(find_units(find_inputs(many), many)) > 20
+    assert everything_of(drawn(many, tmp_path / "work")) == everything_of(whole)
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_number_of_processes_changes_nothing(tmp_path: Path, workers: int) -> None:
+    config = config_of(
+        {"large": [write(tmp_path, "large.jsonl", LARGE)], "small": [write(tmp_path, "small.jsonl", SMALL)]},
+        tokenizer=TEMPERED,
+        shards={"unit_bytes": 15_000},
+    )
+    assert everything_of(drawn(config, tmp_path / "work", workers)) == everything_of(drawn(config, tmp_path / "work"))
+
+
+def test_the_sample_is_that_of_the_texts_at_hand(tmp_path: Path) -> None:
+    config = config_of({"large": [write(tmp_path, "large.jsonl", LARGE)]})
+    direct = TrainingSample(20_000, 0)
+    for text in LARGE:
+        direct.add([text])
+    assert list(drawn(config, tmp_path / "work")[0].lines()) == list(direct.lines())
+
+
+def test_tempering_raises_the_small_and_the_shares_are_told(tmp_path: Path) -> None:
+    files = {"large": [write(tmp_path, "large.jsonl", LARGE)], "small": [write(tmp_path, "small.jsonl", SMALL)]}
+    shares = []
+    for alpha in (1.0, 0.5, 0.0):
+        config = config_of(files, tokenizer={"sampling_alpha": alpha, "sample_bytes": 8_000})
+        sample, counts = drawn(config, tmp_path / "work")
+        shares.append(sample.bytes_by("source")["small"] / sample.num_bytes)
+        assert counts.bytes_by("source") == {
+            "large": sum(len(text.encode()) for text in LARGE),
+            "small": sum(len(text.encode()) for text in SMALL),
+        }
+    assert shares[0] == pytest.approx(0.09, abs=0.06)
+    assert shares[0] < shares[1] < shares[2] == pytest.approx(0.5, abs=0.12)
+
+
+def test_languages_come_from_the_document_then_the_source(tmp_path: Path) -> None:
+    lines = [{"text": text, "lang": ("de-AT", None, "no language")[i % 3]} for i, text in enumerate(LARGE[:90])]
+    config = config_of(
+        {"mixed": [write(tmp_path, "mixed.jsonl", lines)]},
+        documents={"language": "fr", "language_field": "lang"},
+        tokenizer={"sampling_alpha": 0.0, "sampling_by": "language", "sample_bytes": 3_000},
+    )
+    sample, counts = drawn(config, tmp_path / "work")
+    assert counts.documents == {("mixed", "de"): 30, ("mixed", "fr"): 30, ("mixed", "unknown"): 30}
+    assert set(sample.bytes_by("language")) == {"de", "fr", "unknown"}
+    assert [language_label(code) for code in ("en", "EN_gb", "zh-Hans", "", "english")] == [
+        "en",
+        "en",
+        "zh",
+        "unknown",
+        "unknown",
+    ]
+
+
+def test_a_damaged_file_gives_nothing_and_is_named_or_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write(tmp_path, "good.jsonl", SMALL)
+    damaged = Path(write(tmp_path, "damaged.jsonl.gz", LARGE))
+    damaged.write_bytes(damaged.read_bytes()[:-2_000])
+    for alpha in (1.0, 0.5):
+        settings = {"tokenizer": {"sampling_alpha": alpha}}
+        config = config_of({"a": [good, str(damaged)]}, documents={"on_bad_input": "skip"}, **settings)
+        sample, counts = drawn(config, tmp_path / "work")
+        assert counts.dropped == {("a", "damaged file"): 1} and counts.documents == {("a", "en"): 40}
+        assert sample.num_documents == 40 and len(sample.held_out()) == 40
+        assert "damaged.jsonl.gz" in capsys.readouterr().err
+        with pytest.raises(UserError, match="damaged.jsonl.gz"):
+            drawn(config_of({"a": [good, str(damaged)]}, tokenizer={"sampling_alpha": alpha}), tmp_path / "work")
+        assert not (tmp_path / "work").exists()
+
+
+def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) -> None:
+    lines = ["\x00 \n", "short", "just right, this", "x" * 100]
+    config = config_of(
+        {"a": [write(tmp_path, "a.jsonl", lines)]},
+        documents={"min_document_characters": 6, "max_document_characters": 99},
+    )
+    sample, counts = drawn(config, tmp_path / "work")
+    assert list(sample.lines()) == [" just right, this"]
+    assert counts.dropped == {("a", "empty"): 1, ("a", "too short"): 1, ("a", "too long"): 1}
+
+
+def test_later_units_write_only_what_may_still_be_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    original = sampling.sample_unit
+
+    def watched(task: sampling.SampleTask) -> Any:
+        result = original(task)
+        sizes.append(sum('"chosen"' in line for line in Path(result[1]).read_text().splitlines()))
+        return result
+
+    monkeypatch.setattr(sampling, "sample_unit", watched)
+    config = config_of({"large": [write(tmp_path, "large.jsonl", LARGE * 1)]}, tokenizer={"sample_bytes": 2_000})
+    config = config.model_copy(update={"shards": config.shards.model_copy(update={"unit_bytes": 8_000})})
+    drawn(config, tmp_path / "work")
+    assert len(sizes) > 5 and sum(sizes[3:]) / len(sizes[3:]) < sizes[0] / 2
+
+
+def test_the_command_line_source_is_one_source(tmp_path: Path) -> None:
+    config = load_config(None, [], [write(tmp_path, "small.jsonl", SMALL)])
+    assert set(drawn(config, tmp_path / "work")[1].documents) == {("corpus", "en")}

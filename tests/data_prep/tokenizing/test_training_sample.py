@@ -1,0 +1,71 @@
+"""The sample with its texts: lines for the trainer, and documents held out."""
+
+from __future__ import annotations
+
+import random
+
+from data_prep.tokenizing.training_sample import MAX_LINE_BYTES, TrainingSample, chop
+
+
+def sample_of(texts: list[str], sample_bytes: int = 1_000, seed: int = 0) -> TrainingSample:
+    sample = TrainingSample(sample_bytes, seed)
+    for text in texts:
+        sample.add(text.split("\n"), "source", "en")
+    return sample
+
+
+TEXTS = [f"document {number} " + "x" * (number % 7) for number in range(100)]
+
+
+def test_the_sample_depends_on_texts_and_seed_alone() -> None:
+    shuffled = random.Random(0).sample(TEXTS, len(TEXTS))
+    one, other = sample_of(TEXTS), sample_of([*shuffled, *shuffled[:10]])
+    assert list(one.lines()) == list(other.lines()) and one.held_out() == other.held_out()
+    assert list(one.lines()) != list(sample_of(TEXTS, seed=1).lines())
+
+
+def test_the_budget_is_kept_to_the_byte_and_characters_are_not_cut() -> None:
+    sample = sample_of(["\u4f60" * 500])
+    assert sample.num_bytes == 1_000 and sample.num_documents == 1
+    assert "".join(sample.lines()) == " " + "\u4f60" * 333
+    assert sample_of(TEXTS).num_bytes == 1_000
+    assert sum(len(line) for line in sample_of(TEXTS).lines()) >= 1_000
+    assert sample_of(TEXTS).bytes_by("source") == {"source": 1_000}
+
+
+def test_held_out_documents_are_not_in_the_sample_where_there_are_others() -> None:
+    sample = sample_of(TEXTS)
+    held_out = sample.held_out()
+    assert 0 < len(held_out) == 100 - sample.num_documents
+    lines = set(sample.lines())
+    assert not {f" {document.text.strip()}" for document in held_out} & lines
+    everything = sample_of(TEXTS, 10**6)
+    assert len(everything.held_out()) == 100
+
+
+def test_each_source_is_held_out_in_equal_numbers_and_cut() -> None:
+    sample = TrainingSample(100, 0)
+    for number in range(2_000):
+        sample.add([f"large {number}"], "large", "en")
+    sample.add(["s" * 50_000], "small", "de")
+    found = sample.held_out()
+    assert [document.source for document in found].count("large") == 300
+    assert [(len(document.text), document.language) for document in found if document.source == "small"] == [
+        (6_000, "de")
+    ]
+
+
+def test_of_one_text_in_two_sources_the_first_by_name_counts_whatever_comes_first() -> None:
+    for names in (("a", "b"), ("b", "a")):
+        sample = TrainingSample(100, 0)
+        for name in names:
+            sample.add(["the same"], name, "en")
+        assert sample.bytes_by("source") == {"a": 8} and sample.num_documents == 1
+
+
+def test_long_lines_are_cut_at_spaces_and_words_between_characters() -> None:
+    lines = list(chop("one two " + "\u5c71" * 3_000 + " three", 4_096))
+    assert max(len(line.encode()) for line in lines) <= 4_096
+    assert "".join(lines).replace(" ", "") == "onetwo" + "\u5c71" * 3_000 + "three"
+    assert all(line.startswith(" ") for line in lines)
+    assert list(chop("", MAX_LINE_BYTES)) == []

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.preflight.launch_checks import ancestors, exposed, has_password, hostfile_of, secrets_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PRETRAIN = str(REPOSITORY / "launch" / "pretrain.py")
+
+
+def test_ancestors_are_processes_with_their_words_and_folders():
+    parent, *_ = ancestors(os.getpid())
+    assert parent.pid == os.getpid() and parent.folder == Path.cwd() and "pytest" in " ".join(parent.words)
+
+
+@pytest.mark.parametrize(
+    ("words", "hostfile"),
+    [
+        (["python", "-m", "deepspeed.launcher.runner", "--hostfile", "hosts", "launch/pretrain.py"], "hosts"),
+        (["python", "/venv/bin/deepspeed", "--hostfile=h", "launch/pretrain.py", "--config", "x"], "h"),
+        (["python", "/venv/bin/deepspeed", "-H", "h", "launch/pretrain.py"], "h"),
+        (["python", "/venv/bin/deepspeed", "--num_gpus", "2", "launch/pretrain.py", "--hostfile", "h"], None),
+        (["bash", "-c", "deepspeed --hostfile hosts launch/pretrain.py"], None),
+    ],
+)
+def test_the_hostfile_is_found_among_the_launchers_own_words(words, hostfile):
+    assert hostfile_of(words) == hostfile
+
+
+def test_secrets_are_known_by_name_or_by_the_password_in_a_url():
+    environment = {
+        "MLFLOW_TRACKING_PASSWORD": "correct horse",
+        "AWS_SECRET_ACCESS_KEY": "abcdefgh",
+        "HF_TOKEN": "hf_abcdefgh",
+        "MLFLOW_TRACKING_URI": "https://me:battery@mlflow.example.org",
+        "TOKENIZERS_PARALLELISM": "false-or-true",
+        "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token",
+        "HF_HUB_OFFLINE": "1",
+    }
+    assert list(secrets_of(environment)) == list(environment)[:4]
+    assert exposed(["bash", "-c", "export MLFLOW_TRACKING_PASSWORD='correct horse'; python"], environment) == [
+        "MLFLOW_TRACKING_PASSWORD"
+    ]
+    assert exposed(["python", "pretrain.py"], environment) == []
+
+
+def test_a_url_with_a_password_is_told_from_one_with_a_port():
+    assert has_password("https://me:battery@host/x") and has_password("tracking.uri=postgresql://a:b@c/d")
+    assert not has_password("https://host:5000/a@b") and not has_password("s3://bucket/key")
+
+
+def pretrain(words: list[str], folder: Path, shards: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [*words, PRETRAIN, "--config", "tiny_cpu", f"data.shards={shards}", f"output_dir={folder}/run"]
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(REPOSITORY)} | env
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.spawn
+@pytest.mark.launcher
+def test_a_hostfile_that_is_not_there_does_not_train_on_one_node(tmp_path, small_shards):
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", "hosts", "--num_gpus", "1"]
+    done = pretrain(launcher, tmp_path, small_shards)
+    assert done.returncode != 0 and "error: the launcher's --hostfile hosts does not exist" in done.stderr
+    assert not (tmp_path / "run").exists() and 'pretrain.py", line' not in done.stderr
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(
+    row="47b",
+    fault="a launcher puts MLFLOW_TRACKING_PASSWORD on the command line of the shell that starts the ranks",
+    required="refused before anything starts, without repeating it",
+)
+def test_a_secret_in_the_arguments_of_a_process_above_is_refused(tmp_path, small_shards):
+    secret = "correct-horse-battery"
+    start = f'export MLFLOW_TRACKING_PASSWORD={secret}; "$@"; exit $?'
+    done = pretrain(["bash", "-c", start, "bash", sys.executable], tmp_path, small_shards)
+    assert (
+        done.returncode == 2 and "error: the value of MLFLOW_TRACKING_PASSWORD stands in the arguments" in done.stderr
+    )
+    assert secret not in done.stdout + done.stderr and not (tmp_path / "run").exists()

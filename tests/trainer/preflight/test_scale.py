@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from data_prep.settings import load_settings
+from trainer.config import RunConfig
+from trainer.preflight.scale import scale_lines, scaled, sent_bytes
+
+
+def test_traffic_by_hand():
+    """A thousand numbers of 2 bytes on 4 ranks: rings send three quarters of a tensor."""
+    assert sent_bytes(1000, 2, stage=1, world_size=4, accumulation_steps=8) == 2 * 1500
+    assert sent_bytes(1000, 2, stage=2, world_size=4, accumulation_steps=8) == 9 * 1500
+    assert sent_bytes(1000, 2, stage=3, world_size=4, accumulation_steps=8) == 24 * 1500
+    assert sent_bytes(1000, 2, stage=3, world_size=1, accumulation_steps=8) == 0
+
+
+def test_the_global_batch_stays_whole_and_the_work_is_divided():
+    config = load_settings(RunConfig, "bert_large", [])
+    (phase,) = config.phases
+    eight, many = scaled(config, phase, 8, 1), scaled(config, phase, 512, 1)
+    assert (eight.micro_batch_rows, eight.accumulation_steps) == (32, 8)
+    assert (many.micro_batch_rows, many.accumulation_steps) == (4, 1), "2,048 rows on 512 ranks"
+    assert eight.flops * 8 == pytest.approx(many.flops * 512)
+    assert many.state_bytes < eight.state_bytes and many.work_bytes < eight.work_bytes
+
+
+def test_more_ranks_than_rows_leave_one_row_each():
+    config = load_settings(RunConfig, "bert_large", ["training.global_batch_tokens=16384"])
+    one = scaled(config, config.phases[0], 64, 2)
+    assert (one.micro_batch_rows, one.accumulation_steps) == (1, 1)
+
+
+def test_the_table_has_a_line_for_every_number_and_stage():
+    config = load_settings(RunConfig, "bert_large", [])
+    lines = list(scale_lines(config, [8, 64, 512]))
+    assert [tuple(map(int, line.split()[:2])) for line in lines[2:-1]] == [
+        (gpus, stage) for gpus in (8, 64, 512) for stage in (1, 2, 3)
+    ]

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UsageError
+from tests.trainer.toy_processes import ROOT, finish, start_ranks
+from trainer.ranks.distributed import initialize_distributed
+from trainer.settings.training import DistributedSettings
+
+SCRIPT = Path(__file__).with_name("toy_ranks.py")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def run_ranks(mode: str, world_size: int = 2) -> list[tuple[int, str, str]]:
+    return finish(start_ranks([str(SCRIPT), mode], world_size), timeout=60)
+
+
+def test_half_an_environment_is_a_usage_error(monkeypatch):
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UsageError, match="not WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
+        initialize_distributed(DistributedSettings())
+
+
+@pytest.mark.spawn
+def test_ranks_reduce_agree_gather_and_leave_with_the_status_asked_for():
+    for status, stdout, stderr in run_ranks("collectives"):
+        assert status == 75, stdout + stderr
+
+
+@pytest.mark.spawn
+def test_plain_python_is_a_world_of_one():
+    environment = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
+    environment |= {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run([sys.executable, str(SCRIPT), "collectives"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 75, done.stderr
+
+
+@pytest.mark.spawn
+def test_a_user_error_before_the_group_is_told_once():
+    (first, second) = run_ranks("user error before the group")
+    assert first[0] == second[0] == 1
+    assert first[2].strip() == "error: the file is missing" and second[2].strip() == ""
+
+
+@pytest.mark.spawn
+def test_a_user_error_on_all_ranks_is_told_once():
+    (first, second) = run_ranks("user error on all")
+    assert first[0] == second[0] == 1
+    assert first[2].strip() == "error: the shard is damaged" and second[2].strip() == ""
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("user error on one", "rank 1: error: this host's disk is gone"),
+        pytest.param("our mistake on one", "ZeroDivisionError: a mistake of ours", marks=pytest.mark.slow),
+        pytest.param("killed", "", marks=pytest.mark.slow),
+    ],
+)
+def test_an_error_on_one_rank_ends_all_and_none_waits(mode, told):
+    started_at = time.monotonic()
+    (first, second) = run_ranks(mode)
+    assert time.monotonic() - started_at < 38, "a rank waited for its timeout"
+    assert first[0] == 1 and second[0] != 0
+    assert told in second[2]
+    assert "error: another rank was lost" in first[2] and "Traceback" not in first[2]
+
+
+@pytest.mark.spawn
+def test_a_process_outlives_the_reader_of_its_output(tmp_path):
+    program = (
+        "import sys, time, pathlib; from trainer.ranks.distributed import outlive_the_reader; outlive_the_reader(); "
+        "print('ready'); done = pathlib.Path(sys.argv[1]); print('to stderr', file=sys.stderr); "
+        "[(time.sleep(0.01), print('x' * 999), print('y', file=sys.stderr)) for _ in range(50)]; done.touch()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "done")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0 and (tmp_path / "done").exists()

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.toy_processes import start_ranks
+from trainer.ranks.watchdog import LOST_RANK_EXIT_STATUS, Heard, Word, find_trouble, hear
+from trainer.settings.watching import HealthSettings
+
+SCRIPT = str(Path(__file__).with_name("toy_watched.py"))
+SETTINGS = HealthSettings(heartbeat_timeout_seconds=60, step_timeout_seconds=600)
+
+
+def word(beat: int = 0, marks: int = 0, doing: str = "step 1: counting", rank: int = 0) -> Word:
+    return Word(beat, marks, doing, f"host-{rank}, process {100 + rank}")
+
+
+def test_a_word_is_dated_by_what_changed_in_it():
+    first = hear(None, word(beat=1, marks=1), now=10)
+    assert (first.beat_at, first.moved_at) == (10, 10)
+    beating = hear(first, word(beat=2, marks=1), now=20)
+    assert (beating.beat_at, beating.moved_at) == (20, 10)
+    still = hear(beating, word(beat=2, marks=1), now=30)
+    assert (still.beat_at, still.moved_at) == (20, 10)
+
+
+def test_silent_ranks_are_named_with_place_and_work():
+    heard = {rank: Heard(word(rank=rank), beat_at=100, moved_at=0) for rank in range(8)}
+    assert find_trouble(heard, 160, SETTINGS) is None
+    heard |= {rank: Heard(word(rank=rank, doing="fetching"), beat_at=39, moved_at=0) for rank in (2, 5, 6, 7)}
+    verdict = find_trouble(heard, 100, SETTINGS)
+    assert "rank 2 (host-2, process 102; last at fetching), rank 5" in verdict and "1 more (7)" in verdict
+    assert "rank 1 " not in verdict
+
+
+def test_where_none_moves_the_one_behind_is_named_and_slowness_alone_is_no_trouble():
+    heard = {rank: Heard(word(marks=9, rank=rank), beat_at=1000, moved_at=399) for rank in range(3)}
+    heard[1] = Heard(word(marks=8, doing="fetching batch 4", rank=1), beat_at=1000, moved_at=300)
+    verdict = find_trouble(heard, 1000, SETTINGS)
+    assert "rank 1 (host-1, process 101; last at fetching batch 4) did not arrive" in verdict
+    heard[0] = Heard(word(marks=10), beat_at=1000, moved_at=401)
+    assert find_trouble(heard, 1000, SETTINGS) is None
+
+
+def run_ranks(mode: str, world_size: int = 2, stopped: int | None = None) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of the ranks; all must end by themselves but the one that is stopped."""
+    processes = start_ranks([SCRIPT, mode], world_size)
+    deadline = time.monotonic() + 60
+    try:
+        while any(process.poll() is None for rank, process in enumerate(processes) if rank != stopped):
+            assert time.monotonic() < deadline, "the ranks wait for ever"
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *output) for process in processes for output in [process.communicate()]]
+
+
+@pytest.mark.spawn
+def test_a_stopped_rank_is_named_and_the_others_leave_with_their_stacks():
+    first, second, third = run_ranks("one stops", world_size=3, stopped=2)
+    assert first[0] == second[0] == LOST_RANK_EXIT_STATUS and third[0] == -signal.SIGKILL
+    assert "error: rank 2 (" in first[2] and "last at fetching batch 3) has not been heard of for 2 s" in first[2]
+    assert "told: rank 2" in first[1] and "told: rank 2" in second[1], "every node is told who it is"
+    assert "error:" not in second[2], "one rank of a node speaks"
+    for _, _, stderr in (first, second):
+        assert "step 3: counting, its stacks:" in stderr and "all_reduce" in stderr
+
+
+@pytest.mark.spawn
+def test_the_rank_that_keeps_the_store_is_named_when_it_stops():
+    first, second = run_ranks("the first stops", stopped=0)
+    assert first[0] == -signal.SIGKILL
+    assert second[0] == LOST_RANK_EXIT_STATUS and "told: rank 0 (" in second[1]
+
+
+@pytest.mark.spawn
+def test_a_rank_that_lives_and_hangs_is_named_by_the_work_it_did_not_finish():
+    results = run_ranks("one hangs")
+    assert [status for status, _, _ in results] == [LOST_RANK_EXIT_STATUS] * 2
+    assert "rank 1 (" in results[0][1] and "did not arrive where the others wait" in results[0][1]
+    assert "fetching batch 3, its stacks:" in results[1][2] and "toy_watched.py" in results[1][2]
+
+
+@pytest.mark.spawn
+def test_a_killed_rank_is_named_by_those_whose_collective_fails():
+    first, second, third = run_ranks("one is killed", world_size=3)
+    assert third[0] == -signal.SIGKILL and first[0] == second[0] == LOST_RANK_EXIT_STATUS
+    for _, stdout, _ in (first, second):
+        assert "told: rank 2 (" in stdout and "is not there any more" in stdout
+        assert "rank 0" not in stdout and "rank 1" not in stdout, "those that leave are not blamed"
+    assert "rank 1 leaves: rank 2 (" in second[2]
+
+
+@pytest.mark.spawn
+def test_a_run_that_is_well_is_left_alone_until_it_ends():
+    assert [status for status, _, _ in run_ranks("all is well")] == [0, 0]
+
+
+@pytest.mark.spawn
+@pytest.mark.slow
+def test_a_single_process_that_hangs_leaves_too():
+    ((status, stdout, stderr),) = run_ranks("one hangs", world_size=1)
+    assert status == LOST_RANK_EXIT_STATUS and "all are at the same place" in stdout and "its stacks:" in stderr

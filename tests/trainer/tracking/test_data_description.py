@@ -1,0 +1,41 @@
+"""What runs and models say of their data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from data_prep.data_set.manifest import list_versions, read_manifest, write_manifest
+from data_prep.data_set.versions import publish
+from trainer.tracking.data_description import all_lineages, data_set_input, lineage, manifest_summary
+
+
+def test_the_summary_has_counts_and_sources_and_no_list_of_files(small_shards: Path) -> None:
+    manifest = read_manifest(str(small_shards))
+    summary = manifest_summary(f"s3://me:pass1word@{small_shards}", manifest)
+    assert summary["digest"] == manifest.digest and summary["train"]["tokens"] == manifest.train.tokens
+    assert summary["train"]["shards"] == 4 and summary["sources"][0]["tokens"] > 0
+    text = json.dumps(summary)
+    assert ".tar" not in text and "pass1word" not in text
+
+
+def test_the_input_is_named_by_its_folder_and_the_manifests_digest(small_shards: Path) -> None:
+    manifest = read_manifest(str(small_shards))
+    found = data_set_input("s3://me:pass1word@bucket/birds/", manifest)
+    assert (found.name, found.digest) == ("birds", manifest.digest)
+    assert "pass1word" not in found.model_dump_json()
+
+
+def test_a_version_descends_from_those_before_it(small_shards: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    first = read_manifest(str(small_shards))
+    write_manifest(folder, first)
+    second = first.model_copy(update={"version": 2, "parent": first.digest})
+    publish(folder, second)
+    third = second.model_copy(update={"version": 3, "parent": second.digest})
+    publish(folder, third)
+    assert [each.version for each in list_versions(folder)] == [1, 2, 3]
+    assert lineage(folder, third.digest) == (third.digest, second.digest, first.digest)
+    assert lineage(folder, first.digest) == (first.digest,)
+    assert all_lineages([folder, folder], [second.digest, first.digest]) == (second.digest, first.digest)
+    assert lineage(str(tmp_path / "gone"), "d" * 64) == ("d" * 64,)

@@ -1,0 +1,73 @@
+"""Which server is meant, and what is said to it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UsageError
+from trainer.tracking.mlflow_server import redact, request_limits, resolve_tracking_uri, view_hint
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def test_the_setting_goes_before_the_environment_and_that_before_the_embedded_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resolve_tracking_uri(None) == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from.environment:5000")
+    assert resolve_tracking_uri(None) == "http://from.environment:5000"
+    assert resolve_tracking_uri("http://from.setting:5000") == "http://from.setting:5000"
+
+
+def test_an_embedded_file_is_found_again_from_another_folder(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.db"
+    recorded = f"sqlite:///{elsewhere}"
+    assert resolve_tracking_uri(None, recorded) != recorded
+    elsewhere.touch()
+    assert resolve_tracking_uri(None, recorded) == recorded
+    assert resolve_tracking_uri("sqlite:///other.db", recorded) == f"sqlite:///{tmp_path}/other.db"
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "./runs/mlflow", "C:\\mlruns", "ftp://host/x", "file:///data/mlruns"])
+def test_a_path_is_refused_with_the_remedy(uri: str) -> None:
+    with pytest.raises(UsageError, match="sqlite:///"):
+        resolve_tracking_uri(uri)
+
+
+@pytest.mark.parametrize(
+    "uri", ["https://host", "postgresql+psycopg2://user:pw@host/db", "databricks", "sqlite:////data/m.db"]
+)
+def test_addresses_of_servers_and_databases_are_taken_as_they_are(uri: str) -> None:
+    assert resolve_tracking_uri(uri) == uri
+
+
+def test_passwords_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2hunter2")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh12345678")
+    text = (
+        "http://me:s3cret@host:5000/api and postgresql://u:p%40w@db/x, s3://b/k?X-Amz-Signature=feed&versionId=3 "
+        "Basic hunter2hunter2 abcdefgh12345678 https://host/path?page=2"
+    )
+    clean = redact(text)
+    for secret in ("s3cret", "p%40w", "me:", "feed", "hunter2", "abcdefgh"):
+        assert secret not in clean
+    for kept in ("host:5000/api", "@db/x", "versionId=3", "https://host/path?page=2"):
+        assert kept in clean
+    assert "s3cret" not in view_hint("http://me:s3cret@host:5000", "1", "abc")
+
+
+def test_request_limits_end_with_their_block_and_leave_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    with request_limits(max_retries=2, timeout_seconds=5):
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"

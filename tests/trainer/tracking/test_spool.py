@@ -1,0 +1,158 @@
+"""The spool: what is logged is on disk once, whatever was killed, torn or full."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.errors import UserError
+from trainer.tracking.spool import Spool
+from trainer.tracking.spool_folder import Point, parse_line
+
+
+def open_spool(folder: Path) -> Spool:
+    return Spool(folder, "experiment", "run")
+
+
+def test_points_come_back_in_order_with_their_exact_values(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    spool.append(1, {"a": 0.1, "b": 1 / 3})
+    spool.append(2, {"a": 1e-45})
+    points, offset = spool.read(0, 100)
+    assert [(point.key, point.value, point.step) for point in points] == [
+        ("a", 0.1, 1),
+        ("b", 1 / 3, 1),
+        ("a", 1e-45, 2),
+    ]
+    assert offset == spool.size == spool.points_path.stat().st_size
+    assert spool.read(offset, 100) == ([], offset)
+
+
+def test_values_that_are_no_numbers_survive(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    spool.append(1, {"nan": math.nan, "inf": -math.inf})
+    points, _ = open_spool(tmp_path).read(0, 10)
+    assert math.isnan(points[0].value) and points[1].value == -math.inf
+
+
+def test_a_step_is_taken_once_over_all_processes(tmp_path: Path) -> None:
+    first = open_spool(tmp_path)
+    for step in range(1, 8):
+        first.append(step, {"train/loss": step})
+    first.append(5, {"valid/loss": 5})
+    resumed = open_spool(tmp_path)
+    counts = [resumed.append(step, {"train/loss": -1.0}) for step in range(4, 10)]
+    assert counts == [0, 0, 0, 0, 1, 1]
+    assert resumed.append(6, {"train/loss": -1.0, "valid/loss": 6.0}) == 1
+    points, _ = open_spool(tmp_path).read(0, 100)
+    assert [point.step for point in points if point.key == "train/loss"] == list(range(1, 10))
+    assert [point.step for point in points if point.key == "valid/loss"] == [5, 6]
+
+
+@given(cut=st.integers(0, 200))
+def test_a_torn_last_line_loses_only_its_own_step(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    spool = open_spool(folder)
+    for step in range(1, 5):
+        spool.append(step, {"a": step})
+    data = spool.points_path.read_bytes()
+    spool.close()
+    spool.points_path.write_bytes(data[: max(0, len(data) - cut)])
+    resumed = open_spool(folder)
+    for step in range(1, 7):
+        resumed.append(step, {"a": step})
+    points, _ = resumed.read(0, 100)
+    resumed.close()
+    assert [(point.step, point.value) for point in points] == [(step, float(step)) for step in range(1, 7)]
+
+
+def test_a_damaged_line_in_the_middle_is_counted_and_left_out(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    spool.append(1, {"a": 1.0})
+    with open(spool.points_path, "ab") as file:
+        file.write(b'{"t": 1, "s"\x00\n')
+    resumed = open_spool(tmp_path)
+    resumed.append(2, {"a": 2.0})
+    assert resumed.num_damaged_lines == 1
+    assert [point.step for point in resumed.read(0, 100)[0]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b"1", b'{"t":1,"s":2}', b'{"t":1,"s":2,"m":[1]}', b'{"t":1,"s":"x","m":{}}']
+)
+def test_lines_of_another_shape_are_damaged(line: bytes) -> None:
+    assert parse_line(line) is None
+
+
+def test_reading_stops_at_whole_lines(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    for step in range(1, 6):
+        spool.append(step, {"a": 1.0, "b": 2.0, "c": 3.0})
+    sizes, offset = [], 0
+    while offset < spool.size:
+        points, offset = spool.read(offset, 7)
+        sizes.append(len(points))
+    assert sizes == [6, 6, 3]
+    assert len(spool.read(0, 2)[0]) == 3  # a line larger than a batch is returned alone
+
+
+def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = open_spool(tmp_path)
+    spool.append(1, {"a": 1.0})
+    write = os.write
+
+    def write_a_part_then_refuse(file: int, data: memoryview) -> int:
+        if len(data) < 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:10])
+
+    monkeypatch.setattr(os, "write", write_a_part_then_refuse)
+    for step in (2, 3):
+        with pytest.raises(OSError, match="No space"):
+            spool.append(step, {"a": float(step)})
+    assert [point.step for point in spool.read(0, 100)[0]] == [1]
+    monkeypatch.undo()
+    spool.append(4, {"a": 4.0})
+    assert [point.step for point in spool.read(0, 100)[0]] == [1, 2, 3, 4]
+    assert [json.loads(line)["s"] for line in spool.points_path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_the_identity_is_written_before_anything_is_sent_and_kept(tmp_path: Path) -> None:
+    identity = json.loads((open_spool(tmp_path).folder / "run.json").read_text())["run_uuid"]
+    assert open_spool(tmp_path).record.run_uuid == identity
+    assert Spool(tmp_path / "other", "experiment", "run").record.run_uuid != identity
+
+
+def test_a_damaged_identity_is_told_with_its_remedy(tmp_path: Path) -> None:
+    open_spool(tmp_path)
+    (tmp_path / "run.json").write_text('{"run_uuid": ')
+    with pytest.raises(UserError, match="remove it"):
+        open_spool(tmp_path)
+
+
+def test_what_was_sent_is_forgotten_when_the_folder_is_older_than_the_note(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    spool.append(1, {"a": 1.0})
+    spool.deliver(sent_bytes=spool.size + 100)
+    assert open_spool(tmp_path).unsent_bytes == spool.size
+
+
+def test_texts_are_kept_with_their_digests(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path)
+    spool.put_artifact("config/resolved.yaml", b"a: 1\n")
+    before = open_spool(tmp_path).record.artifacts
+    assert list(before) == ["config/resolved.yaml"]
+    assert (tmp_path / "artifacts" / "config" / "resolved.yaml").read_text() == "a: 1\n"
+    spool.put_artifact("config/resolved.yaml", b"a: 2\n")
+    assert open_spool(tmp_path).record.artifacts != before
+
+
+def test_a_point_names_what_mlflow_takes_in_its_order() -> None:
+    assert parse_line(b'{"t":7,"s":3,"m":{"a":0.5}}') == [Point("a", 0.5, 7, 3)]

@@ -1,0 +1,1 @@
+"""Checkpoints: saving, resuming, keeping, copying to remote storage."""

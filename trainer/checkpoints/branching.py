@@ -1,0 +1,85 @@
+"""Going on from an earlier checkpoint on another course: `pretrain.py --resume-from STEP --skip-samples A:B`.
+
+The new course is a new MLflow run that names the old one as its parent. Its first checkpoint replaces the one that it
+began with, and says so: the same command again, after a crash or a requeue, goes on and does not go back once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.errors import UsageError
+from trainer.checkpoints.checkpoint import TrainState
+from trainer.checkpoints.checkpoint_store import remove_step, stored_steps
+from trainer.sample_range import SampleRange
+from trainer.settings.watching import TrackingSettings
+from trainer.tracking.tracking import Tracker
+
+PARENT_TAG = "mlflow.parentRunId"
+"""By which MLflow's own pages show a run under its parent."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What the command line asks for: the step to go back to, and samples (first, stop) of its epoch to skip."""
+
+    step: int
+    skip: tuple[tuple[int, int], ...] = ()
+
+
+def is_on(state: TrainState, branch: Branch) -> bool:
+    """Whether a run at `state` has taken this branch already."""
+    return state.branched_at == branch.step and {*branch.skip} <= {(r.first, r.stop) for r in state.skipped_samples}
+
+
+def branched(state: TrainState, branch: Branch) -> TrainState:
+    """The state of the checkpoint that is gone back to, as the beginning of the new course.
+
+    Raises:
+        UsageError: a range lies before the samples that are still to come.
+    """
+    for first, stop in branch.skip:
+        if stop <= state.next_sample:
+            raise UsageError(
+                f"--skip-samples {first}:{stop} lies before sample {state.next_sample:,} of epoch {state.epoch}, where "
+                f"step {state.step:,} ends; resume from an earlier step"
+            )
+    new = (SampleRange(phase=state.phase, epoch=state.epoch, first=first, stop=stop) for first, stop in branch.skip)
+    return state.model_copy(
+        update={
+            "skipped_samples": (*state.skipped_samples, *new),
+            "branched_at": state.step,
+            "mlflow_run_id": None,
+        }
+    )
+
+
+def leave_stored_course(url: str, step: int) -> None:
+    """Remove from the store the checkpoints of later steps, lest an empty disk goes on from one of them.
+
+    Raises:
+        UserError: the store refuses.
+    """
+    for later in stored_steps(url):
+        if later > step:
+            remove_step(url, later)
+
+
+def begin_mlflow_run(
+    settings: TrackingSettings, output_dir: Path, state: TrainState, warn: Callable[[str], None]
+) -> Tracker:
+    """Close the old course's MLflow run, put its record aside, and open a new one that names it as its parent."""
+    old = Tracker.open(settings, output_dir, warn)
+    old.close("KILLED")
+    parent = old.run_id
+    number = 1
+    while (aside := output_dir / f"tracking-{number}").exists():
+        number += 1
+    (output_dir / "tracking").rename(aside)
+    tracker = Tracker.open(settings, output_dir, warn)
+    skipped = ", ".join(str(range_) for range_ in state.skipped_samples)
+    tags = {"clozeworks.resumed_from_step": str(state.step), "clozeworks.skipped_samples": skipped or "none"}
+    tracker.log_tags(tags | ({PARENT_TAG: parent} if parent else {}))
+    return tracker

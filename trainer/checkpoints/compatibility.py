@@ -1,0 +1,121 @@
+"""Whether a checkpoint may be resumed with a configuration: what changed, and whether that makes it another run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from data_prep.errors import UserError
+from trainer.checkpoints.checkpoint_format import DataIdentity, SavedState, current_versions
+from trainer.config import RunConfig, without_secrets
+
+VERSION = "version of "
+"""So begin the lines on versions of what a resumed run's numbers depend on."""
+
+_HARMLESS_SECTIONS = frozenset(
+    {
+        "output_dir",
+        "checkpoint",
+        "evaluation",
+        "tracking",
+        "registry",
+        "logging",
+        "health",
+        "distributed",
+        "storage_options",
+    }
+)
+_HARMLESS = frozenset(
+    {
+        "zero.stage",
+        "zero.offload_optimizer",
+        "data.num_workers",
+        "data.cache_dir",
+        "data.cache_bytes",
+        "data.on_corrupt_shard",
+        "data.tokenizer",
+        "training.activation_checkpointing",
+        "training.deterministic",
+        "training.compile",
+        # A run may be lengthened or cut short; its schedule stretches to the new end from here on.
+        "training.max_steps",
+    }
+)
+
+
+def check_compatible(
+    saved: SavedState, config: RunConfig, data: DataIdentity, world_size: int, allow_change: bool = False
+) -> list[str]:
+    """The differences that leave the run what it is (logging, ranks, ZeRO stage, micro-batch, versions), as lines.
+
+    Where data lies and what its folder is called does not matter: its manifests' digests do. A run whose phases are
+    written differently but say the same is the same run.
+
+    Raises:
+        UserError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
+            which lists it among the others.
+    """
+    before, after = _comparable(_saved_config(saved)), _comparable(without_secrets(config))
+    before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
+    after |= {f"{VERSION}{name}": value for name, value in current_versions().items()}
+    before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}
+    after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
+    before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
+    after["tokenizer_fingerprint"] = data.tokenizer_fingerprint
+    harmless, dangerous = [], []
+    for name in [*before, *(name for name in after if name not in before)]:
+        if before.get(name) != after.get(name):
+            line = f"{name} was {before.get(name)!r} and is {after.get(name)!r}"
+            (harmless if _is_harmless(name) else dangerous).append(line)
+    if dangerous and not allow_change:
+        raise UserError(
+            f"the checkpoint of step {saved.state.step} belongs to another run: " + "; ".join(dangerous) + "; set it "
+            "back, use another output_dir for a new run, or give --allow-change to go on with the change"
+        )
+    return harmless + dangerous
+
+
+def _saved_config(saved: SavedState) -> RunConfig:
+    try:
+        return RunConfig.model_validate(saved.config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"the checkpoint of step {saved.state.step} was written with a setting that this release does not know or "
+            f"accept ({'.'.join(map(str, first['loc']))}: {first['msg']}); resume it with the release that wrote it"
+        ) from None
+
+
+def _comparable(config: RunConfig) -> dict[str, Any]:
+    """Settings by dotted name; batch sizes and lengths by phase, wherever they were set; places of data left out."""
+    by_phase = {"phases", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
+    values = dict(_flatten(config.model_dump(mode="json", exclude={"deepspeed": True, "training": by_phase})))
+    for name in ("data.sequence_length", "data.shards"):
+        values.pop(name)
+    for number, phase in enumerate(config.phases):
+        values |= {f"phase {number} {name}": value for name, value in phase.model_dump().items()}
+    # How long the last phase is follows from the length of the run.
+    values.pop(f"phase {len(config.phases) - 1} steps")
+    values["training.max_steps"] = config.max_steps
+    values["deepspeed"] = config.deepspeed
+    values["weights of the mixture"] = [component.weight for component in config.data.components]
+    return values
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return flat
+
+
+def _is_harmless(name: str) -> bool:
+    return (
+        name in _HARMLESS
+        or name.split(".")[0] in _HARMLESS_SECTIONS
+        or name in ("world_size", "deepspeed")
+        or name.endswith(" micro_batch_tokens")
+        or name.startswith(VERSION)
+    )

@@ -1,0 +1,1 @@
+"""Checks and estimates before a run burns anything."""

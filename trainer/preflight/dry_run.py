@@ -1,0 +1,171 @@
+"""A run explained before it is paid for: sizes, batches, operations, memory and shards, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from data_prep.data_set.manifest import Manifest, read_manifest
+from data_prep.errors import UserError
+from data_prep.files import storage
+from data_prep.settings import to_yaml
+from trainer.batch_arithmetic import batch_arithmetic
+from trainer.config import RunConfig, without_secrets
+from trainer.model.pretraining import PretrainingModel
+from trainer.model.sizes import (
+    activation_bytes,
+    counted_parameters,
+    flops_per_token,
+    memory_per_rank,
+    parameter_table,
+)
+from trainer.schedule import global_batch_sizes, tokens_of_phase, tokens_of_run
+from trainer.settings.training import Phase
+
+GIB = 1 << 30
+
+
+def explain(config: RunConfig, world_size: int) -> str:
+    """The whole explanation for `world_size` ranks; needs no GPU, and no shards either.
+
+    Raises:
+        UserError: shards are there and do not fit the configuration.
+    """
+    parts = [
+        ("Configuration", to_yaml(without_secrets(config)).rstrip().splitlines()),
+        ("Parameters", parameter_lines(config)),
+        ("Batches", batch_lines(config, world_size)),
+        ("Operations", flops_lines(config)),
+        (
+            f"Memory a rank, GiB (estimate, {world_size} ranks, {config.training.precision})",
+            memory_lines(config, world_size),
+        ),
+        ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(config)),
+        ("Shards", list(shard_lines(config, world_size))),
+    ]
+    return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
+
+
+def parameter_lines(config: RunConfig) -> list[str]:
+    """The parameter table: module, closed-form count, the count of the model as built, and the formula."""
+    next_sentence = config.data.has_sentence_pairs
+    rows = parameter_table(config.model, next_sentence)
+    with torch.device("meta"):
+        model = PretrainingModel(config.model, next_sentence)
+    counted = counted_parameters(model)
+    width = max(len(row.module) for row in rows)
+    lines = [f"{'module':<{width}}  {'closed form':>13}  {'counted':>13}  formula"]
+    for row in rows:
+        lines.append(f"{row.module:<{width}}  {row.count:>13,}  {counted[row.module]:>13,}  {row.formula}")
+    return lines
+
+
+def batch_lines(config: RunConfig, world_size: int) -> list[str]:
+    """The batch arithmetic of every phase."""
+    lines = []
+    for number, (phase, steps) in enumerate(zip(config.phases, config.steps_by_phase, strict=True)):
+        name = f"phase {number}: " if len(config.phases) > 1 else ""
+        arithmetic = batch_arithmetic(phase, world_size)
+        lines.append(f"{name}{arithmetic}; {steps:,} steps = {tokens_of_phase(phase, 0, steps):,} tokens")
+        lines += warmup_lines(phase, world_size)
+    return lines
+
+
+def warmup_lines(phase: Phase, world_size: int) -> list[str]:
+    """The sizes of a batch warm-up in their order: from which step of the phase, and how they are cut."""
+    warmup = phase.batch_warmup
+    if warmup is None:
+        return []
+    lines = [f"  batch warm-up over {warmup.steps:,} steps; the learning rate follows the step, not the batch"]
+    for step, tokens in global_batch_sizes(phase):
+        arithmetic = batch_arithmetic(phase, world_size, tokens)
+        line = f"  from step {step + 1:,}: {tokens:,} tokens, {arithmetic.accumulation_steps} accumulation"
+        filling = arithmetic.filling_share
+        lines.append(f"{line}, of what is computed {filling:.1%} only fills up" if filling else line)
+    return lines
+
+
+def flops_lines(config: RunConfig) -> list[str]:
+    """Operations per token, and of the whole run."""
+    lines, total = [], 0.0
+    for phase, steps in zip(config.phases, config.steps_by_phase, strict=True):
+        flops = flops_per_token(
+            config.model,
+            phase.sequence_length,
+            config.data.max_mlm_probability,
+            config.data.has_sentence_pairs,
+        )
+        total += flops * tokens_of_phase(phase, 0, steps)
+        lines.append(f"length {phase.sequence_length}: {flops / 1e9:.3f} GFLOP a token, forward and backward")
+    return [*lines, f"the whole run: {total:.3g} FLOP"]
+
+
+def memory_lines(config: RunConfig, world_size: int) -> list[str]:
+    """Estimated memory of a rank by part, for ZeRO 0 to 3, at the phase that needs most."""
+    tables = [_memory(config, max(config.phases, key=_places), stage, world_size) for stage in range(4)]
+    marks = ["<- this run" if stage == config.zero.stage else "" for stage in range(4)]
+    parts = list(tables[0])
+    lines = ["ZeRO  " + "  ".join(f"{part:>14}" for part in parts) + f"  {'total':>8}"]
+    for stage, (table, mark) in enumerate(zip(tables, marks, strict=True)):
+        values = "  ".join(f"{table[part] / GIB:>14.2f}" for part in parts)
+        lines.append(f"{stage:>4}  {values}  {sum(table.values()) / GIB:>8.2f}  {mark}".rstrip())
+    return lines
+
+
+def activation_lines(config: RunConfig) -> list[str]:
+    """What each part of the model keeps from forward to backward, at the phase that needs most, and the logits."""
+    phase = max(config.phases, key=_places)
+    number_bytes = 4 if config.training.precision == "fp32" else 2
+    parts = activation_bytes(
+        config.model, phase.micro_batch_tokens, number_bytes, config.training.activation_checkpointing
+    )
+    parts["logits"] = _memory(config, phase, stage=config.zero.stage, world_size=1)["logits"]
+    total = sum(parts.values())
+    return [f"{part:<14}{size / GIB:>8.2f}  {size / total:>6.1%}" for part, size in parts.items() if size] + [
+        f"{'total':<14}{total / GIB:>8.2f}"
+    ]
+
+
+def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
+    """What the shards hold, and whether there are enough of them for the ranks."""
+    for component in config.data.components:
+        try:
+            manifest = read_manifest(component.url)
+        except UserError as error:
+            yield f"not looked at: {error}"
+            continue
+        yield from _describe_shards(storage.redact(component.url), manifest, config, world_size)
+
+
+def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:
+    if manifest.tokenizer.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"the shards at {url} hold ids up to {manifest.tokenizer.vocab_size - 1:,} and model.vocab_size is "
+            f"{config.model.vocab_size:,}; set model.vocab_size={manifest.tokenizer.vocab_size}"
+        )
+    train = manifest.train
+    asked = tokens_of_run(config.phases, config.steps_by_phase)
+    yield (
+        f"{url}: {len(train.shards)} train shards for {world_size} ranks (any number of ranks reads any number of "
+        f"shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
+    )
+    yield f"the run reads {asked:,} places, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"
+
+
+def _places(phase: Phase) -> int:
+    return phase.micro_batch_tokens
+
+
+def _memory(config: RunConfig, phase: Phase, stage: int, world_size: int) -> dict[str, int]:
+    return memory_per_rank(
+        config.model,
+        stage=stage,
+        world_size=world_size,
+        micro_batch_tokens=phase.micro_batch_tokens,
+        sequence_length=phase.sequence_length,
+        precision=config.training.precision,
+        mlm_probability=config.data.max_mlm_probability,
+        next_sentence=config.data.has_sentence_pairs,
+        activation_checkpointing=config.training.activation_checkpointing,
+    )

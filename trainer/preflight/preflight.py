@@ -1,0 +1,283 @@
+"""Checks of a run before it burns anything: configuration, data, memory, disk, stores. Each takes seconds at most.
+
+`launch/doctor.py` prints all of them; `launch/pretrain.py` warns at every start of what the cheap ones find.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from data_prep.data_set.manifest import ShardRecord
+from data_prep.errors import UserError
+from data_prep.files import storage
+from trainer.batch_arithmetic import batch_arithmetic
+from trainer.config import RunConfig
+from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
+from trainer.deepspeed_config import deepspeed_config
+from trainer.model.sizes import memory_per_rank, num_parameters
+from trainer.preflight.launch_checks import has_password
+from trainer.ranks.distributed import extensions_folder
+from trainer.schedule import global_batch_sizes, tokens_of_run
+from trainer.settings.training import Phase
+
+GIB = 1 << 30
+NOTABLE_FILLING = 0.05
+SAMPLED_SHARDS = 4
+HASHED_BYTES = 256 << 20
+STALE_LOCK_SECONDS = 600
+LARGEST_SKEW_SECONDS = 5.0
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""fp32 weight and Adam's two moments."""
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found: a short name of what was looked at, what was seen, and the remedy where it is not well."""
+
+    level: Level
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<4}  {self.name:<12}  {self.text}"
+
+
+def guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """The findings of a check; an error that the user can mend is one too."""
+    found: list[Finding] = []
+    try:
+        found.extend(check())
+    except UserError as error:
+        found.append(Finding("fail", name, str(error)))
+    return found
+
+
+def cheap_findings(config: RunConfig, world_size: int, device: torch.device) -> list[Finding]:
+    """What every start looks at, in well under a second."""
+    return [
+        *guarded("batch", lambda: check_batches(config, world_size)),
+        *guarded("memory", lambda: check_memory(config, world_size, device)),
+        *guarded("disk", lambda: check_disk(config)),
+        *guarded("op cache", check_op_cache),
+        *guarded("secrets", lambda: check_secrets(sys.argv)),
+    ]
+
+
+def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
+    """The batch arithmetic of every phase, and that DeepSpeed's settings follow from the YAML."""
+    deepspeed_config(config, world_size)
+    for number, phase in enumerate(config.phases):
+        arithmetic = batch_arithmetic(phase, world_size)
+        where = f"phase {number}: " if len(config.phases) > 1 else ""
+        if arithmetic.filling_share > NOTABLE_FILLING:
+            text = f"{where}{arithmetic}; choose training.global_batch_tokens as a multiple, or another number of ranks"
+            yield Finding("warn", "batch", text)
+        else:
+            yield Finding("ok", "batch", f"{where}{arithmetic}")
+        if phase.batch_warmup is not None:
+            yield _check_batch_warmup(phase, world_size, where)
+
+
+def _check_batch_warmup(phase: Phase, world_size: int, where: str) -> Finding:
+    """What of the batches that grow is computed for nothing."""
+    sizes = [tokens for _, tokens in global_batch_sizes(phase)]
+    computed = sum(
+        batch_arithmetic(phase, world_size, tokens).computed_rows * phase.sequence_length for tokens in sizes
+    )
+    share = 1.0 - sum(sizes) / computed
+    text = f"{where}batch warm-up in {len(sizes)} sizes from {sizes[0]:,} to {sizes[-1]:,} tokens"
+    if share <= NOTABLE_FILLING:
+        return Finding("ok", "batch", text)
+    needed = world_size * phase.micro_batch_tokens
+    remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
+    return Finding("warn", "batch", f"{text}, of whose computed rows {share:.1%} only fill up; {remedy}")
+
+
+def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
+    """Manifests against tokenizer and model, a sample of the shards, shards against ranks."""
+    sets = [open_shard_set(part.url, config.data.cache_dir, config.data.cache_bytes) for part in config.data.components]
+    check_tokenizer(sets, config.data.tokenizer, config.model.vocab_size)
+    for shard_set in sets:
+        check_own_tokenizer(shard_set)
+    fingerprint = sets[0].manifest.tokenizer.fingerprint[:16]
+    yield Finding("ok", "tokenizer", f"{fingerprint}, the one that made the shards; its ids fit the model")
+    for shard_set in sets:
+        yield from _check_shards(shard_set)
+        train, where = shard_set.manifest.train, storage.redact(shard_set.url)
+        if not shard_set.manifest.valid.documents:
+            yield Finding("warn", "shards", f"{where} holds no valid documents; raise shards.valid_fraction")
+        yield Finding("ok", "shards", f"{where}: {len(train.shards)} train shards serve {world_size} ranks")
+    asked = tokens_of_run(config.phases, config.steps_by_phase)
+    tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
+    yield Finding("ok", "tokens", f"the run reads {asked:,} places, about {asked / max(tokens, 1):.2f} epochs")
+
+
+def _check_shards(shard_set: ShardSet) -> Iterator[Finding]:
+    """A few shards, evenly chosen: there, as long as the manifest says, and the small local ones hashed."""
+    records = shard_set.manifest.shards
+    chosen = records[:: max(1, len(records) // SAMPLED_SHARDS)][:SAMPLED_SHARDS]
+    problems = [problem for record in chosen if (problem := _shard_problem(shard_set, record))]
+    for problem in problems:
+        yield Finding("fail", "shards", f"{problem}; restore it, or make the shards again")
+    if not problems:
+        yield Finding("ok", "shards", f"{len(chosen)} of {len(records)} looked at in {storage.redact(shard_set.url)}")
+
+
+def _shard_problem(shard_set: ShardSet, record: ShardRecord) -> str | None:
+    url = storage.join(shard_set.url, record.name)
+    where = storage.redact(url)
+    if not storage.exists(url):
+        return f"{where} is missing"
+    if (size := storage.size(url)) != record.bytes:
+        return f"{where} has {size:,} bytes and should have {record.bytes:,}"
+    if not storage.is_remote(url) and size <= HASHED_BYTES and storage.sha256_of(url) != record.sha256:
+        return f"{where} has another sha256 than the manifest's"
+    return None
+
+
+def check_memory(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
+    """The estimate for a rank at the phase that needs most, against what its device has."""
+    phase = max(config.phases, key=lambda phase: phase.micro_batch_tokens)
+    parts = memory_per_rank(
+        config.model,
+        stage=config.zero.stage,
+        world_size=world_size,
+        micro_batch_tokens=phase.micro_batch_tokens,
+        sequence_length=phase.sequence_length,
+        precision=config.training.precision,
+        mlm_probability=config.data.max_mlm_probability,
+        next_sentence=config.data.has_sentence_pairs,
+        activation_checkpointing=config.training.activation_checkpointing,
+    )
+    if config.zero.offload_optimizer and device.type == "cuda":
+        parts = {name: size for name, size in parts.items() if name not in ("optimizer", "master_weights")}
+    needed, there = sum(parts.values()), device_memory_bytes(device, world_size)
+    largest = max(parts, key=lambda name: parts[name])
+    text = f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} a rank at ZeRO {config.zero.stage}, most of it {largest}"
+    remedy = "; lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage"
+    level: Level = "ok" if needed <= 0.85 * there else "warn" if needed <= there else "fail"
+    yield Finding(level, "memory", text + ("" if level == "ok" else remedy))
+
+
+def device_memory_bytes(device: torch.device, world_size: int) -> int:
+    """What one rank may use: its GPU, or its share of this machine's memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // local
+
+
+def check_secrets(words: Sequence[str]) -> Iterator[Finding]:
+    """That no word of a command line holds a password, which `ps` shows to every user of the machine."""
+    found = [word.partition("=")[0] for word in words if has_password(word)]
+    if found:
+        text = f"{', '.join(found)} on the command line holds a password, which `ps` shows to all; write it into the "
+        yield Finding("fail", "secrets", text + "YAML file, or into ~/.mlflow/credentials or ~/.aws/credentials")
+    else:
+        yield Finding("ok", "secrets", "none on the command line")
+
+
+def check_disk(config: RunConfig) -> Iterator[Finding]:
+    """Room for the checkpoints that are kept at once, one more being written, in the disk of `output_dir`."""
+    settings = config.checkpoint
+    size = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.data.has_sentence_pairs)
+    kept = settings.keep_last + settings.keep_best + 1
+    if settings.keep_every_steps is not None:
+        kept += config.max_steps // settings.keep_every_steps
+    folder = Path(config.output_dir).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(there, os.W_OK):
+        yield Finding("fail", "disk", f"{there} cannot be written; set output_dir to another folder")
+        return
+    free = shutil.disk_usage(there).free
+    text = f"{kept} checkpoints of {size / GIB:.2f} GiB at once, {free / GIB:.1f} GiB free for {folder}"
+    remedy = "; free some, or lower checkpoint.keep_last and the like"
+    level: Level = "ok" if kept * size <= 0.9 * free else "warn" if 2 * size <= free else "fail"
+    yield Finding(level, "disk", text + ("" if level == "ok" else remedy))
+
+
+def check_op_cache() -> Iterator[Finding]:
+    """A lock that a killed build left makes every later one wait for ever."""
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or extensions_folder())
+    locks = [lock for lock in folder.glob("**/lock") if lock.is_file()] if folder.is_dir() else []
+    held = open_files() if locks else set()
+    abandoned = [lock for lock in locks if str(lock.resolve()) not in held]
+    for lock in abandoned:
+        age = time.time() - lock.stat().st_mtime
+        text = f"{lock} is {age / 60:.0f} minutes old and held by no process of this machine: "
+        if age > STALE_LOCK_SECONDS:
+            text += "left by a build that was killed; remove it, or the next build waits for ever"
+            yield Finding("fail", "op cache", text)
+        else:
+            yield Finding("warn", "op cache", text + "if no other host builds into this folder, remove it")
+    if not abandoned:
+        yield Finding("ok", "op cache", f"no abandoned build lock in {folder}")
+
+
+def open_files() -> set[str]:
+    """The files that processes of this machine hold open, as far as this user may see them."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            found.add(os.readlink(link))
+    return found
+
+
+def check_compiler(config: RunConfig) -> Iterator[Finding]:
+    """Only torch.compile on the CPU and the optimizer's offload need one."""
+    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    needed = config.training.compile or config.zero.offload_optimizer
+    if compiler is None and needed:
+        yield Finding(
+            "fail",
+            "compiler",
+            "no C++ compiler is found, and training.compile or zero.offload_optimizer needs one; install g++",
+        )
+    else:
+        yield Finding("ok", "compiler", compiler or "none, and none is needed")
+
+
+def check_clock(config: RunConfig) -> Iterator[Finding]:
+    """This machine's clock against that of the disk of `output_dir`: stores refuse requests that are minutes off."""
+    folder = Path(config.output_dir).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    probe = there / f".clozeworks-doctor-{secrets.token_hex(4)}"
+    try:
+        probe.touch()
+        skew = abs(time.time() - probe.stat().st_mtime)
+        probe.unlink()
+    except OSError as error:
+        yield Finding("warn", "clock", f"cannot be compared: {there} cannot be written ({error.strerror})")
+        return
+    level: Level = "ok" if skew <= LARGEST_SKEW_SECONDS else "warn"
+    remedy = "" if level == "ok" else "; set the clocks by a time server"
+    yield Finding(level, "clock", f"{skew:.1f} s from that of {there}{remedy}")
+
+
+def check_store(config: RunConfig) -> Iterator[Finding]:
+    """That the checkpoint store takes, gives and removes a small file."""
+    url = config.checkpoint.upload_to
+    if url is None:
+        yield Finding("ok", "store", "none asked for (checkpoint.upload_to)")
+        return
+    probe, data = storage.join(url, f"doctor-{secrets.token_hex(4)}"), b"probe"
+    storage.write_bytes(probe, data)
+    read = storage.read_bytes(probe)
+    storage.remove(probe)
+    if read != data:
+        yield Finding("fail", "store", f"{storage.redact(url)} gave other bytes than it was given; use another store")
+    else:
+        yield Finding("ok", "store", f"{storage.redact(url)} can be written, read and cleared")

@@ -1,0 +1,61 @@
+"""From a checkpoint to a registered version, and to an alias where its gate lets it pass.
+
+`python -m trainer.registry.register_checkpoint` does it in a process of its own, which the trainer starts: the request
+comes as JSON on standard input (an address may hold a password, and command lines are seen by all), the answer goes
+to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from data_prep.errors import run_command
+from trainer.exporting.export import export_checkpoint
+from trainer.registry.promotion import parse_conditions
+from trainer.registry.registry import Registration, register
+from trainer.registry.registry_versions import NotPromoted, promote
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be registered, and which aliases are to move."""
+
+    checkpoint: str
+    name: str
+    alias: str | None = None
+    promote_to: str | None = None
+    only_if: str | None = None
+    tracking_uri: str | None = None
+
+
+def register_checkpoint(request: Request) -> tuple[Registration, str]:
+    """Export, register, promote; returns the version and what became of the promotion, in words.
+
+    Raises:
+        UserError: the export is refused, or the registry.
+    """
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
+        folder = Path(temporary) / request.name  # the model card takes its title from here
+        export_checkpoint(Path(request.checkpoint), folder)
+        registration = register(folder, request.name, request.alias, request.tracking_uri)
+    if request.promote_to is None:
+        return registration, ""
+    conditions = parse_conditions(request.only_if) if request.only_if else ()
+    try:
+        verdict = promote(request.name, registration.version, request.promote_to, conditions, request.tracking_uri)
+    except NotPromoted as error:
+        return registration, str(error)
+    return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"
+
+
+def main() -> None:
+    registration, promotion = register_checkpoint(Request(**json.load(sys.stdin)))
+    print(json.dumps({**asdict(registration), "promotion": promotion}))
+
+
+if __name__ == "__main__":
+    run_command(main)

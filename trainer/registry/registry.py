@@ -1,0 +1,236 @@
+"""The MLflow model registry: an exported folder becomes a version, and a version becomes a folder again.
+
+A version is one MLflow model: what `mlflow.transformers.load_model` wants (a pipeline; for a pretrained encoder the
+fill-mask one, which has neither pooler nor next-sentence head), and the whole exported folder under `hf/`. A version
+is created when all of that is uploaded, and an alias moves when the version was read back, so a broken upload is never
+seen under an alias.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import regex
+
+from data_prep.errors import UserError
+from trainer.registry.registry_names import check_names
+from trainer.registry.registry_pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
+from trainer.registry.served_model import load_served
+from trainer.tracking.delivery import find_or_create_experiment
+from trainer.tracking.mlflow_server import redact, registry_client, resolve_tracking_uri, short
+from trainer.tracking.tracking import flatten
+from trainer.using.fill_mask import quiet_transformers
+from trainer.using.model_folder import check_model_folder, folder_digest, read_card, read_provenance
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Run
+
+MAX_TAG_LENGTH = 5000
+MAX_LINEAGE = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
+DATA_DIGESTS = "data_digests"
+DATA_LINEAGE = "data_lineage"
+DEFAULT_EXPERIMENT = "clozeworks"
+REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
+MAX_DESCRIPTION_LENGTH = 5000
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A registered version."""
+
+    name: str
+    version: str
+    alias: str | None
+    tracking_uri: str
+    run_id: str | None
+
+    @property
+    def model_uri(self) -> str:
+        """What everybody loads it by: the alias where there is one, else the version."""
+        return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/{self.version}"
+
+
+def register(
+    folder: Path,
+    name: str,
+    alias: str | None = None,
+    tracking_uri: str | None = None,
+    run_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> Registration:
+    """Register an exported folder as the next version of `name`, and let `alias` point to it once it is proved.
+
+    The version's tags are the folder's provenance (tokens seen, digests, scores, training run), its digest, and `tags`.
+    `run_id` is the training run; by default the one in the provenance, where the server knows it.
+
+    Raises:
+        UserError: the folder is no safe model folder, or the server refuses or breaks off; then nothing has changed
+            under the alias, and the same call may be made again.
+    """
+    check_names(name, alias)
+    check_model_folder(folder, strict=True)
+    uri = resolve_tracking_uri(tracking_uri)
+    provenance = read_provenance(folder)
+    digest = folder_digest(folder)
+    all_tags = {**provenance_tags(folder, provenance), DIGEST_TAG: digest, **(tags or {})}
+    with registry_client(uri, f"registering {name}") as client:
+        run = _training_run(client, run_id or provenance.get("mlflow_run_id"), required=run_id is not None)
+        experiment_id = run.info.experiment_id if run else find_or_create_experiment(client, DEFAULT_EXPERIMENT)
+        run_id = run.info.run_id if run else None
+        model = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
+        try:
+            _upload(client, model, folder, name)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the server may be gone; what broke the upload is what is told
+                client.finalize_logged_model(model.model_id, "FAILED")
+            raise
+        client.finalize_logged_model(model.model_id, "READY")
+        card = _description(folder)
+        version = _create_version(client, name, model, all_tags, card)
+        _prove(client, name, version, folder, uri)
+        if alias:
+            point_alias(client, name, alias, version)
+            client.update_registered_model(name, card)
+    return Registration(name, version, alias, redact(uri), run_id)
+
+
+def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
+    """Let the alias point to the version.
+
+    Two registrations that make a new alias at once both insert it, and the store refuses the second; asked again, it
+    moves the alias that is there now.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_registered_model_alias(name, alias, version)
+    except MlflowException:
+        client.set_registered_model_alias(name, alias, version)
+
+
+def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, str]:
+    """What an export says of its origin, as version tags; the resolved configuration by its digest."""
+    special = (DATA_DIGESTS, DATA_LINEAGE)
+    tags = flatten({name: value for name, value in provenance.items() if name not in special and value is not None})
+    if DATA_DIGESTS in provenance:  # its keys are addresses, which cannot be names of tags
+        tags[DATA_DIGESTS] = redact(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
+    if provenance.get(DATA_LINEAGE):  # the oldest of a very long one are left out
+        tags[DATA_LINEAGE] = ",".join(provenance[DATA_LINEAGE][:MAX_LINEAGE])
+    config = folder / "training_config.yaml"
+    if config.is_file():
+        tags["config_digest"] = hashlib.sha256(config.read_bytes()).hexdigest()
+    short_enough = {name: text for name, text in tags.items() if len(text) <= MAX_TAG_LENGTH}
+    return {TAG_PREFIX + regex.sub(r"[^\w./-]", "_", name): text for name, text in short_enough.items()}
+
+
+def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
+    """Lay the MLflow model and `hf/` out in a temporary folder, and send that to the logged model."""
+    import mlflow.transformers
+    from mlflow.models import Model
+
+    served = load_served(folder)
+    served.model.name_or_path = name  # MLflow writes it down, and the temporary path tells nobody anything
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary, quiet_transformers():
+        path = Path(temporary) / "model"
+        description = Model(
+            artifact_path=model.artifact_location,
+            run_id=model.source_run_id,
+            model_uuid=model.model_id,
+            model_id=model.model_id,
+        )
+        if served.pipeline_task is None:
+            path.mkdir()
+            description.save(str(path / "MLmodel"))
+        else:
+            mlflow.transformers.save_model(
+                served.pipeline(),
+                str(path),
+                task=served.pipeline_task,
+                mlflow_model=description,
+                pip_requirements=[f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
+                input_example=served.example,
+            )
+        shutil.copytree(folder, path / EXPORT_FOLDER)
+        client.log_model_artifacts(model.model_id, str(path))
+
+
+def _public_version(library: str) -> str:
+    return metadata.version(library).partition("+")[0]
+
+
+def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: dict[str, str], description: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name, description=description)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    version = client.create_model_version(
+        name,
+        f"models:/{model.model_id}",
+        model.source_run_id,
+        tags=tags,
+        description=description,
+        model_id=model.model_id,
+    )
+    return str(version.version)
+
+
+def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str) -> None:
+    """Read the version back and let it answer both ways; a version that cannot be is taken away again."""
+    import mlflow.transformers
+
+    model_uri = f"models:/{name}/{version}"
+    try:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
+            artifact_uri, digest = find_model(client, model_uri)
+            served = load_served(download(artifact_uri, digest, model_uri, uri, Path(temporary) / "hf"))
+            if served.pipeline_task is not None:
+                served.pipeline()(served.example)
+                with quiet_transformers():
+                    mlflow.transformers.load_model(model_uri, dst_path=temporary)(served.example)
+    except Exception as error:
+        client.delete_model_version(name, version)
+        raise UserError(
+            f"version {version} of {name} could not be read back ({short(error)}) and was taken away; no alias was "
+            f"moved. {folder} is as it was: run the same command again"
+        ) from error
+
+
+def _description(folder: Path) -> str:
+    """The model card as a version's description, as long as the registry takes it."""
+    card = read_card(folder)
+    if len(card) <= MAX_DESCRIPTION_LENGTH:
+        return card
+    ending = f"\n\n(cut here; the whole card is {EXPORT_FOLDER}/README.md of the version)"
+    return card[: MAX_DESCRIPTION_LENGTH - len(ending)] + ending
+
+
+def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> Run | None:
+    """The run to hang the model on; a model from elsewhere has none here."""
+    from mlflow.exceptions import MlflowException
+
+    if run_id is None:
+        return None
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        run = None
+    if run is None or run.info.lifecycle_stage == "deleted":
+        if required:
+            raise UserError(f"the server has no run {run_id}; give the run of this server, or leave it out")
+        return None
+    return run

@@ -1,0 +1,60 @@
+"""What a registered folder answers through MLflow: a transformers pipeline by the kind of its head.
+
+Question answering has no pipeline in transformers 5, so such a version is its Hugging Face folder alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.using.fill_mask import MASK_TOKEN, FillMask, quiet_transformers
+from trainer.using.model_folder import read_config
+from trainer.using.pretrained import load_pretrained, load_tokenizer
+
+INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
+TEXT_EXAMPLE = "It was a fine day."
+PIPELINES = {
+    "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
+    "ForTokenClassification": ("token-classification", "AutoModelForTokenClassification"),
+}
+WITHOUT_PIPELINE = {"ForQuestionAnswering": "AutoModelForQuestionAnswering"}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A loaded model; `pipeline_task` is None where transformers has no pipeline for it."""
+
+    model: Any
+    tokenizer: Any
+    pipeline_task: str | None
+    example: str
+
+    def pipeline(self) -> Any:
+        """The transformers pipeline of the model."""
+        from transformers import pipeline
+
+        assert self.pipeline_task is not None, "asked for only where there is one"
+        with quiet_transformers():
+            return pipeline(self.pipeline_task, model=self.model, tokenizer=self.tokenizer)
+
+
+def load_served(folder: Path) -> ServedModel:
+    """Load a folder as what it is: a masked language model, a classifier, a tagger or a reader.
+
+    Raises:
+        UserError: transformers cannot load it as that.
+    """
+    architecture = str((read_config(folder).get("architectures") or [""])[0])
+    for ending, (task, auto_class) in PIPELINES.items():
+        if architecture.endswith(ending):
+            model, _ = load_pretrained(auto_class, folder, f"a model for {task}")
+            return ServedModel(model, load_tokenizer(folder), task, TEXT_EXAMPLE)
+    for ending, auto_class in WITHOUT_PIPELINE.items():
+        if architecture.endswith(ending):
+            model, _ = load_pretrained(auto_class, folder, "a model for question answering")
+            return ServedModel(model, load_tokenizer(folder), None, TEXT_EXAMPLE)
+    filler = FillMask.load(folder)
+    example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
+    return ServedModel(filler.model, filler.tokenizer, "fill-mask", example)

@@ -1,0 +1,1 @@
+"""MLflow tracking: a spool on disk, and its delivery to a server."""

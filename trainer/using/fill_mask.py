@@ -1,0 +1,264 @@
+"""Filling masks in text with a trained model, and masking a word of a text to see what the model makes of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import regex
+
+from data_prep.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MASK_TOKEN = "[MASK]"
+METASPACE = "▁"
+BYTE_LEVEL_SPACE = "Ġ"
+WORDPIECE_CONTINUATION = "##"
+# A word: one character of the scripts that put no spaces, else letters with marks and digits, apostrophes inside.
+_WORD = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}]|[\p{L}\p{M}\p{N}]*\p{L}[\p{L}\p{M}\p{N}]*(?:['’][\p{L}\p{M}]+)*"
+)
+
+
+class Candidate(NamedTuple):
+    """A piece for a mask; `begins_word` tells a word (or its beginning) from the rest of one."""
+
+    token: str
+    token_id: int
+    probability: float
+    begins_word: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model makes of a text: for each mask its candidates, likeliest first, and the text filled with those."""
+
+    text: str
+    masks: tuple[tuple[Candidate, ...], ...]
+    filled: str
+
+
+@dataclass(frozen=True)
+class MaskedText:
+    """A text of which one word was replaced by the mask."""
+
+    actual: str
+    masked: str
+    word: str
+
+
+class FillMask:
+    """A model and its tokenizer, ready to fill masks on the CPU."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        if tokenizer.mask_token_id is None:
+            raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self._word_start = word_start_of(tokenizer.get_vocab())
+        self._max_positions = min(model.config.max_position_embeddings, tokenizer.model_max_length)
+
+    @classmethod
+    def load(cls, folder: Path) -> FillMask:
+        """Load a Hugging Face folder: safetensors only, no code of its own, no look-up elsewhere.
+
+        Raises:
+            UserError: transformers cannot make a masked language model of it.
+        """
+        from trainer.using.pretrained import load_pretrained, load_tokenizer
+
+        tokenizer = load_tokenizer(folder)
+        model, _ = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
+        return cls(model, tokenizer)
+
+    @property
+    def mask_token(self) -> str:
+        return self.tokenizer.mask_token
+
+    def predict(self, text: str, top_k: int = 5) -> Prediction:
+        """Fill every mask of `text`; of a longer text than the model takes, a window around each mask is read.
+
+        Raises:
+            UsageError: there is no mask in the text.
+        """
+        import torch
+
+        text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
+        with quiet_transformers():  # it warns of every text that is longer than the model takes
+            body = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            full = self.tokenizer(text)["input_ids"]
+        positions = [place for place, token in enumerate(body) if token == self.tokenizer.mask_token_id]
+        if not positions:
+            raise UsageError(f"the text {shorten(text)!r} holds no {self.mask_token}; put {self.mask_token} for a word")
+        before = next(start for start in range(len(full) + 1) if full[start : start + len(body)] == body)
+        prefix, suffix = full[:before], full[before + len(body) :]
+        length = self._max_positions - len(prefix) - len(suffix)
+        masks: list[tuple[Candidate, ...]] = []
+        for start, places in windows(positions, len(body), length):
+            input_ids = torch.tensor([prefix + body[start : start + length] + suffix])
+            with torch.inference_mode():
+                logits = self.model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+            masks += [self._candidates(logits[len(prefix) + place - start], top_k) for place in places]
+        best = [candidates[0] for candidates in masks]
+        return Prediction(text, tuple(masks), fill(text, self.mask_token, best))
+
+    def is_one_piece(self, word: str) -> bool:
+        """Whether a single piece of the vocabulary stands for the word, so that one mask can be filled with it."""
+        ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+        return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
+
+    def _candidates(self, logits: Any, top_k: int) -> tuple[Candidate, ...]:
+        """The likeliest pieces, logits (vocab_size,): never a special token or a row that only pads the vocabulary."""
+        import torch
+
+        probabilities = torch.softmax(logits.float(), dim=-1)
+        allowed = probabilities[: len(self.tokenizer)].clone()
+        allowed[[token for token in self.tokenizer.all_special_ids if token < len(allowed)]] = -1.0
+        values, ids = allowed.topk(min(top_k, len(allowed)))
+        found = zip(ids.tolist(), values.tolist(), strict=True)
+        return tuple(self._candidate(token_id, probability) for token_id, probability in found if probability >= 0.0)
+
+    def _candidate(self, token_id: int, probability: float) -> Candidate:
+        piece = str(self.tokenizer.convert_ids_to_tokens(token_id))
+        if self._word_start == METASPACE:
+            return Candidate(
+                piece.replace(METASPACE, " ").strip() or piece, token_id, probability, piece.startswith(METASPACE)
+            )
+        if piece.startswith(WORDPIECE_CONTINUATION):
+            return Candidate(piece.removeprefix(WORDPIECE_CONTINUATION), token_id, probability, False)
+        begins_word = self._word_start is None or piece.startswith(self._word_start)
+        return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, begins_word)
+
+
+def word_start_of(pieces: Iterable[str]) -> str | None:
+    """The character with which a vocabulary marks a piece that begins a word; None where it marks the others.
+
+    A vocabulary without such marks may still hold either character, as text.
+    """
+    firsts = Counter(piece[:1] for piece in pieces)
+    mark = max((METASPACE, BYTE_LEVEL_SPACE), key=lambda character: firsts[character])
+    return mark if firsts[mark] > firsts.total() // 20 else None
+
+
+def windows(positions: list[int], num_tokens: int, length: int) -> list[tuple[int, list[int]]]:
+    """Stretches of `length` tokens to read, as (start, masks within): all at once, or one around each mask."""
+    if num_tokens <= length:
+        return [(0, positions)]
+    return [(min(max(place - length // 2, 0), num_tokens - length), [place]) for place in positions]
+
+
+def fill(text: str, mask_token: str, candidates: list[Candidate]) -> str:
+    """Put one candidate for each mask; the rest of a word joins what stands before it."""
+    filled, *rest = text.split(mask_token)
+    for candidate, following in zip(candidates, rest, strict=True):
+        if not candidate.begins_word:
+            filled = filled.rstrip(" ")
+        filled += candidate.token + following
+    return filled
+
+
+def mask_random_word(
+    text: str, seed: int, mask_token: str = MASK_TOKEN, preferred: Callable[[str], bool] | None = None
+) -> MaskedText:
+    """Mask one whole word of `text`, never punctuation: which one follows from (seed, text).
+
+    `preferred` narrows the choice where it leaves any word, for instance to words that one piece stands for.
+
+    Raises:
+        UsageError: the text has no word.
+    """
+    words = list(_WORD.finditer(text.replace(mask_token, "\0" * len(mask_token))))
+    if not words:
+        raise UsageError(f"the text {shorten(text)!r} has no word to mask; give a sentence")
+    if preferred is not None:
+        words = [word for word in words if preferred(word.group())] or words
+    word = random.Random(f"{seed}:{text}").choice(words)
+    masked = text[: word.start()] + mask_token + text[word.end() :]
+    return MaskedText(text, masked, word.group())
+
+
+def report(prediction: Prediction, masked: MaskedText | None = None) -> list[str]:
+    """Lines for a person; for a word masked at random: the word, the guesses, and the text thrice."""
+    if masked is None:
+        lines = [
+            f"mask {number}: " + _listed(candidates) for number, candidates in enumerate(prediction.masks, start=1)
+        ]
+        return [*lines, f"MODEL: {one_line(prediction.filled)}"]
+    best, *others = prediction.masks[0]
+    lines = [f"masked word: {masked.word}", f"predicted word: {best.token} (probability {best.probability:.3f})"]
+    if others:
+        lines.append(f"next guesses: {_listed(tuple(others))}")
+    return [
+        *lines,
+        f"ACTUAL: {one_line(masked.actual)}",
+        f"MASKED: {one_line(masked.masked)}",
+        f"MODEL: {one_line(prediction.filled)}",
+    ]
+
+
+def as_json(prediction: Prediction, masked: MaskedText | None = None) -> dict[str, Any]:
+    """The same for programs."""
+    masks = [
+        [{"token": item.token, "token_id": item.token_id, "probability": item.probability} for item in candidates]
+        for candidates in prediction.masks
+    ]
+    value: dict[str, Any] = {"text": prediction.text, "masks": masks, "filled": prediction.filled}
+    if masked is not None:
+        best = prediction.masks[0][0]
+        value |= {"actual": masked.actual, "word": masked.word, "predicted": best.token}
+        value["correct"] = is_right(prediction, masked)
+    return value
+
+
+def is_right(prediction: Prediction, masked: MaskedText) -> bool:
+    """Whether the first guess is the word that was masked, upper and lower case being the same."""
+    best = prediction.masks[0][0]
+    return best.begins_word and best.token.casefold() == masked.word.casefold()
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text, for messages."""
+    text = one_line(text)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _listed(candidates: tuple[Candidate, ...]) -> str:
+    return ", ".join(f"{item.token} {item.probability:.3f}" for item in candidates)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Within the block transformers shows no progress bars and no warnings, and asks no hub for anything."""
+    import torch
+    from huggingface_hub import constants  # the variable HF_HUB_OFFLINE is only read when this is first imported
+    from transformers.utils import logging as transformers_logging
+
+    if not torch.cuda.is_available():
+        # Saving and fitting go through accelerate, which imports a deepspeed that is there, which would warn of that.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""How a run goes: speed, health, where it stands, lines for people."""
