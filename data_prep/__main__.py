@@ -69,9 +69,4 @@ def _overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, r
 
 
 if __name__ == "__main__":
-    try:
-        run_command(main)
-    except BrokenPipeError:
-        # The reader of our output (head, less) has seen enough; keep the interpreter from complaining at its
-        # end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    run_command(main)

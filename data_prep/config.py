@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from data_prep.errors import UsageError
 from data_prep.settings import Settings, load_settings
-from data_prep.tokenizing.tokenizer_info import TokenizerSettings
+from data_prep.tokenizing.info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
 
@@ -133,7 +133,7 @@ class PreparationConfig(Settings):
         names = [source.name for source in self.sources]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(f"two sources are named {sorted(twice)[0]!r}; give every source a name of its own")
+            raise ValueError(f"two sources are named {min(twice)!r}; give every source a name of its own")
         return self
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import NoReturn
 
 import tqdm
 
@@ -22,7 +23,7 @@ class Progress:
         self._done = 0
         self._started_at = self._shown_at = time.monotonic()
         self._first = 0
-        self._bar: tqdm.tqdm | None = None
+        self._bar: tqdm.tqdm[NoReturn] | None = None
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():

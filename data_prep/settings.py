@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,14 @@ class Settings(BaseModel):
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
+_MOST_LEVELS = 100  # of a document's nesting
+_LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
+# PyYAML's constructors of tagged values (`!!timestamp x`, `!!bool x`, `!!int ''`) let whatever they meet pass.
+_YAML_FAULTS = (
+    *(yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, ValueError, LookupError, AttributeError, TypeError),
+    *(ArithmeticError, RecursionError),
+)
+
 
 def load_settings(schema: type[SettingsType], path: str | Path | None, overrides: Sequence[str] = ()) -> SettingsType:
     """Read `path` (a file, or the name of a preset), apply the overrides and validate.
@@ -37,7 +46,7 @@ def load_settings(schema: type[SettingsType], path: str | Path | None, overrides
         UsageError: the file is missing or no mapping, an override is not `a.b=value`, or the schema refuses.
     """
     source = str(path) if path is not None else "the command line"
-    values = _merge(_read_yaml(find_config(path)) if path is not None else OmegaConf.create({}), overrides)
+    values = _merge(_read_yaml(find_config(path, schema)) if path is not None else OmegaConf.create({}), overrides)
     _refuse_interpolations(values, source)
     return validate_settings(schema, values, source)
 
@@ -50,8 +59,12 @@ def validate_settings(schema: type[SettingsType], values: dict[str, Any], source
         raise UsageError(f"{source}: " + "; ".join(_explain(schema, item) for item in error.errors())) from None
 
 
-def find_config(path: str | Path) -> Path:
-    """The file at `path`, or the preset of that name (`bert_large` or `configs/bert_large.yaml`) as installed."""
+def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path:
+    """The file at `path`, or the preset of that name (`bert_large` or `configs/bert_large.yaml`) as installed.
+
+    Raises:
+        UsageError: there is neither; it names the presets that are of `schema`.
+    """
     path = Path(path)
     if path.is_file():
         return path
@@ -60,8 +73,13 @@ def find_config(path: str | Path) -> Path:
     presets = {file.stem: file for folder in folders for file in Path(folder).glob("*.yaml")}
     if path.stem in presets and str(path) in (path.stem, f"{path.stem}.yaml", f"configs/{path.stem}.yaml"):
         return presets[path.stem]
-    known = sorted(presets)
-    raise UsageError(f"configuration {path} does not exist; give a YAML file or one of the presets {', '.join(known)}")
+    known = sorted(name for name, file in presets.items() if schema is None or _is_of(schema, file))
+    or_preset = f" or one of the presets {', '.join(known)}" if known else ""
+    raise UsageError(f"configuration {path} does not exist; give a YAML file{or_preset}")
+
+
+def _is_of(schema: type[BaseModel], file: Path) -> bool:
+    return read_yaml(file).keys() <= schema.model_fields.keys()
 
 
 def to_yaml(settings: Settings) -> str:
@@ -82,16 +100,51 @@ def describe(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield f"  {prefix}{name}  ({default})  {field.description or ''}".rstrip()
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """What a configuration file says, as it stands there.
+
+    Raises:
+        UsageError: it is missing, or no YAML with a mapping at its top.
+    """
+    return OmegaConf.to_container(_read_yaml(path), resolve=False)  # type: ignore[return-value]  # a mapping
+
+
 def _read_yaml(path: Path) -> omegaconf.DictConfig:
     try:
-        values = OmegaConf.load(path)
-    except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not valid YAML: {error}") from None
+    try:
+        _refuse_depth(text)
+        values: Any = OmegaConf.load(io.StringIO(text))
+    except OSError:  # a number or a date
+        values = None
+    except _YAML_FAULTS as error:
+        raise UsageError(f"{path} is not valid YAML: {_in_one_line(error)}") from None
     if not isinstance(values, omegaconf.DictConfig):
         raise UsageError(f"{path} must hold a mapping of settings at its top, such as 'output_dir: runs/one'")
     return values
+
+
+def _refuse_depth(text: str) -> None:
+    """Refuse what is nested too deeply: libyaml goes down its stack level by level, and ends the process at 20,000."""
+    level = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if level > _MOST_LEVELS:
+            assert event.start_mark is not None, "an event of a text has its place in it"
+            raise ValueError(f"it is nested more than {_MOST_LEVELS} levels deep at line {event.start_mark.line + 1}")
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return _cut(text if isinstance(error, (yaml.YAMLError, ValueError)) else f"{type(error).__name__}: {text}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_QUOTATION else f"{text[:_LONGEST_QUOTATION]}..."
 
 
 def _merge(values: omegaconf.DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -100,12 +153,12 @@ def _merge(values: omegaconf.DictConfig, overrides: Sequence[str]) -> dict[str, 
         if not separator or not name or name.startswith("-"):
             raise UsageError(f"override {override!r} is not of the form section.field=value")
     try:
+        for override in overrides:
+            _refuse_depth(override.partition("=")[2])
         merged = OmegaConf.merge(values, OmegaConf.from_dotlist(list(overrides)))
-        return OmegaConf.to_container(merged, resolve=False)  # type: ignore[return-value]
-    except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, ValueError) as error:
-        raise UsageError(
-            f"the overrides {' '.join(overrides)} cannot be read: {' '.join(str(error).split())}"
-        ) from None
+        return OmegaConf.to_container(merged, resolve=False)  # type: ignore[return-value]  # a mapping
+    except _YAML_FAULTS as error:
+        raise UsageError(f"the overrides {_cut(' '.join(overrides))} cannot be read: {_in_one_line(error)}") from None
 
 
 def _refuse_interpolations(value: Any, source: str, where: str = "") -> None:
@@ -127,7 +180,7 @@ def _explain(schema: type[BaseModel], error: Any) -> str:
         return f"unknown setting {where}; did you mean {_nearest_name(schema, where)}?"
     if error["type"] == "missing":
         return f"{where} is required and not set"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message: str = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if not where or isinstance(error.get("input"), (dict, BaseModel)):  # a rule of a section names its settings
         return message
     return f"{where}={_shown(error.get('input'))}: {message[:1].lower() + message[1:]}"

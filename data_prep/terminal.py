@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+_LONGEST_PARAGRAPH = 4_000  # characters
+
 # C0 and C1 controls (escape sequences begin with one), line separators, the characters that override the direction
 # of what follows them (Unicode TR 9, and the "trojan source" attack), and lone surrogates, which cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -15,3 +17,12 @@ def printable(text: str) -> str:
     Letters of right-to-left scripts stay as they are: each line has its own direction and ends it.
     """
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def paragraph(error: Exception) -> str:
+    """An error's text as one line that is safe to show: it often quotes what a damaged or hostile file says."""
+    text = printable(" ".join(str(error).splitlines()))
+    if len(text) <= _LONGEST_PARAGRAPH:
+        return text
+    # The end says what to do.
+    return f"{text[: _LONGEST_PARAGRAPH * 3 // 4]} [...] {text[-_LONGEST_PARAGRAPH // 4 + 10 :]}"

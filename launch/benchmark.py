@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-from data_prep.errors import UsageError, UserError
+from data_prep.errors import UsageError, UserError, run_command
 from data_prep.files import storage
 from data_prep.settings import load_settings
 from trainer.benchmark import report
@@ -27,6 +26,7 @@ from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.data_version import open_data
 from trainer.ranks.distributed import Ranks, all_agree, initialize_distributed, run_rank, shut_down
+from trainer.settings.training import Phase
 from trainer.watching.memory import is_out_of_memory
 from trainer.watching.throughput import WorkClock
 
@@ -199,7 +199,7 @@ class Session:
 
     def _try(self, micro_batch_tokens: int) -> Measurement | None:
         """None where memory runs out on any rank. A rank that waits for one out of memory ends at the time-out."""
-        point = None
+        point, training = None, None
         try:
             training = self._start(micro_batch_tokens)
             point = training.measure(self.arguments.steps, self.arguments.warmup_steps)
@@ -249,11 +249,13 @@ def open_documents(
 
 def sweep_limit(config: RunConfig, arguments: argparse.Namespace, ranks: Ranks) -> int:
     """The largest micro-batch that a sweep tries, in places."""
-    if arguments.sweep_limit is not None:
-        return arguments.sweep_limit
+    given: int | None = arguments.sweep_limit
+    if given is not None:
+        return given
     if ranks.device.type == "cuda":
         return SWEEP_LIMIT_TOKENS
-    return 4 * config.phases[arguments.phase].micro_batch_tokens
+    phase: Phase = config.phases[arguments.phase]
+    return 4 * phase.micro_batch_tokens
 
 
 def say(ranks: Ranks, *lines: str) -> None:
@@ -274,9 +276,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_status)
+    run_command(main, speaks=os.environ.get("RANK", "0") == "0")

@@ -37,7 +37,7 @@ STOP_WORDS = frozenset(
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 # A paragraph with such a line is doctest, code, a table, a directive or drawn.
-NOT_PROSE_LINE = re.compile(r"^\s*(>>>|\.\.\.|\.\. |@|\||\+[-=+]|\$ |```)", re.M)
+NOT_PROSE_LINE = re.compile(r"^\s*(>>>|\.\.\.|\.\. |@|\||\+[-=+]|\$ |```)", re.MULTILINE)
 # Such a line is no prose itself, and its neighbours may be: a heading's underline, numpydoc's `name : type`.
 BETWEEN_PROSE = re.compile(r"^\s*([-=~^*_`.\"#]{3,}|[*`\w.\[\]]+(, [*`\w.]+)* :( .*)?)$")
 # What begins an item of a list or the description of a parameter; the rest of the line is prose perhaps.
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def find_modules(standard_library: Path, site_packages: Sequence[Path]) -> list[Module]:
     """All modules but tests, ordered by a hash of the name, so that any beginning is a fair sample."""
-    modules = {}
+    modules: dict[str, Module] = {}
     for root in (standard_library, *site_packages):
         for path in root.rglob("*.py"):
             parts = path.relative_to(root).with_suffix("").parts

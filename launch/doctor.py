@@ -22,7 +22,7 @@ from data_prep.files import storage
 from data_prep.settings import load_settings
 from launch.status import duration
 from trainer.config import RunConfig
-from trainer.preflight import preflight, preflight_hosts, preflight_services
+from trainer.preflight import host_checks, preflight, service_checks
 from trainer.preflight.hostfile import read_hostfile
 from trainer.preflight.preflight import Finding, guarded
 from trainer.ranks.distributed import device_type
@@ -72,40 +72,40 @@ def examine(
     yield from guarded("clock", lambda: preflight.check_clock(config))
     yield from guarded("compiler", lambda: preflight.check_compiler(config))
     yield from guarded("op cache", preflight.check_op_cache)
-    yield from guarded("mlflow", lambda: preflight_services.check_mlflow(config))
+    yield from guarded("mlflow", lambda: service_checks.check_mlflow(config))
     yield from guarded("secrets", lambda: preflight.check_secrets(sys.argv))
     found: list[Finding] = []
     if hosts:
-        found = guarded("host", lambda: preflight_hosts.check_hosts(list(hosts), config))
+        found = guarded("host", lambda: host_checks.check_hosts(list(hosts), config))
         yield from found
-        yield from guarded("forwarding", lambda: preflight_hosts.check_forwarding(list(hosts), device.type))
+        yield from guarded("forwarding", lambda: host_checks.check_forwarding(list(hosts), device.type))
     if any(finding.level == "fail" for finding in found):
         yield Finding("warn", "collective", "not tried until every host is well; mend what failed above")
     elif len(hosts) > 1:
-        check = preflight_hosts.check_collective_of_hosts
+        check = host_checks.check_collective_of_hosts
         yield from guarded("collective", lambda: check(hosts, address, device.type))
     else:
         local = min(world_size, torch.cuda.device_count() if device.type == "cuda" else MAX_SPAWNED_RANKS)
-        yield from guarded("collective", lambda: preflight_services.check_collective(local, device.type))
+        yield from guarded("collective", lambda: service_checks.check_collective(local, device.type))
     yield estimate(config, world_size, device)
 
 
 def estimate(config: RunConfig, world_size: int, device: torch.device) -> Finding:
-    """Time and cost of the whole run, from what it measured itself or else from the device's peak."""
+    """Time and cost of the whole run, from what it measured itself or else from the device's peak.
+
+    By operations and not by steps: a batch warm-up begins with small batches, and phases differ in length.
+    """
     status = read_status(Path(config.output_dir)) or {}
-    if status.get("seconds_per_step") and status.get("world_size"):
-        seconds = config.max_steps * status["seconds_per_step"] * status["world_size"] / world_size
-        basis = f"by the speed of this run on {status['world_size']} ranks"
+    measured, peak = status.get("flops_per_device"), peak_flops(config, device)
+    if measured:
+        speed, basis = measured, f"by the speed of this run on {status['world_size']} ranks"
+    elif peak is not None:
+        speed, basis = peak * ASSUMED_MFU, f"if it reaches an MFU of {ASSUMED_MFU:.0%}"
     else:
-        peak = peak_flops(config, device)
-        if peak is None:
-            return Finding(
-                "ok", "estimate", "time unknown until some steps are measured (logging.peak_flops_per_device)"
-            )
-        phases = zip(config.phases, config.steps_by_phase, strict=True)
-        flops = sum(flops_per_place(config, phase) * tokens_of_phase(phase, 0, steps) for phase, steps in phases)
-        seconds = flops / (peak * ASSUMED_MFU * world_size)
-        basis = f"if it reaches an MFU of {ASSUMED_MFU:.0%}"
+        return Finding("ok", "estimate", "time unknown until some steps are measured (logging.peak_flops_per_device)")
+    phases = zip(config.phases, config.steps_by_phase, strict=True)
+    flops = sum(flops_per_place(config, phase) * tokens_of_phase(phase, 0, steps) for phase, steps in phases)
+    seconds = flops / (speed * world_size)
     hours, price = seconds * world_size / 3600, config.logging.gpu_hour_price
     cost = f", {hours * price:,.2f} at {price:g} an hour" if price is not None else ""
     return Finding("ok", "estimate", f"{duration(seconds)}, {hours:,.1f} device-hours{cost}, {basis}")

@@ -54,7 +54,7 @@ def main() -> None:
     arguments = parse_arguments()
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
     texts = input_texts(arguments) if arguments.neighbours is None or arguments.input is not None else []
-    from trainer.registry.registry_pull import pull
+    from trainer.registry.pull import pull
     from trainer.using.embedding import Embedder
 
     embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))

@@ -55,7 +55,7 @@ def open_model(model: str, tracking_uri: str | None) -> FillMask:
         from trainer.using.checkpoint_fill_mask import load_checkpoint
 
         return load_checkpoint(Path(model))
-    from trainer.registry.registry_pull import pull
+    from trainer.registry.pull import pull
 
     return FillMask.load(pull(model, tracking_uri=tracking_uri))
 

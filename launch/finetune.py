@@ -6,7 +6,8 @@
 A file that is not given is cut from --train, by seed, every class in proportion: without --valid and --test both, a
 tenth each. The learning rate and the epoch are chosen by the valid score, scores are told of the test examples (of
 the valid ones where there is --valid and no --test). OUTPUT/model loads in transformers without this project;
-OUTPUT/report.txt is what is printed at the end, OUTPUT/curves.png the curves. No deepspeed is needed.
+OUTPUT/report.txt is what is printed at the end, OUTPUT/scores.json its figures, OUTPUT/curves.png the curves. No
+deepspeed is needed.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main() -> None:
     from trainer.finetune.estimate import estimate_seconds
     from trainer.finetune.outcome import Best, open_runs
     from trainer.finetune.plan import describe, estimate_lines, prepare
-    from trainer.registry.registry_pull import pull
+    from trainer.registry.pull import pull
 
     setting = prepare(request, pull(request.model, tracking_uri=request.tracking_uri))
     say("\n".join(describe(setting, variants)))
@@ -103,7 +104,7 @@ def fit_all(request: FitRequest, setting: Setting, runs: ExperimentRuns, best: B
     """Fit every variant, report, and save the best model; returns its folder."""
     from trainer.finetune.comparison import draw_comparison
     from trainer.finetune.experiment import run_variant
-    from trainer.finetune.outcome import log_results, progress_line, report_lines, save_best
+    from trainer.finetune.outcome import log_results, progress_line, report_lines, save_best, write_scores
     from trainer.finetune.plan import run_params
 
     runs.parent.log_params(run_params(request, setting))
@@ -115,6 +116,7 @@ def fit_all(request: FitRequest, setting: Setting, runs: ExperimentRuns, best: B
     picture.write_bytes(draw_comparison(results, setting.metric, f"{request.task}: {request.train.name}"))
     report = "\n".join(report_lines(setting, results))
     (request.output / "report.txt").write_text(report + "\n", encoding="utf-8")
+    write_scores(request.output / "scores.json", setting, results)
     folder = save_best(best, setting, request, runs.parent.run_id)
     log_results(runs, results, report, setting, picture)
     say(f"\n{report}\n\ncurves: {picture}\nmodel: {folder}")
@@ -167,7 +169,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
         raise UsageError(f"--output {arguments.output} is not empty; give a new folder, or remove this one first")
     if arguments.register:
-        from trainer.registry.registry_names import check_names
+        from trainer.registry.names import check_names
 
         check_names(arguments.register, arguments.alias)
 

@@ -32,7 +32,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     pairs = read_pairs(arguments.pair)
-    from trainer.registry.registry_pull import pull
+    from trainer.registry.pull import pull
     from trainer.using.next_sentence import NextSentence
 
     model = NextSentence.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))

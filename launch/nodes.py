@@ -2,7 +2,9 @@
 
 It starts `deepspeed --hostfile FILE launch/pretrain.py ...` with what that leaves to the user: a hostfile that is there
 and sound, an ssh that notices a dead host, the variables that the ranks need on every host, no secret among them (the
-launcher puts them on command lines), and arguments that reach the ranks as they are, whatever characters they hold.
+launcher puts them on command lines), and arguments that reach the ranks as they are, whatever characters they hold. A
+single host that is not this one is reached by ssh too (deepspeed would train here), and the launcher's end, whatever
+ended it, ends the ranks.
 What comes after -- are the arguments of launch/pretrain.py. Exit status: the launcher's;
 output_dir/status.json tells the truth.
 """
@@ -13,16 +15,18 @@ import argparse
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.errors import UsageError, run_command
+from trainer.preflight.host_checks import LAUNCHER_PREFIXES, NEEDED_PREFIXES
 from trainer.preflight.hostfile import read_hostfile
 from trainer.preflight.launch_checks import has_password, secrets_of
-from trainer.preflight.preflight_hosts import LAUNCHER_PREFIXES, NEEDED_PREFIXES
 
 PRETRAIN = Path(__file__).resolve().with_name("pretrain.py")
+LAUNCHER = "trainer.ranks.deepspeed_launcher"
 SSH_OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """Left alone, ssh waits for hours for a host that was cut off."""
 
@@ -44,7 +48,7 @@ def main() -> None:
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
     if not arguments:
         raise UsageError("no arguments for pretrain.py; give them after --")
-    read_hostfile(options.hostfile)
+    hosts = read_hostfile(options.hostfile)
     for path in (sys.executable, str(PRETRAIN), os.getcwd()):
         if _PLAIN.fullmatch(path) is None:
             raise UsageError(
@@ -54,6 +58,8 @@ def main() -> None:
     environment = launcher_environment(os.environ, options.interface)
     forwarded = forwarded_variables(environment, options.forward)
     command = launcher_command(options.hostfile, options.master_addr, options.master_port, arguments)
+    if len(hosts) == 1 and not is_here(next(iter(hosts))):
+        command.insert(command.index("--no_ssh_check"), "--force_multi")
     left_out = sorted(secrets_of(os.environ))
     if left_out:
         print(f"not forwarded, as `ps` would show it: {', '.join(left_out)}", file=sys.stderr, flush=True)
@@ -113,9 +119,20 @@ def launcher_command(hostfile: str, address: str | None, port: int, arguments: S
             raise UsageError(
                 f"{name} holds a password, which `ps` would show on every host; write it into the YAML file"
             )
-    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", hostfile, "--no_ssh_check"]
+    launcher = [sys.executable, "-m", LAUNCHER, "--hostfile", hostfile, "--no_ssh_check"]
     launcher += ["--master_port", str(port), *(["--master_addr", address] if address else [])]
     return [*launcher, str(PRETRAIN), *map(quoted, arguments)]
+
+
+def is_here(host: str) -> bool:
+    """Whether a host of the hostfile is this machine: its address can be bound here."""
+    try:
+        family, *_, address = socket.getaddrinfo(host.rpartition("@")[2], 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError:  # nobody knows the name (it may be ssh's own), or the address is another machine's
+        return False
+    return True
 
 
 def quoted(argument: str) -> str:

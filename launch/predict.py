@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parse_arguments()
     from trainer.finetune.fitted_model import FittedModel
     from trainer.finetune.tables import check_suffix, write_table
-    from trainer.registry.registry_pull import pull
+    from trainer.registry.pull import pull
 
     check_suffix(arguments.output)
     model = FittedModel.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))

@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
-from data_prep.errors import UsageError, UserError
+from data_prep.errors import UsageError, run_command
 from data_prep.settings import describe, load_settings, to_yaml
 from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
@@ -144,9 +143,4 @@ def _with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        if is_first_rank():
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_status)
+    run_command(main, speaks=is_first_rank())

@@ -19,12 +19,12 @@ import tempfile
 from pathlib import Path
 
 from data_prep.errors import UsageError, run_command
+from trainer.registry.names import check_names
 from trainer.registry.promotion import Condition, parse_conditions
+from trainer.registry.pull import pull
 from trainer.registry.registry import Registration, register
-from trainer.registry.registry_names import check_names
-from trainer.registry.registry_pull import pull
-from trainer.registry.registry_versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
 from trainer.registry.served_model import INPUT_EXAMPLE
+from trainer.registry.versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
 from trainer.using.fill_mask import MASK_TOKEN, FillMask, report
 
 

@@ -37,7 +37,7 @@ def main() -> None:
         raise UsageError(f"{len(arguments.texts)} texts are given; give one sentence or two, in quotation marks")
     if arguments.output.suffix.lower() != ".png":
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
-    from trainer.registry.registry_pull import pull
+    from trainer.registry.pull import pull
     from trainer.using.attention_maps import attention_maps, choose
     from trainer.using.figures import draw_heads
 

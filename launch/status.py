@@ -125,7 +125,8 @@ def summarise(status: dict[str, Any], history: Sequence[dict[str, Any]], now: fl
 
 def log_seconds(status: dict[str, Any]) -> float:
     """Seconds between two words of a run that trains; 0 where they cannot be told."""
-    return (status.get("seconds_per_step") or 0.0) * status.get("log_every_steps", 0)
+    seconds: float = (status.get("seconds_per_step") or 0.0) * status.get("log_every_steps", 0)
+    return seconds
 
 
 def describe(figures: dict[str, Any]) -> Iterator[str]:

@@ -30,7 +30,7 @@ def main() -> None:
     arguments = parse_arguments()
     if not arguments.output_dir.is_dir():
         raise UsageError(f"{arguments.output_dir} is no folder; give the OUTPUT_DIR of a run")
-    from trainer.tracking.sync_tracking import sync, tracking_folders
+    from trainer.tracking.sync import sync, tracking_folders
 
     if arguments.dry_run:
         for folder in tracking_folders(arguments.output_dir):

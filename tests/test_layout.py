@@ -162,6 +162,12 @@ def test_every_package_is_listed_and_its_files_are_carried() -> None:
                 assert any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns), path
 
 
+def test_every_folder_of_modules_is_a_package_that_says_what_it_is_for() -> None:
+    for folder in {path.parent for path in PRODUCT_FILES}:
+        assert (folder / "__init__.py").is_file(), folder
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))), folder
+
+
 def test_the_presets_are_found_as_package_data() -> None:
     found = {entry.name for entry in importlib.resources.files("configs").iterdir()}
     presets = {path.name for path in (REPOSITORY / "configs").glob("*.yaml")}

@@ -37,7 +37,7 @@ def open_tracker(
 
 def log_steps(tracker: Tracker, steps: range) -> None:
     for step in steps:
-        tracker.log(step, {key: step / 3 for key in KEYS})
+        tracker.log(step, dict.fromkeys(KEYS, step / 3))
 
 
 def history(uri: str, run_id: str, key: str) -> list[tuple[int, float]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from data_prep.data_set.manifest import UnknownVersion, read_manifest
 from data_prep.errors import UserError
 from data_prep.files import storage
-from trainer.checkpoints.checkpoint_format import list_steps, read_state, step_folder
-from trainer.checkpoints.checkpoint_store import stored_state, stored_steps
+from trainer.checkpoints.format import list_steps, read_state, step_folder
+from trainer.checkpoints.store import stored_state, stored_steps
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 

@@ -44,7 +44,8 @@ class Engine:
     @property
     def module(self) -> nn.Module:
         """The model itself; at stage 3 its parameters are partitioned."""
-        return self._engine.module
+        module: nn.Module = self._engine.module
+        return module
 
     @property
     def device(self) -> torch.device:
@@ -77,7 +78,8 @@ class Engine:
         """
         if self.stage > 0:
             self._engine.step()
-            return self._engine.get_global_grad_norm()
+            reduced_norm: float | torch.Tensor = self._engine.get_global_grad_norm()
+            return reduced_norm
         # In fp32 at stage 0 DeepSpeed keeps no norm and would write NaN into Adam's moments.
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -91,7 +93,8 @@ class Engine:
     @property
     def was_step_applied(self) -> bool:
         """Whether the last step changed the weights."""
-        return self._engine.was_step_applied()
+        applied: bool = self._engine.was_step_applied()
+        return applied
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """The learning rate of the next step."""

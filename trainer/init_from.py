@@ -21,7 +21,7 @@ from data_prep.tokenizing.tokenizer import INFO_NAME, Tokenizer
 from trainer.model.hugging_face import FAMILIES, family_in_transformers
 from trainer.model.pretraining import PretrainingModel
 from trainer.ranks.distributed import Ranks, broadcast_object
-from trainer.registry.registry_pull import pull
+from trainer.registry.pull import check_is_there, is_address, pull
 from trainer.settings.model import ModelSettings
 from trainer.using.pretrained import load_config, load_pretrained
 
@@ -78,6 +78,24 @@ def load_initial_weights(
     return lines + ([found.note] if found.note else [])
 
 
+def look_at_initial_weights(
+    config: ModelSettings, source: str, tracking_uri: str | None = None, tokenizer_fingerprint: str | None = None
+) -> list[str]:
+    """What `load_initial_weights` would begin with, told without loading a weight; nothing comes from a registry.
+
+    Raises:
+        UserError: `source` would be refused: of a registry, because it is not there; of a folder, for all that
+            config.json and tokenizer say.
+    """
+    where = storage.redact(source)
+    if is_address(source):
+        family_in_transformers(config, next_sentence=False)
+        check_is_there(source, tracking_uri)
+        return [f"{where} is there; whether it fits this model is seen when the run pulls it"]
+    family, note = _check(pull(source), source, config, tokenizer_fingerprint)
+    return [f"{where} is a {family} of this architecture"] + ([note] if note else [])
+
+
 def _read_or_explain(
     model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None
 ) -> _Found:
@@ -92,8 +110,7 @@ def _read(
     model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None
 ) -> tuple[dict[str, torch.Tensor], str | None]:
     folder = pull(source, tracking_uri=tracking_uri)  # refuses pickles and code
-    family = _check_architecture(folder, source, model.config)
-    note = None if tokenizer_fingerprint is None else _compare_tokenizers(folder, source, tokenizer_fingerprint)
+    family, note = _check(folder, source, model.config, tokenizer_fingerprint)
     loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
     converted: dict[str, torch.Tensor] = {}
@@ -108,6 +125,14 @@ def _read(
                 "checkpoint of this architecture"
             )
     return converted, note
+
+
+def _check(
+    folder: Path, source: str, config: ModelSettings, tokenizer_fingerprint: str | None
+) -> tuple[str, str | None]:
+    """The family of both sides, and what could not be checked of the tokenizer."""
+    family = _check_architecture(folder, source, config)
+    return family, None if tokenizer_fingerprint is None else _compare_tokenizers(folder, source, tokenizer_fingerprint)
 
 
 def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:

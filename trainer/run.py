@@ -11,18 +11,12 @@ import torch
 from data_prep.data_set.manifest import TOKENIZER_FOLDER
 from data_prep.files import storage
 from trainer.batch_arithmetic import batch_arithmetic
-from trainer.checkpoints import checkpoint
 from trainer.checkpoints.branching import Branch, begin_mlflow_run, branched, is_on
-from trainer.checkpoints.checkpoint import (
-    Checkpoint,
-    DataIdentity,
-    TrainState,
-    check_compatible,
-    find_latest,
-    warn_on_stderr,
-)
-from trainer.checkpoints.checkpoint_upload import Uploader
-from trainer.checkpoints.compatibility import VERSION
+from trainer.checkpoints.checkpoint import warn_on_stderr
+from trainer.checkpoints.compatibility import VERSION, check_compatible
+from trainer.checkpoints.format import Checkpoint, DataIdentity, TrainState
+from trainer.checkpoints.resuming import find_latest, load
+from trainer.checkpoints.upload import Uploader
 from trainer.config import RunConfig
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import Loader
@@ -30,7 +24,7 @@ from trainer.data.shard_set import ShardSet
 from trainer.data_version import describe_versions
 from trainer.engine import Engine, build_engine
 from trainer.init_from import load_initial_weights
-from trainer.model.pretraining import PretrainingModel
+from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.model.sizes import num_parameters
 from trainer.ranks.distributed import Ranks
 from trainer.ranks.stop_signal import StopSignal
@@ -62,6 +56,8 @@ class Run:
     loader: Loader | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     seconds_a_step: float | None = None
+    flops_per_device: float | None = None
+    """Operations a second that each device reached between the last two log lines."""
     seconds_left: float | None = None
     started_at: float = field(default_factory=time.time)
     saved_at: float = field(default_factory=time.monotonic)
@@ -104,8 +100,6 @@ def set_up(
     output_dir, data = Path(config.output_dir), data_identity(shard_sets)
     latest, branch = find_start(config, ranks, branch)
     changes = check_compatible(latest.saved, config, data, ranks.world_size, allow_change) if latest else []
-    if ranks.is_first:  # after the check: a refused run leaves the folder as it was
-        copy_tokenizer(config, shard_sets[0])
     next_sentence = config.data.has_sentence_pairs
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
     model.initialise(config.training.seed)
@@ -114,12 +108,14 @@ def set_up(
     notes = []
     if config.init_from is not None and latest is None:  # a checkpoint wins
         notes = load_initial_weights(model, config.init_from, ranks, config.tracking.uri, data.tokenizer_fingerprint)
+    if ranks.is_first:  # after the checks: a refused run leaves the folder as it was
+        copy_tokenizer(config, shard_sets[0])
     if config.training.compile:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
     rehearse(engine, config, shard_sets, ranks)
     if latest:
-        checkpoint.load(engine, latest)
+        load(engine, latest)
     state = latest.saved.state if latest else TrainState()
     if branch is not None:
         state = branched(state, branch)
@@ -174,7 +170,7 @@ def rehearse(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], rank
     batch = next(batches).batch.to(ranks.device)
 
     def loss() -> torch.Tensor:
-        output = engine.forward(batch)
+        output: PretrainingOutput = engine.forward(batch)
         return output.mlm_loss_sum + output.nsp_loss_sum
 
     engine.prepare(loss)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from data_prep.errors import UsageError
 
 _RANGE = re.compile(r"(\d+):(\d+)")
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class SampleRange(BaseModel):

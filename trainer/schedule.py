@@ -24,10 +24,7 @@ def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSett
     if elapsed <= 0:
         return peak
     progress = elapsed / decay_steps
-    if schedule.name == "cosine":
-        remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
-    else:
-        remaining = 1.0 - progress
+    remaining = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1.0 - progress
     return peak * (schedule.final_ratio + (1.0 - schedule.final_ratio) * remaining)
 
 

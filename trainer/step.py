@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from trainer.data.loader import GlobalBatch
 from trainer.data.on_device import on_device
-from trainer.engine import Engine
 from trainer.ranks.distributed import Ranks, all_reduce_sum
 from trainer.watching.throughput import WorkClock
 
@@ -63,8 +63,19 @@ class StepResult:
         return not self.applied and not self.counts.is_empty
 
 
+class Steppable(Protocol):
+    """What a step needs of an engine; `trainer.engine.Engine` says what each does."""
+
+    @property
+    def was_step_applied(self) -> bool: ...
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+    def forward(self, batch: Any) -> Any: ...
+    def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None: ...
+    def step(self) -> float | torch.Tensor: ...
+
+
 def take_step(
-    engine: Engine,
+    engine: Steppable,
     global_batch: GlobalBatch,
     step: int,
     learning_rate: float,
@@ -126,8 +137,8 @@ def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: Wishes) -> G
     # Alone, nothing goes to the device, so that its queue never runs dry. Among several ranks there is nothing in it:
     # the update before has waited for the device to know whether it was finite.
     total = all_reduce_sum(local, ranks) if ranks.world_size > 1 else local
-    *numbers, stops, saves = total.tolist()
-    return GlobalCounts(*numbers, stop=stops > 0, save=saves > 0)
+    masked, pairs, tokens, unreadable_rows, stops, saves = total.tolist()
+    return GlobalCounts(masked, pairs, tokens, unreadable_rows, stop=stops > 0, save=saves > 0)
 
 
 def seed_micro_batch(seed: int, step: int, slice_number: int) -> None:

@@ -5,39 +5,43 @@ The loop reads: fetch, step, record, log if due, evaluate if due, save if due, s
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import UserError
 from data_prep.files import storage
-from trainer.batch_arithmetic import batch_arithmetic
-from trainer.checkpoints import checkpoint
-from trainer.checkpoints.branching import Branch, leave_stored_course
-from trainer.checkpoints.checkpoint import TrainState, warn_on_stderr
-from trainer.checkpoints.checkpoint_format import step_folder
+from trainer.checkpoints.branching import Branch
+from trainer.checkpoints.checkpoint import warn_on_stderr
+from trainer.checkpoints.format import TrainState, step_folder
 from trainer.config import RunConfig
 from trainer.data.from_settings import check_enough_data
-from trainer.data.loader import GlobalBatch, Loader, Position
+from trainer.data.loader import GlobalBatch
 from trainer.data.shard_set import check_own_tokenizer, check_tokenizer
 from trainer.data_version import open_data
 from trainer.engine import check_precision
+from trainer.global_batches import global_batches, samples_of
 from trainer.preflight.deepspeed_sections import check_sections
+from trainer.preflight.launch_checks import refuse_exposed
 from trainer.preflight.preflight import cheap_findings
-from trainer.ranks.distributed import Ranks, device_type, initialize_distributed, is_lost_peer, shut_down
+from trainer.ranks.distributed import (
+    Ranks,
+    device_type,
+    gather_objects,
+    initialize_distributed,
+    is_lost_peer,
+    shut_down,
+)
 from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.run import Run, set_up
-from trainer.sample_range import SampleRange
-from trainer.schedule import learning_rate, masking_rate
-from trainer.skipped_samples import without_skipped
+from trainer.saving import save, settle_branch
+from trainer.schedule import learning_rate
 from trainer.step import StepResult, Wishes, take_step
 from trainer.watching.memory import peak_memory_of_ranks, told_when_out_of_memory
-from trainer.watching.reporting import log, log_evaluation, on_disk, report_end, report_start
-from trainer.watching.status import State, append_history, record_end
+from trainer.watching.reporting import log, log_evaluation, report_end, report_start
+from trainer.watching.status import State, record_end
 
 
 def train(config: RunConfig, allow_change: bool = False, branch: Branch | None = None) -> int:
@@ -58,6 +62,7 @@ def train(config: RunConfig, allow_change: bool = False, branch: Branch | None =
     check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
     stop_signal = StopSignal()
     ranks = initialize_distributed(config.distributed, config.training.deterministic)
+    refuse_exposed(lambda found: gather_objects(found, ranks))
     if ranks.is_first:
         for finding in cheap_findings(config, ranks.world_size, ranks.device):
             if finding.level != "ok":
@@ -148,12 +153,6 @@ def wishes(run: Run) -> Wishes:
     return Wishes(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
 
 
-def samples_of(batch: GlobalBatch) -> SampleRange:
-    """The global samples of a step."""
-    position = batch.position
-    return SampleRange(phase=position.phase, epoch=position.epoch, first=batch.first_sample, stop=batch.last_sample + 1)
-
-
 def check_finite(run: Run, batch: GlobalBatch, result: StepResult) -> None:
     """Count steps in a row that were skipped because loss or gradient was not finite; all ranks alike.
 
@@ -169,48 +168,6 @@ def check_finite(run: Run, batch: GlobalBatch, result: StepResult) -> None:
         except UserError:
             log(run)
             raise
-
-
-def global_batches(run: Run) -> Iterator[GlobalBatch]:
-    """The global batches from the run's state to its end, through all phases; sets `run.loader`."""
-    config, phase_end = run.config, 0
-    for number, phase in enumerate(config.phases):
-        phase_end += phase.steps
-        if run.state.step >= phase_end:
-            continue
-        arithmetic = batch_arithmetic(phase, run.ranks.world_size)
-        position = Position(run.state.phase, run.state.epoch, run.state.next_sample)
-        if position.phase != number:
-            position = Position(number, position.epoch + 1, 0)
-            run.say(f"phase {number}: {arithmetic}; a new epoch begins")
-        run.loader = Loader(
-            run.shard_sets,
-            config.data,
-            phase,
-            position,
-            config.training.seed,
-            run.ranks.rank,
-            run.ranks.world_size,
-            lambda step: masking_rate(step, config.max_steps, config.data),
-            run.state.step,
-            pin_memory=run.ranks.device.type == "cuda",
-            phase_start=phase_end - phase.steps,
-        )
-        epoch = -1
-        for batch in itertools.islice(run.loader, phase_end - run.state.step):
-            if batch.position.epoch != epoch:
-                epoch = batch.position.epoch
-                describe_pairs(run, epoch)
-            if batch.skipped_samples:
-                run.say(f"epoch {batch.position.epoch}: {batch.skipped_samples} rows before it were less than a batch")
-            yield without_skipped(batch, run.state.skipped_samples)
-
-
-def describe_pairs(run: Run, epoch: int) -> None:
-    """Say what became of the sentences of an epoch, in a run with sentence pairs."""
-    counts = run.loader.pair_counts(epoch) if run.ranks.is_first else None
-    if counts is not None:
-        run.say(f"epoch {epoch}: {counts}")
 
 
 def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> TrainState:
@@ -231,51 +188,6 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
             "evaluation": {},
         }
     )
-
-
-def save(run: Run, is_end: bool) -> None:
-    """Save a checkpoint; where that fails, the last good one stays, and training goes on if there is more to do.
-
-    Raises:
-        UserError: it could not be saved, and the run ends here or is to stop then.
-    """
-    run.watchdog.mark(f"saving after step {run.state.step}")
-    started_at = time.perf_counter()
-    saved = checkpoint.save(run.config.output_dir, run.engine, run.state, run.config, run.data)
-    if saved is not None:
-        seconds = time.perf_counter() - started_at
-        run.say(f"saved {saved.folder} in {seconds:.1f} s")
-        values = {"step": saved.step, "seconds": round(seconds, 3)}
-        on_disk(run, lambda: append_history(run.output_dir, "saved", values))
-        if run.uploader is not None:
-            run.uploader.submit(saved)
-        if run.registrar is not None:
-            run.registrar.submit(saved.step, saved.folder)
-    elif is_end:
-        raise UserError(
-            f"the run ends after step {run.state.step:,} and its last checkpoint was not saved, for the reason warned "
-            "of; see to it and start the same command again, which goes on from the last good one"
-        )
-    elif run.config.checkpoint.on_failed_save == "stop":
-        raise UserError(
-            f"the checkpoint of step {run.state.step:,} was not saved, for the reason warned of, and "
-            "checkpoint.on_failed_save=stop; see to it and start the same command again, which goes on from the last "
-            "good one"
-        )
-    run.saved_at = time.monotonic()
-    run.recorder.restart_clock()
-
-
-def settle_branch(run: Run) -> None:
-    """Where the run has just gone back to this step, save it as the beginning of the new course; the old one's go."""
-    state = run.state
-    if state.branched_at != state.step or state.mlflow_run_id is not None:
-        return
-    if run.config.checkpoint.upload_to is not None and run.ranks.is_first:
-        leave_stored_course(run.config.checkpoint.upload_to, state.step)
-    skipped = ", ".join(str(range_) for range_ in state.skipped_samples) or "none"
-    run.say(f"a new course from step {state.step:,}; skipped: {skipped}; checkpoints of later steps go")
-    save(run, is_end=False)
 
 
 def watch(config: RunConfig, ranks: Ranks) -> Watchdog:

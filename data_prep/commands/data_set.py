@@ -25,4 +25,5 @@ def open_data_set(arguments: argparse.Namespace) -> str:
     """
     if arguments.config is not None:
         storage.configure(load_settings(PreparationConfig, arguments.config).storage_options)
-    return arguments.folder
+    folder: str = arguments.folder
+    return folder

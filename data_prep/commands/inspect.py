@@ -9,7 +9,7 @@ from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
 from data_prep.errors import UsageError
 from data_prep.files import storage
-from data_prep.reports.inspect_report import document_report, inspect_report, parse_document_id
+from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
 from data_prep.terminal import printable
 from data_prep.tokenizing.tokenizer import Tokenizer
 

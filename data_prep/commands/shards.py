@@ -8,13 +8,13 @@ from data_prep.commands.options import Preparation, add_shard_making, engine, pr
 from data_prep.data_set.manifest import Manifest
 from data_prep.errors import UsageError
 from data_prep.estimating.estimate import estimate
-from data_prep.estimating.estimate_report import estimate_report
-from data_prep.estimating.estimate_start import measure_start
+from data_prep.estimating.report import estimate_report
+from data_prep.estimating.start import measure_start
 from data_prep.files import storage
 from data_prep.preparing.prepare import map_range, prepare_shards
 from data_prep.preparing.shard_range import ShardRange
-from data_prep.reports.stats_report import table_lines
-from data_prep.reports.stats_tables import source_table, split_table, step_table
+from data_prep.reports.tables import source_table, split_table, step_table
+from data_prep.reports.text import table_lines
 
 HELP = "make a shard set of a corpus"
 

@@ -8,7 +8,7 @@ from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.errors import UsageError
 from data_prep.files import storage
 from data_prep.reports.stats import read_statistics
-from data_prep.reports.stats_report import stats_report
+from data_prep.reports.text import stats_report
 
 HELP = "show counts, lengths and frequencies of a data set"
 
@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         print(line)
     if output is not None:
         # Imported here: matplotlib takes a second, and a terminal needs none.
+        from data_prep.reports.page import write_page
         from data_prep.reports.plots import draw_plots
-        from data_prep.reports.stats_page import write_page
 
         page = write_page(output, statistics, draw_plots(statistics))
         print(f"\npage and plots: {storage.redact(page)}")

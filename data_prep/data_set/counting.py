@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
-from data_prep.data_set.manifest import TOKEN_COUNTS_NAME, FileRecord, Manifest, ShardRecord, SplitRecord
-from data_prep.data_set.shards import Record
+from data_prep.data_set.manifest import TOKEN_COUNTS_NAME, Manifest
+from data_prep.data_set.manifest_records import FileRecord, ShardRecord, SplitRecord
+from data_prep.data_set.shards import TENSOR_FAULTS, Record
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import METASPACE
@@ -64,8 +64,8 @@ class RecordCounts:
             np.diff(starts, append=len(record.tokens)),
         ]
         if self._text is not None:
-            for table in (self._text.begins_word, self._text.num_bytes):
-                columns.append(np.add.reduceat(table[record.tokens], starts, dtype=np.int64))
+            tables = (self._text.begins_word, self._text.num_bytes)
+            columns += [np.add.reduceat(table[record.tokens], starts, dtype=np.int64) for table in tables]
         for column, values in enumerate(columns):
             np.add.at(self.by_source[:, column], record.sources, values)
 
@@ -118,7 +118,7 @@ def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
         raise UserError(f"{where} has other content: its sha256 is {found}, the manifest's {record.sha256}; {remedy}")
     try:
         return safetensors.numpy.load(data)
-    except safetensors.SafetensorError as error:
+    except TENSOR_FAULTS as error:
         raise UserError(f"{where} is damaged ({error}); {remedy}") from None
 
 
@@ -126,9 +126,15 @@ def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
     """How often each token id stands in train and in valid, (vocab_size,) int64.
 
     Raises:
-        UserError: the file is missing, or not the one that the manifest names.
+        UserError: the file is missing, not the one that the manifest names, or counts something else.
     """
-    return read_tensors(folder, manifest.token_counts)
+    counts = read_tensors(folder, manifest.token_counts)
+    shape = (manifest.tokenizer.vocab_size,)
+    for name in ("train", "valid"):
+        if name not in counts or counts[name].shape != shape or counts[name].dtype != np.int64:
+            where = storage.redact(storage.join(folder, manifest.token_counts.name))
+            raise UserError(f"{where} holds no count of every token id in {name}; make the shards again")
+    return counts
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, RemovalRecord, SourceRecord
+from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest
+from data_prep.data_set.manifest_records import RemovalRecord, SourceRecord
 from data_prep.files import storage
 from data_prep.files.urls import redact_text
 from data_prep.terminal import printable
-from data_prep.tokenizing.tokenizer_info import TokenizerInfo
+from data_prep.tokenizing.info import TokenizerInfo
 
 CARD_NAME = "DATA_CARD.md"
 NOT_STATED = "**not stated**"

@@ -9,9 +9,10 @@ import numpy as np
 
 from data_prep.data_set.counting import read_tensors, read_token_counts, split_record, token_counts_file
 from data_prep.data_set.manifest import Manifest
+from data_prep.data_set.manifest_records import FileRecord
 from data_prep.data_set.shards import read_index
 from data_prep.data_set.versions import publish
-from data_prep.errors import UsageError
+from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 
 REMOVED_IDS = "document_ids"
@@ -54,8 +55,16 @@ def removed_ids(folder: str, manifest: Manifest) -> np.ndarray:
         UserError: a file of them is missing or damaged.
     """
     files = [removal.ids for removal in manifest.removals if removal.ids is not None]
-    parts = [read_tensors(folder, file)[REMOVED_IDS] for file in files]
+    parts = [_removed_ids_in(folder, file) for file in files]
     return np.unique(np.concatenate([np.empty(0, np.uint64), *parts]))
+
+
+def _removed_ids_in(folder: str, file: FileRecord) -> np.ndarray:
+    found = read_tensors(folder, file).get(REMOVED_IDS)
+    if found is None or found.ndim != 1 or found.dtype != np.uint64:
+        where = storage.redact(storage.join(folder, file.name))
+        raise UserError(f"{where} holds no ids of documents; restore it, or make the shards again")
+    return found
 
 
 def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.ndarray]) -> Manifest:

@@ -10,163 +10,44 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
-    model_validator,
+    field_validator,
 )
+from pydantic_core import to_jsonable_python
 
+from data_prep.data_set.manifest_records import (
+    STEPS,
+    FileRecord,
+    InputRecord,
+    ManifestPart,
+    RemovalRecord,
+    ShardRecord,
+    SourceRecord,
+    SplitRecord,
+    StepRecord,
+    TokenizerRecord,
+)
 from data_prep.errors import UserError
 from data_prep.files import storage
-from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.terminal import printable
 
 MANIFEST_NAME = "manifest.json"
 TOKEN_COUNTS_NAME = "token_counts.safetensors"
 TOKENIZER_FOLDER = "tokenizer"
 FORMAT_VERSION = 2
-
-STEPS: dict[str, tuple[str, ...]] = {
-    "reading": (
-        "invalid UTF-8",
-        "invalid JSON",
-        "no object",
-        "missing field",
-        "not text",
-        "binary",
-        "damaged file",
-        "wrong ending",
-        "empty file",
-        "too many bytes",
-        "unreadable",
-    ),
-    "cleaning": ("empty", "too short", "too long"),
-    "deduplication": ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
-    "removal": ("removed",),
-}
-"""The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`."""
-
-Count = Annotated[int, Field(ge=0)]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FileRecord(_Record):
-    """A file of the data set by name (no folder in it), size in bytes and sha256."""
-
-    name: FileName
-    bytes: Count
-    sha256: Sha256
-
-
-class ShardRecord(FileRecord):
-    """A shard tar, its index file and its counts."""
-
-    index: FileRecord
-    records: Count
-    documents: Count
-    sentences: Count
-    tokens: Count
-    min_document_tokens: Count = Field(description="tokens of the shortest document; bounds the sequences in a row")
-
-
-class SplitRecord(_Record):
-    """The shards of `train` or `valid`, in order, with totals."""
-
-    shards: tuple[ShardRecord, ...]
-    documents: Count
-    sentences: Count
-    tokens: Count
-    unigram_entropy_nats: float | None = Field(
-        description="entropy of the split's own token frequencies: the MLM loss of a model that knows no context"
-    )
-
-
-class TokenizerRecord(_Record):
-    """The tokenizer that made the ids."""
-
-    fingerprint: Sha256
-    vocab_size: Annotated[int, Field(gt=5)]
-    token_dtype: Literal["uint16", "uint32"]
-    special_tokens: SpecialTokens = Field(OWN_SPECIAL_TOKENS, description="left out in JSON where they are ids 0 to 4")
-
-    @model_serializer(mode="wrap")
-    def _without_own_special_tokens(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests from before there were foreign tokenizers keep their digest.
-        values: dict[str, Any] = serialise(self)
-        if self.special_tokens == OWN_SPECIAL_TOKENS:
-            del values["special_tokens"]
-        return values
-
-
-class InputRecord(_Record):
-    """One input file, as it was when it was read."""
-
-    url: str
-    source: str = Field(description="name of the source that it belongs to")
-    bytes: Count
-    fingerprint: str = Field(description="sha256 of the file, or of the sha256 of its parts")
-
-
-class SourceRecord(_Record):
-    """A named source of text; its number is its place in `Manifest.sources`."""
-
-    name: str
-    url: str | None = None
-    licence: str | None = None
-    date: str | None = None
-    language: str | None = None
-    dropped: dict[str, Count] = Field(description="what was left out of it, by reason (`STEPS` names them)")
-    documents: Count
-    sentences: Count
-    tokens: Count
-    words: Count = Field(description="runs of characters between spaces; tokens / words is its fertility")
-    text_bytes: Count = Field(description="UTF-8 bytes of normalised text")
-
-
-class StepRecord(_Record):
-    """What a step of preparation took in, left out by reason, and gave out, in documents."""
-
-    name: str
-    documents_in: Count
-    dropped: dict[str, Count]
-    documents_out: Count
+_MAX_VERSION = 999_999  # the digits of `older_version_name`
 
 
 class UnknownVersion(UserError):
     """A data set has no version of the digest that is asked for."""
 
 
-class RemovalRecord(_Record):
-    """What the command `remove` took out of the data set: a whole source, or documents by their ids."""
-
-    version: PositiveInt = Field(description="the first version without it")
-    source: str | None = Field(None, description="name of the source")
-    ids: FileRecord | None = Field(
-        None, description="safetensors: document_ids (n,) uint64, rising; they are left out of additions too"
-    )
-    documents: Count = Field(description="documents taken out, each piece of one that was split counted")
-    tokens: Count
-    note: str | None = Field(None, description="what the user says of it, such as who asked for it and when")
-
-    @model_validator(mode="after")
-    def _of_one_kind(self) -> RemovalRecord:
-        if (self.source is None) == (self.ids is None):
-            raise ValueError("a removal names either a source or a file of ids")
-        return self
-
-
-class Manifest(_Record):
+class Manifest(ManifestPart):
     """A data set of shards."""
 
     format_version: Literal[2]
@@ -180,9 +61,23 @@ class Manifest(_Record):
     token_counts: FileRecord = Field(
         description="safetensors: train, valid (vocab_size,) int64 counts of every token id"
     )
-    version: PositiveInt = Field(1, description="counts the manifests of this folder")
+    version: Annotated[int, Field(ge=1, le=_MAX_VERSION)] = Field(1, description="counts the manifests of this folder")
     parent: str | None = Field(None, description="digest of the version before, from which this one was made")
     removals: tuple[RemovalRecord, ...] = Field((), description="what was removed, in this and all earlier versions")
+
+    @field_validator("config")
+    @classmethod
+    def _can_be_written_and_read(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """It is part of the digest; of what a later release may call otherwise, that much is relied on."""
+        json.dumps(to_jsonable_python(config), ensure_ascii=False, allow_nan=False).encode()
+        for settings in [config, *_list_of_mappings(config, "additions")]:
+            _list_of_mappings(settings, "sources")
+            for name in ("deduplication", "documents", "shards"):
+                if not isinstance(settings.get(name, {}), dict):
+                    raise ValueError(f"{name} is no mapping of settings")
+            if not all(isinstance(source.get("name"), str) for source in settings.get("sources", [])):
+                raise ValueError("a source has no name")
+        return config
 
     @property
     def shards(self) -> tuple[ShardRecord, ...]:
@@ -276,26 +171,35 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
 
 
 def _older_versions(folder: str, current: Manifest) -> list[Manifest]:
+    """The oldest first, back to the first that is missing: those that `remove --purge` deleted are the oldest."""
     # By name, since what lies at https:// cannot be listed.
-    urls = [storage.join(folder, older_version_name(number)) for number in range(1, current.version)]
-    return [_parse(url) for url in urls if storage.exists(url)]
+    urls = (storage.join(folder, older_version_name(number)) for number in range(current.version - 1, 0, -1))
+    return [_parse(url) for url in takewhile(storage.exists, urls)][::-1]
+
+
+def _list_of_mappings(settings: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = settings.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ValueError(f"{name} is no list of settings")
+    return found
 
 
 def _parse(url: str) -> Manifest:
     where = storage.redact(url)
     try:
         values = json.loads(storage.read_bytes(url))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # NaN and half characters have no digest
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error}); it was damaged or edited, make the shards again") from None
     version = values.get("format_version") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{where} has format version {version!r} and this release reads {FORMAT_VERSION}; "
+            f"{where} has format version {str(version)[:20]} and this release reads {FORMAT_VERSION}; "
             "use the release that wrote it, or make the shards again"
         )
     try:
         return Manifest.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = printable(".".join(str(part) for part in first["loc"]))[:100]
         raise UserError(f"{where} is damaged at {place}: {first['msg']}; make the shards again") from None

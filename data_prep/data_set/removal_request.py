@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.data_set.growing import removed_ids
-from data_prep.data_set.manifest import Manifest, ShardRecord
+from data_prep.data_set.manifest import Manifest
+from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.shards import read_index
 from data_prep.errors import UserError
 from data_prep.files import storage

@@ -16,7 +16,8 @@ import safetensors.numpy
 
 from data_prep.data_set.counting import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.data_set.growing import REMOVED_IDS, removed_ids
-from data_prep.data_set.manifest import FileRecord, Manifest, RemovalRecord, ShardRecord, SourceRecord, read_manifest
+from data_prep.data_set.manifest import Manifest, read_manifest
+from data_prep.data_set.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord
 from data_prep.data_set.removal_request import Found, RemovalRequest, find_documents
 from data_prep.data_set.rewriting import RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.data_set.shards import SHARD_NAME, shard_name
@@ -99,7 +100,8 @@ def _begin(folder: str, parent: Manifest, request: RemovalRequest, fresh: bool) 
     """Begin the removal, or go on with it; returns the number of its first new shard."""
     mine, begun = {"parent": parent.digest, **request.description}, _read_plan(folder)
     if begun is not None and not fresh and {**mine, "first_number": begun["first_number"]} == begun:
-        return begun["first_number"]
+        first_number: int = begun["first_number"]
+        return first_number
     if begun is not None and not fresh:
         what = "documents by their ids" if begun["source"] is None else f"source {begun['source']!r}"
         raise UserError(

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.data_set.counting import SOURCE_COLUMNS, RecordCounts, piece_text
-from data_prep.data_set.manifest import TOKENIZER_FOLDER, ShardRecord, TokenizerRecord
+from data_prep.data_set.manifest import TOKENIZER_FOLDER
+from data_prep.data_set.manifest_records import ShardRecord, TokenizerRecord
 from data_prep.data_set.shards import Record, read_records, write_shard
 from data_prep.data_set.versions import REMOVAL_WORK
 from data_prep.errors import UserError
@@ -128,4 +129,5 @@ def _chosen(record: Record, chosen: np.ndarray) -> Record:
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
     """Start offsets of runs of these lengths, (n,) uint32, the first 0."""
-    return (np.cumsum(lengths, dtype=np.int64) - lengths).astype(np.uint32)
+    starts: np.ndarray = np.cumsum(lengths, dtype=np.int64) - lengths
+    return starts.astype(np.uint32)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.data_set.counting import RecordCounts, piece_text
-from data_prep.data_set.manifest import ShardRecord, TokenizerRecord
+from data_prep.data_set.manifest_records import ShardRecord, TokenizerRecord
 from data_prep.data_set.shards import Record, ShardIndex, index_of, join_indexes, read_index, read_records
 from data_prep.errors import UserError
 from data_prep.files import storage

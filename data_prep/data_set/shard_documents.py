@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.data_set.manifest import Manifest, ShardRecord, SourceRecord, read_manifest
+from data_prep.data_set.manifest import Manifest, read_manifest
+from data_prep.data_set.manifest_records import ShardRecord, SourceRecord
 from data_prep.data_set.shards import read_index
 from data_prep.errors import UserError
 from data_prep.files import storage
@@ -43,7 +44,7 @@ class ShardDocuments:
         """Read the index.
 
         Raises:
-            UserError: the index is missing or damaged.
+            UserError: the index is missing, damaged, or names sources that the manifest does not.
         """
         self._url = storage.join(folder, shard.name)
         self._split, self._shard, self._sources = split, shard, manifest.sources
@@ -53,6 +54,9 @@ class ShardDocuments:
         self._starts = _starts(index.document_lengths)
         self._first_sentences = _starts(index.sentence_counts)
         self._first_documents = _starts(index.record_document_counts)
+        if index.document_sources.max(initial=0) >= len(self._sources):
+            where = storage.redact(storage.join(folder, shard.index.name))
+            raise UserError(f"{where} names a source that the manifest does not; make the shards again")
 
     def __len__(self) -> int:
         return len(self._index.document_lengths)
@@ -84,20 +88,30 @@ class ShardDocuments:
             UserError: the shard is missing, cut off, or holds ids that its tokenizer does not know.
         """
         record = self._record(number)
-        start = int(self._starts[number] - self._starts[self._first_documents[record]])
-        num_tokens = int(self._index.document_lengths[number])
+        token_bytes = self._dtype.itemsize
+        tokens_before = int(self._starts[number] - self._starts[self._first_documents[record]])
+        first_byte = int(self._index.token_offsets[record]) + tokens_before * token_bytes
+        num_bytes = int(self._index.document_lengths[number]) * token_bytes
+        # Whoever forged an index may have forged the manifest too: memory is asked for by what there is to read.
+        if first_byte + num_bytes > storage.size(self._url):
+            raise self._damaged_at(number)
         with storage.open_read(self._url) as file:
-            file.seek(int(self._index.token_offsets[record]) + start * self._dtype.itemsize)
-            data = file.read(num_tokens * self._dtype.itemsize)
-        tokens = np.frombuffer(data[: len(data) // self._dtype.itemsize * self._dtype.itemsize], self._dtype)
-        if len(tokens) != num_tokens or int(tokens.max()) >= self._vocab_size:
-            raise UserError(
-                f"{storage.redact(self._url)} is damaged at document {number}; restore it, or make the shards again; "
-                "'python -m data_prep verify' names all that is damaged"
-            )
+            file.seek(first_byte)
+            data = file.read(num_bytes)
+        if len(data) != num_bytes:
+            raise self._damaged_at(number)
+        tokens = np.frombuffer(data, self._dtype)
+        if int(tokens.max()) >= self._vocab_size:
+            raise self._damaged_at(number)
         first = int(self._first_sentences[number])
         lengths = self._index.sentence_lengths[first : first + int(self._index.sentence_counts[number])]
         return np.split(tokens, np.cumsum(lengths, dtype=np.int64)[:-1])
+
+    def _damaged_at(self, number: int) -> UserError:
+        return UserError(
+            f"{storage.redact(self._url)} is damaged at document {number}; restore it, or make the shards again; "
+            "'python -m data_prep verify' names all that is damaged"
+        )
 
     def _record(self, number: int) -> int:
         return int(np.searchsorted(self._first_documents, number, side="right")) - 1
@@ -135,4 +149,5 @@ def find_document(folder: str, document_id: int) -> list[DocumentPlace]:
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
     """Where each begins, one after the other, (len(lengths),) int64."""
-    return np.cumsum(lengths, dtype=np.int64) - lengths
+    starts: np.ndarray = np.cumsum(lengths, dtype=np.int64) - lengths
+    return starts

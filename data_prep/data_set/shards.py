@@ -20,11 +20,13 @@ from typing import BinaryIO, Literal
 import numpy as np
 import safetensors.numpy
 
-from data_prep.data_set.manifest import FileRecord, ShardRecord
+from data_prep.data_set.manifest_records import FileRecord, ShardRecord
 from data_prep.errors import UserError
 from data_prep.files import storage
 
 SHARD_NAME = re.compile(r"(train|valid)-(\d{6})\.(tar|index\.safetensors)")
+TENSOR_FAULTS = (safetensors.SafetensorError, ValueError, TypeError, LookupError)
+"""What reading a safetensors file may raise: a KeyError, for one, where its numbers are of a type unknown to numpy."""
 _TAR_BLOCK = 512
 
 
@@ -145,7 +147,7 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
         )
     try:
         index = ShardIndex(**safetensors.numpy.load(data))
-    except (safetensors.SafetensorError, TypeError) as error:
+    except TENSOR_FAULTS as error:
         raise UserError(f"{where} is no index of a shard ({error}); make the shards again") from None
     problem = _index_problem(index, shard)
     if problem:
@@ -291,4 +293,8 @@ def _index_problem(index: ShardIndex, shard: ShardRecord) -> str | None:
         return "has sentences that do not add up to its documents' tokens"
     if (np.diff(index.token_offsets.astype(np.int64)) <= 0).any() or (index.token_offsets >= shard.bytes).any():
         return "has byte offsets that are not increasing within the shard"
+    first_documents = np.cumsum(index.record_document_counts, dtype=np.int64) - index.record_document_counts
+    by_record = np.add.reduceat(by_document, first_documents) if records else np.empty(0)
+    if (index.token_offsets.astype(np.int64) + 2 * by_record > shard.bytes).any():  # a token takes 2 bytes at least
+        return "has records that reach beyond the end of the shard"
     return None

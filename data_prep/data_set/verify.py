@@ -9,15 +9,8 @@ import numpy as np
 from data_prep.data_set.counting import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
 from data_prep.data_set.data_card import card_problem
 from data_prep.data_set.growing import all_configs, removed_ids
-from data_prep.data_set.manifest import (
-    MANIFEST_NAME,
-    STEPS,
-    TOKENIZER_FOLDER,
-    Manifest,
-    SplitRecord,
-    list_versions,
-    older_version_name,
-)
+from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, list_versions, older_version_name
+from data_prep.data_set.manifest_records import STEPS, SplitRecord
 from data_prep.data_set.shard_check import CheckTask, Findings, check_shard
 from data_prep.data_set.versions import select_version, stray_files, unfinished_work
 from data_prep.errors import UserError

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from data_prep.config import DeduplicationSettings
-from data_prep.data_set.manifest import ShardRecord
+from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.shards import read_records
 from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, open_signatures
 from data_prep.deduplication.similarity_search import clusters, similar_pairs

@@ -223,7 +223,7 @@ def _read_table(url: str, settings: DeduplicationSettings) -> list[tuple[int, in
             raise UserError(f"{storage.redact(url)} is damaged; run the same command again with --fresh")
         file.seek(end - _TRAILER.size - table_bytes)
         table: dict[str, Any] = json.loads(file.read(table_bytes))
-    blocks = table.pop("blocks")
+    blocks: list[tuple[int, int, int]] = table.pop("blocks")
     if table != _described(settings):
         raise UserError(
             f"the signatures in {storage.redact(url)} were made as {table} and cannot be compared with "

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from data_prep.data_set.counting import SOURCE_COLUMNS
-from data_prep.estimating.estimate_sample import Sample, is_one_document, sample_unit
-from data_prep.estimating.estimate_shards import WrittenSample, write_sample
+from data_prep.estimating.sample import Sample, is_one_document, sample_unit
+from data_prep.estimating.shards import WrittenSample, write_sample
 from data_prep.inputs.input_units import InputUnit, file_format
 from data_prep.preparing.mapping import Destinations, cached_tokenizer
 from data_prep.preparing.plan import Plan, absolute

@@ -36,12 +36,12 @@ def detect_compression(head: bytes) -> str:
     return next((ending for ending, magic in _MAGIC.items() if magic.match(head)), "")
 
 
-def decompress(file: io.RawIOBase, compression: str) -> BinaryIO:
+def decompress(file: io.RawIOBase, compression: str) -> io.BufferedReader:
     """The content of `file`, buffered; `compression` is one of `COMPRESSIONS`, or "" for a file that is not compressed.
 
     Its methods raise one of `DAMAGE` where the file is damaged or ends too early.
     """
-    buffered = io.BufferedReader(file, _BUFFER_BYTES)
+    buffered: io.BufferedReader = io.BufferedReader(file, _BUFFER_BYTES)
     if not compression:
         return buffered
     return io.BufferedReader(_decompressor(buffered, compression), _BUFFER_BYTES)

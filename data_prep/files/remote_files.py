@@ -40,7 +40,8 @@ def info(url: str, seconds: float | None = None) -> dict[str, Any] | None:
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         try:
-            return with_retries(url, "read", lambda: filesystem.info(path), seconds)
+            found: dict[str, Any] = with_retries(url, "read", lambda: filesystem.info(path), seconds)
+            return found
         except FileNotFoundError as error:
             _raise_if_elsewhere(error)
             return None
@@ -63,7 +64,8 @@ def read_bytes(url: str, seconds: float | None = None) -> bytes:
     """The whole file in one request."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
-        return with_retries(url, "read", lambda: filesystem.cat_file(path), seconds)
+        data: bytes = with_retries(url, "read", lambda: filesystem.cat_file(path), seconds)
+        return data
 
 
 def write_bytes(url: str, data: bytes) -> None:

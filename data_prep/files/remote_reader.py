@@ -129,7 +129,8 @@ def _range_fetcher(url: str, filesystem: Any, path: str) -> Callable[[int, int],
     def fetch(start: int, stop: int) -> bytes:
         file.seek(start)
         try:
-            return file.read(stop - start)
+            data: bytes = file.read(stop - start)
+            return data
         except OSError as error:
             if http_status(error) == 412 or (isinstance(error, FileNotFoundError) and not is_transient(error)):
                 raise ChangedWhileRead from None

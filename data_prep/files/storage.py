@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from data_prep.errors import UsageError, UserError
@@ -43,7 +43,8 @@ def exists(url: str | Path) -> bool:
 def size(url: str | Path) -> int:
     """Size of the file in bytes."""
     if is_remote(url):
-        return _remote_info(url)["size"]
+        size_bytes: int = _remote_info(url)["size"]
+        return size_bytes
     with _explained(url, "read"):
         return local_path(url).stat().st_size
 
@@ -239,7 +240,7 @@ def matches(pattern: str) -> list[str]:
     return sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
 
 
-def _remote_info(url: str | Path) -> dict:
+def _remote_info(url: str | Path) -> dict[str, Any]:
     found = remote_files.info(str(url))
     if found is None:
         raise UserError(f"{redact(url)} cannot be read: there is no such file; check its name")

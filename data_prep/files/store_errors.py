@@ -70,7 +70,8 @@ def http_status(error: BaseException) -> int | None:
     for cause in _chain(error):
         response = getattr(cause, "response", None)
         if isinstance(response, dict):
-            return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status
         if _has_transient_type(cause):  # aiohttp gives its own findings a code too
             return None
         for name in ("status", "code"):

@@ -100,7 +100,7 @@ class DocumentReader:
         try:
             stream = decompress(hashed, compression)
             if compression:
-                head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]  # type: ignore[attr-defined]
+                head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
             _check_content(head, self._rejects.where, ending)
             if ending != ".txt":
                 yield from json_lines(stream, part, limit, self._fields, self._rejects)

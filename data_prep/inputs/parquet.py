@@ -1,22 +1,24 @@
-"""Reading text columns of Parquet files by row group, with every kind of damage told apart from the end."""
+"""Reading text columns of Parquet files by row group, with every kind of damage told apart from the end.
+
+pyarrow is imported where it is used: it takes 34 MB of a process, and most corpora hold no Parquet.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from data_prep.files.hashing import RangeHashingFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _HEAD = re.compile(rb"PAR(1\x15|E)")  # the magic bytes, and the first of the structure after them
 _READ_BYTES = 1 << 20
 _BATCH_ROWS = 64  # texts of a megabyte each stay under 100 MB; more rows are hardly faster
 _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null"}
-_DAMAGE = (pa.ArrowException, OSError, MemoryError)
 
 
 class DamagedParquet(Exception):
@@ -59,6 +61,8 @@ class ParquetRows:
     """
 
     def __init__(self, file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> None:
+        import pyarrow.parquet as pq
+
         self._file = RangeHashingFile(file, where)
         try:
             # No read-ahead of whole row groups: pages are read as they are asked for, so memory is bounded by them.
@@ -66,7 +70,7 @@ class ParquetRows:
                 self._file, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
             )
             schema = self._parquet.schema_arrow
-        except _DAMAGE as error:
+        except _damage() as error:
             place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
             raise DamagedParquet(place, error) from None
         self.columns = [(field.name, field.type) for field in schema]
@@ -118,7 +122,7 @@ class ParquetRows:
                     batch_size=_BATCH_ROWS, row_groups=[group], columns=list(names), use_threads=False
                 ):
                     yield from zip(*(_bytes_of(batch.column(name)) for name in names), strict=True)
-            except _DAMAGE as error:
+            except _damage() as error:
                 of_all = f"row group {group + 1} of {self._parquet.metadata.num_row_groups}"
                 raise DamagedParquet(f"{of_all}, rows {row + 1} to {row + num_rows}", error) from None
             row += num_rows
@@ -131,16 +135,28 @@ def looks_like_parquet(head: bytes) -> bool:
 
 def is_text(column_type: Any) -> bool:
     """Whether values of the type are text, bytes that may be UTF-8, or null."""
+    import pyarrow as pa
+
     if pa.types.is_dictionary(column_type):
         column_type = column_type.value_type
     return str(column_type) in _TEXT_TYPES
 
 
+def _damage() -> tuple[type[Exception], ...]:
+    """What comes of a damaged file."""
+    import pyarrow as pa
+
+    return pa.ArrowException, OSError, MemoryError
+
+
 def _bytes_of(column: pa.Array) -> list[bytes | None]:
+    import pyarrow as pa
+
     # As bytes, since a file may hold in a text column what is no UTF-8.
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    return column.cast(pa.large_binary()).to_pylist()
+    values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+    return values
 
 
 def _first_line(error: BaseException) -> str:

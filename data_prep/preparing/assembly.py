@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from data_prep.data_set.counting import split_record, token_counts_file
-from data_prep.data_set.manifest import InputRecord, Manifest, SourceRecord, TokenizerRecord
+from data_prep.data_set.manifest import Manifest
+from data_prep.data_set.manifest_records import InputRecord, SourceRecord, TokenizerRecord
 from data_prep.files import storage
 from data_prep.preparing.map_phase import MapSummary
 from data_prep.preparing.plan import Plan
@@ -55,7 +56,8 @@ def token_counts(results: Sequence[ReduceResult], vocab_size: int) -> dict[str, 
 
     def total(split: str) -> np.ndarray:
         counts = [result.token_counts for result in results if _is_listed(result, split)]
-        return np.sum([np.zeros(vocab_size, np.int64), *counts], axis=0)
+        summed: np.ndarray = np.sum([np.zeros(vocab_size, np.int64), *counts], axis=0)
+        return summed
 
     return {"train": total("train"), "valid": total("valid")}
 

@@ -64,7 +64,8 @@ def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -
     for reason, is_so in (("empty", is_empty), ("too short", is_short), ("too long", is_long)):
         if is_so.any():
             dropped[reason] += int(is_so.sum())
-    return ~(is_empty | is_short | is_long)
+    is_kept: np.ndarray = ~(is_empty | is_short | is_long)
+    return is_kept
 
 
 def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) -> Section:

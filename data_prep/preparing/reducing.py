@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep.data_set.counting import PieceText, RecordCounts
-from data_prep.data_set.manifest import ShardRecord
+from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.shards import Record, write_shard
 from data_prep.deduplication.exclusions import NAME as EXCLUSIONS_NAME
 from data_prep.deduplication.exclusions import read_exclusions
@@ -19,6 +19,9 @@ from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.preparing.mapping import cached_tokenizer, sections_url
 from data_prep.preparing.sections import Section, read_sections, read_sizes, select_documents, starts_of, take_runs
+
+HELD_TOKENS = 1 << 24
+"""Tokens of a shard that are held at once; of a larger one the sections are read more than once."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,20 @@ class ReduceResult:
 
 @dataclass(frozen=True)
 class _Documents:
-    """The documents of a shard, in the order of the inputs, each with the number of its source (D,) uint16."""
+    """What is known of all documents that a shard's sections hold, copies included, in the order of the inputs.
 
-    all: Section
+    Attributes:
+        unit_stops: (num_units,) int64 how many documents the units up to each have.
+        ids: (D,) uint64.
+        lengths: (D,) uint32 tokens of each.
+        sentence_counts: (D,) uint32.
+        sources: (D,) uint16 number of the source of each.
+    """
+
+    unit_stops: np.ndarray
+    ids: np.ndarray
+    lengths: np.ndarray
+    sentence_counts: np.ndarray
     sources: np.ndarray
 
 
@@ -92,11 +106,12 @@ def read_result(task: ReduceTask) -> ReduceResult:
 
 def reduce_shard(task: ReduceTask) -> int:
     """Write the shard and its index, then the mark that it is done. Returns the number of its tokens."""
-    documents, dropped = _load(task)
-    order = seeded_order(documents.all.document_ids, task.seed)
+    documents = _documents(task)
+    kept, dropped = _kept(task, documents.ids, documents.sources)
+    order = kept[seeded_order(documents.ids[kept], task.seed)]
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     counts = RecordCounts(task.vocab_size, task.num_sources, PieceText.of(tokenizer))
-    records = _counted(_records(documents, order, task.record_tokens), counts)
+    records = _counted(_records(task, documents, order), counts)
     shard = write_shard(task.output_folder, task.name, records)
     result = {
         "shard": shard.model_dump(mode="json"),
@@ -149,14 +164,8 @@ def _counted(records: Iterable[Record], counts: RecordCounts) -> Iterator[Record
         yield record
 
 
-def _load(task: ReduceTask) -> tuple[_Documents, list[dict[str, int]]]:
-    """Read the documents to keep of all units straight to their places; returns what each source loses, too.
-
-    All ids are looked at first, so that nothing is held twice, and of a text that the corpus has a million times
-    one copy.
-    """
-    dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
-    urls = [sections_url(task.work_folder, number) for number in range(len(task.unit_sources))]
+def _documents(task: ReduceTask) -> _Documents:
+    urls = _sections_urls(task)
     sizes = [read_sizes(url, task.destination) for url in urls]
     ids, lengths, counts = (np.concatenate(arrays) for arrays in zip(*sizes, strict=True))
     if not len(ids):
@@ -164,54 +173,73 @@ def _load(task: ReduceTask) -> tuple[_Documents, list[dict[str, int]]]:
             f"{storage.redact(task.work_folder)} lacks the documents of {task.name}; "
             "run the same command again with --fresh"
         )
-    stops = np.cumsum([len(unit_ids) for unit_ids, _, _ in sizes])
-    sources = np.repeat(np.array(task.unit_sources, np.uint16), np.diff(stops, prepend=0))
-    kept, dropped = _kept(task, ids, sources)
-    everything = Section(
-        document_ids=ids[kept],
-        document_lengths=lengths[kept],
-        sentence_counts=counts[kept],
-        sentence_lengths=np.empty(counts[kept].sum(dtype=np.int64), np.uint32),
-        tokens=np.empty(lengths[kept].sum(dtype=np.int64), dtype),
+    unit_stops = np.cumsum([len(unit_ids) for unit_ids, _, _ in sizes])
+    sources = np.repeat(np.array(task.unit_sources, np.uint16), np.diff(unit_stops, prepend=0))
+    return _Documents(unit_stops, ids, lengths, counts, sources)
+
+
+def _sections_urls(task: ReduceTask) -> list[str]:
+    return [sections_url(task.work_folder, number) for number in range(len(task.unit_sources))]
+
+
+def _records(task: ReduceTask, documents: _Documents, order: np.ndarray) -> Iterator[Record]:
+    """Whole documents in order, as many to a record as fit; a longer one alone.
+
+    The documents of so many records as fit in HELD_TOKENS are read at once.
+    """
+    ordered_lengths = documents.lengths[order]
+    blocks = list(_blocks(ordered_lengths, task.record_tokens))
+    firsts = np.array([first for first, _ in blocks], np.int64)
+    block_lengths = np.add.reduceat(ordered_lengths, firsts, dtype=np.int64)
+    for first_block, last_block in _blocks(block_lengths, HELD_TOKENS):
+        held = np.sort(order[blocks[first_block][0] : blocks[last_block - 1][1]])
+        section = _read(task, documents, held)
+        token_starts, sentence_starts = starts_of(section.document_lengths), starts_of(section.sentence_counts)
+        for first, last in blocks[first_block:last_block]:
+            members = np.searchsorted(held, order[first:last])
+            lengths, counts = section.document_lengths[members], section.sentence_counts[members]
+            sentence_lengths = take_runs(section.sentence_lengths, sentence_starts[members], counts)
+            yield Record(
+                tokens=take_runs(section.tokens, token_starts[members], lengths),
+                documents=starts_of(lengths).astype(np.uint32),
+                sentences=starts_of(sentence_lengths).astype(np.uint32),
+                sources=documents.sources[order[first:last]],
+                document_ids=section.document_ids[members],
+            )
+
+
+def _read(task: ReduceTask, documents: _Documents, numbers: np.ndarray) -> Section:
+    """The documents of these numbers, which ascend, straight to their places, so that nothing is held twice."""
+    dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
+    lengths, counts = documents.lengths[numbers], documents.sentence_counts[numbers]
+    held = Section(
+        document_ids=documents.ids[numbers],
+        document_lengths=lengths,
+        sentence_counts=counts,
+        sentence_lengths=np.empty(counts.sum(dtype=np.int64), np.uint32),
+        tokens=np.empty(lengths.sum(dtype=np.int64), dtype),
     )
-    is_kept = np.zeros(len(ids), bool)
-    is_kept[kept] = True
+    is_held = np.zeros(len(documents.ids), bool)
+    is_held[numbers] = True
     sentence = token = 0
-    for url, of_unit in zip(urls, np.split(is_kept, stops[:-1]), strict=True):
+    for url, of_unit in zip(_sections_urls(task), np.split(is_held, documents.unit_stops[:-1]), strict=True):
         place = 0
         for section in read_sections(url, task.destination, dtype) if of_unit.any() else ():
             part = select_documents(section, of_unit[place : place + len(section.document_ids)])
-            everything.sentence_lengths[sentence : sentence + len(part.sentence_lengths)] = part.sentence_lengths
-            everything.tokens[token : token + len(part.tokens)] = part.tokens
+            held.sentence_lengths[sentence : sentence + len(part.sentence_lengths)] = part.sentence_lengths
+            held.tokens[token : token + len(part.tokens)] = part.tokens
             place += len(section.document_ids)
             sentence += len(part.sentence_lengths)
             token += len(part.tokens)
-    return _Documents(everything, sources[kept]), dropped
+    return held
 
 
-def _records(documents: _Documents, order: np.ndarray, record_tokens: int) -> Iterator[Record]:
-    """Whole documents in order, as many to a record as fit; a longer one alone."""
-    everything = documents.all
-    token_starts, sentence_starts = starts_of(everything.document_lengths), starts_of(everything.sentence_counts)
-    for first, last in _blocks(everything.document_lengths[order], record_tokens):
-        members = order[first:last]
-        lengths, counts = everything.document_lengths[members], everything.sentence_counts[members]
-        sentence_lengths = take_runs(everything.sentence_lengths, sentence_starts[members], counts)
-        yield Record(
-            tokens=take_runs(everything.tokens, token_starts[members], lengths),
-            documents=starts_of(lengths).astype(np.uint32),
-            sentences=starts_of(sentence_lengths).astype(np.uint32),
-            sources=documents.sources[members],
-            document_ids=everything.document_ids[members],
-        )
-
-
-def _blocks(lengths: np.ndarray, record_tokens: int) -> Iterator[tuple[int, int]]:
-    """The first and last + 1 of the documents of each record, given the documents' lengths in order."""
+def _blocks(lengths: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """The first and last + 1 of runs of things that are together no longer than `most`; a longer thing alone."""
     stops = np.cumsum(lengths, dtype=np.int64)
     first = 0
     while first < len(stops):
         tokens_before = stops[first] - lengths[first]
-        last = max(first + 1, int(np.searchsorted(stops, tokens_before + record_tokens, "right")))
+        last = max(first + 1, int(np.searchsorted(stops, tokens_before + most, "right")))
         yield first, last
         first = last

@@ -119,14 +119,17 @@ class SectionWriter:
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:
     """Where runs of these lengths begin that stand one after the other, (n,) int64, the first 0."""
-    return np.cumsum(lengths, dtype=np.int64) - lengths
+    starts: np.ndarray = np.cumsum(lengths, dtype=np.int64) - lengths
+    return starts
 
 
 def take_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Runs of values, given by starts and lengths (n,), one after the other."""
     if len(starts) == 1:
         return values[starts[0] : starts[0] + lengths[0]]
-    return values[np.repeat(starts - starts_of(lengths), lengths) + np.arange(lengths.sum(dtype=np.int64))]
+    places = np.repeat(starts - starts_of(lengths), lengths) + np.arange(lengths.sum(dtype=np.int64))
+    taken: np.ndarray = values[places]
+    return taken
 
 
 def select_documents(section: Section, is_kept: np.ndarray) -> Section:

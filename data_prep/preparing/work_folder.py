@@ -61,7 +61,8 @@ def begin_work(plan: Plan, output: str) -> int:
         found = differences(begun, mine)
         if found:
             raise UserError(_refusal(output, "holds unfinished work of another preparation", found))
-        return begun["first_shard"]
+        first_shard: int = begun["first_shard"]
+        return first_shard
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
             f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be "
@@ -135,7 +136,8 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
 
 def _read_plan(url: str) -> dict[str, Any]:
     try:
-        return json.loads(storage.read_bytes(url))
+        plan: dict[str, Any] = json.loads(storage.read_bytes(url))
+        return plan
     except ValueError as error:
         raise UserError(
             f"{storage.redact(url)} is damaged ({error}); run the same command again with --fresh"

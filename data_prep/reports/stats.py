@@ -78,4 +78,5 @@ def _read_token_counts(folder: str, manifest: Manifest) -> np.ndarray:
             f"{storage.redact(url)} is damaged: its sha256 is not the manifest's; restore it, or make the shards again"
         )
     counts = safetensors.numpy.load(data)
-    return counts["train"] + counts["valid"]
+    total: np.ndarray = counts["train"] + counts["valid"]
+    return total

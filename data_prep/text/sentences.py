@@ -153,7 +153,7 @@ def _split_in_windows(paragraph: str, code: str) -> list[str]:
 
 def _split(text: str, code: str) -> list[str]:
     """The text cut into its sentences, each with the white space after it; none is white space alone."""
-    sentences = sentencex.segment(code, text)
+    sentences: list[str] = sentencex.segment(code, text)
     if len(sentences) == 1 or not any(map(str.isspace, sentences)):
         return sentences
     joined: list[str] = []

@@ -7,9 +7,10 @@ ordinary characters, as everywhere in preparation.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import tokenizers
 
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.terminal import printable
 from data_prep.text.cleaning import Normalisation, replace_surrogates
 from data_prep.text.text_batch import pieces_of_text
 from data_prep.tokenizing.foreign_files import (
@@ -27,8 +29,11 @@ from data_prep.tokenizing.foreign_files import (
     read_special_tokens,
     vocabulary_of,
 )
+from data_prep.tokenizing.info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
 from data_prep.tokenizing.tokenizer import MODEL_NAME, Tokenizer
-from data_prep.tokenizing.tokenizer_info import INFO_NAME, TokenizerInfo
+
+_LONGEST_REASON = 300  # characters
+_MOST_HOLES = 1_000  # ids without a piece, beyond one for each piece
 
 
 class EncodedText(NamedTuple):
@@ -71,19 +76,17 @@ class ForeignTokenizer(Tokenizer):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         files = read_files(url)
         where = storage.redact(url)
-        try:
+        with _told_by_the_library(where):
             encoder = tokenizers.Tokenizer.from_str(files[TOKENIZER_NAME].decode())
-        except Exception as error:  # the library raises bare exceptions
-            path = storage.join(where, TOKENIZER_NAME)
-            raise UserError(f"{path} cannot be read as a tokenizer ({error}); copy it again") from None
-        encoder.no_truncation()
-        encoder.no_padding()
-        special_tokens = read_special_tokens(encoder, files, where)
-        encoder.encode_special_tokens = True
+            encoder.no_truncation()
+            encoder.no_padding()
+            special_tokens = read_special_tokens(encoder, files, where)
+            encoder.encode_special_tokens = True
+            fingerprint = fingerprint_of(files, special_tokens)
         found = TokenizerInfo(
             format_version=1,
-            fingerprint=fingerprint_of(files, special_tokens),
-            vocab_size=max(encoder.get_vocab(with_added_tokens=True).values()) + 1,
+            fingerprint=fingerprint,
+            vocab_size=_vocab_size(encoder, where),
             settings=None,
             inputs={},
             libraries={"tokenizers": tokenizers.__version__},
@@ -92,7 +95,9 @@ class ForeignTokenizer(Tokenizer):
             special_tokens=special_tokens,
         )
         said = TokenizerInfo.read(url)
-        if said is not None and said.fingerprint != found.fingerprint:
+        if said is not None and said.special_tokens != special_tokens:
+            raise UserError(f"{where} has other special tokens than {INFO_NAME} says; copy the whole folder again")
+        if said is not None and (said.fingerprint, said.vocab_size) != (found.fingerprint, found.vocab_size):
             raise UserError(
                 f"{where} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found.fingerprint}, not "
                 f"{said.fingerprint}; a file of it was changed, copy the whole folder again"
@@ -118,7 +123,9 @@ class ForeignTokenizer(Tokenizer):
         the second piece, as it begins the word for a byte-level vocabulary.
         """
         pieces = [list(pieces_of_text(replace_surrogates(text))) for text in texts]
-        encoded = iter(self._encoder.encode_batch([piece for own in pieces for piece in own], add_special_tokens=False))
+        with _told_by_the_library(storage.redact(self.url)):
+            flat = [piece for own in pieces for piece in own]
+            encoded = iter(self._encoder.encode_batch(flat, add_special_tokens=False))
         return [self._joined([(len(piece), next(encoded)) for piece in own]) for own in pieces]
 
     def encode_marked(self, text: str) -> list[int]:
@@ -160,6 +167,34 @@ class ForeignTokenizer(Tokenizer):
                         f"{where} turns the characters {name!r} in a text into its special token of that name, so any "
                         f"text could hold it; let its pre-tokenizer part them, as BertPreTokenizer does"
                     )
+
+
+@contextlib.contextmanager
+def _told_by_the_library(where: str) -> Iterator[None]:
+    """Turn what the library makes of a damaged tokenizer.json, bare exceptions and panics, into a user's paragraph."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:  # a panic of its Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = printable(" ".join(str(error).split()))[:_LONGEST_REASON]
+        raise UserError(
+            f"{storage.join(where, TOKENIZER_NAME)} cannot be read as a tokenizer ({reason}); copy it again"
+        ) from None
+
+
+def _vocab_size(encoder: tokenizers.Tokenizer, where: str) -> int:
+    """One more than the largest id; of the ids below it there may be some without a piece."""
+    ids = encoder.get_vocab(with_added_tokens=True).values()
+    vocab_size = max(ids) + 1
+    if not MIN_VOCAB_SIZE <= vocab_size <= 2 * len(ids) + _MOST_HOLES:
+        raise UserError(
+            f"{storage.join(where, TOKENIZER_NAME)} numbers {len(ids):,} pieces up to {max(ids):,}, as no tokenizer "
+            "does; copy it again"
+        )
+    return vocab_size
 
 
 def copy_tokenizer(tokenizer: Tokenizer, folder: str) -> None:

@@ -87,7 +87,7 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
     path = hugging_face_folder / TOKENIZER_NAME
     try:
         other = tokenizers.Tokenizer.from_str(storage.read_bytes(path).decode())
-    except Exception as error:  # the library raises bare exceptions
+    except Exception as error:  # noqa: BLE001 - the library raises bare exceptions
         raise UserError(f"{path} cannot be read as a tokenizer ({error}); write it again") from None
     # A literal "[MASK]" is the mask in tokenizer.json and text in preparation: read as text, all else can be compared.
     other.encode_special_tokens = True
@@ -158,8 +158,10 @@ def _normalizer(normalisation: Normalisation) -> normalizers.Normalizer:
 
     The space in front is not put here but by the pre-tokenizer, which knows where a text begins.
     """
-    form = {"NFC": [normalizers.NFC()], "NFKC": [normalizers.NFKC()], "none": []}[normalisation.form]
-    steps: list[normalizers.Normalizer] = [*_remove(REMOVED), *form]
+    forms: dict[str, list[normalizers.Normalizer]]
+    forms = {"NFC": [normalizers.NFC()], "NFKC": [normalizers.NFKC()], "none": []}
+    form = forms[normalisation.form]
+    steps = [*_remove(REMOVED), *form]
     if normalisation.lowercase:
         steps += [normalizers.Lowercase(), *form]
     if normalisation.strip_accents:

@@ -22,6 +22,7 @@ Processor = sentencepiece.SentencePieceProcessor
 PieceKind = Literal["normal", "user", "byte", "control", "unknown"]
 
 _TRAINING_THREADS = 4  # the model file records them, so they are the same on every machine
+_BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 _PROBE = " a  \ufb01e\u0301 "  # comes back from SentencePiece's own normalisation unchanged, spaces apart
 
 
@@ -92,9 +93,8 @@ def open_model(model: bytes, name: str) -> Processor:
     """
     processor = sentencepiece.SentencePieceProcessor()
     try:
-        # An empty file is a valid protocol buffer, of which the library complains on standard error.
-        if not model or not processor.LoadFromSerializedProto(model):
-            raise RuntimeError("the file is empty" if not model else "no model")
+        if not processor.LoadFromSerializedProto(model):
+            raise RuntimeError("no model")
         pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
         normalised = processor.normalize(_PROBE)
     except (RuntimeError, UnicodeDecodeError):
@@ -103,7 +103,7 @@ def open_model(model: bytes, name: str) -> Processor:
         ) from None
     is_ours = (
         tuple(pieces[: len(SPECIAL_TOKENS)]) == SPECIAL_TOKENS
-        and sum(map(processor.is_byte, range(len(pieces)))) in (0, 256)
+        and [piece for number, piece in enumerate(pieces) if processor.is_byte(number)] in ([], _BYTE_PIECES)
         and not any(METASPACE in piece[1:] for piece in pieces)
         and normalised == _PROBE.replace(" ", METASPACE)
     )

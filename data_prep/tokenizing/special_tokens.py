@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD_TOKEN_ID, UNK_TOKEN_ID, CLS_TOKEN_ID, SEP_TOKEN_ID, MASK_TOKEN_ID = range(5)
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class SpecialTokens(BaseModel):
@@ -16,13 +19,13 @@ class SpecialTokens(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    pad: NonNegativeInt
-    unk: NonNegativeInt | None
+    pad: TokenId
+    unk: TokenId | None
     """None: every text has ids of its own, as with bytes."""
-    cls: NonNegativeInt
-    sep: NonNegativeInt
-    mask: NonNegativeInt
-    others: tuple[NonNegativeInt, ...] = ()
+    cls: TokenId
+    sep: TokenId
+    mask: TokenId
+    others: tuple[TokenId, ...] = ()
     """Special to the tokenizer for what is not done here."""
 
     @property

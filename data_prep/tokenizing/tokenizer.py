@@ -18,6 +18,7 @@ import numpy as np
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import METASPACE, NORMALISATION_VERSION, Normalisation, normalise
+from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizing.sentencepiece_model import Piece, Processor, TokenSpan, open_model, token_spans, vocabulary_of
 from data_prep.tokenizing.special_tokens import (
     CLS_TOKEN_ID,
@@ -28,7 +29,6 @@ from data_prep.tokenizing.special_tokens import (
     UNK_TOKEN_ID,
     SpecialTokens,
 )
-from data_prep.tokenizing.tokenizer_info import INFO_NAME, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizing.word_cache import WordCache, can_cut_at_letters
 
 __all__ = [
@@ -167,7 +167,7 @@ class Tokenizer:
 
         The text is needed where [UNK] is among the ids, which can only be without byte fallback.
         """
-        lengths = self.byte_lengths[ids].astype(np.int64)
+        lengths: np.ndarray = self.byte_lengths[ids].astype(np.int64)
         unknown = np.flatnonzero(ids == self.special_tokens.unk)
         if len(unknown):
             assert normalised_text is not None, "ids with [UNK] have no bytes of their own; give the text"
@@ -202,7 +202,8 @@ class Tokenizer:
         return any(piece.kind == "byte" for piece in self.vocabulary) and can_cut_at_letters(pieces)
 
     def _encode_directly(self, texts: list[str]) -> list[list[int]]:
-        return self._processor.encode(texts, num_threads=1)
+        ids: list[list[int]] = self._processor.encode(texts, num_threads=1)
+        return ids
 
 
 def fingerprint_of(vocabulary: tuple[Piece, ...], normalisation: Normalisation) -> str:

@@ -87,7 +87,7 @@ class WordCache:
         in_second = (found[:, 0] == low[away]) & (found[:, 1] == high[away])
         ids[away] = np.where(in_second, found[:, 2], _first_of_slot(_ELSEWHERE, self._dtype))
         missing = away[~in_second]
-        flat = ids.view(self._dtype)
+        flat: np.ndarray = ids.view(self._dtype)
         flat = flat[flat != _NO_ID]
         if not len(missing):
             return flat
@@ -183,7 +183,8 @@ def _first_of_slot(value: int, dtype: np.dtype) -> np.uint64:
     """A slot with this id and no other in it."""
     slot = np.zeros(8 // dtype.itemsize, dtype)
     slot[0] = value
-    return slot.view(np.uint64)[0]
+    whole: np.uint64 = slot.view(np.uint64)[0]
+    return whole
 
 
 def _fill_in(ids: np.ndarray, others: list[bytes]) -> np.ndarray:

@@ -46,7 +46,7 @@ from trainer.benchmark.report import describe_machine, device_name, operation_li
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
-from trainer.model.sizes import FLOPS_FORMULA, flops_per_token
+from trainer.model.sizes import FLOPS_FORMULA, flops_per_token, num_parameters
 from trainer.watching.memory import is_out_of_memory
 from trainer.watching.throughput import data_sheet_flops
 
@@ -92,7 +92,7 @@ def compare(config: RunConfig, device: torch.device, arguments: argparse.Namespa
         "operations": {},
     }
     print(f"  products of the blocks' size alone: {matmul / 1e12:.3g} TFLOP/s", flush=True)
-    contestants = make_contestants(config, device, arguments.modes, arguments.only_backward)
+    contestants = contestants_of(config, device, arguments)
     peer = Peer(config, device, arguments.steps)
     with tempfile.TemporaryDirectory(prefix="clozeworks-encoder-") as folder:
         for workload in arguments.workloads:
@@ -107,6 +107,25 @@ def compare(config: RunConfig, device: torch.device, arguments: argparse.Namespa
             if arguments.profile:
                 found["operations"][workload] = profile(contestants, device)
     return found
+
+
+def contestants_of(config: RunConfig, device: torch.device, arguments: argparse.Namespace) -> list[Contestant]:
+    """Both sides, all in memory at once.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    try:
+        return make_contestants(config, device, arguments.modes, arguments.only_backward)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        number = 2 * len(arguments.modes)
+        raise UserError(
+            f"{number} models of {num_parameters(config.model, next_sentence=True):,} parameters with their "
+            f"optimizers do not fit into the memory of {device_name(device)} together; give a smaller --config, one "
+            "of --modes, or fewer --layers"
+        ) from None
 
 
 def race(contestants: Sequence[Contestant], rounds: int, found: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +242,11 @@ def _config(preset: str, precision: str, tokens: int, arguments: argparse.Namesp
     ]
     if arguments.layers:
         overrides.append(f"model.num_hidden_layers={arguments.layers}")
-    return load_settings(RunConfig, preset, [*overrides, *(SMOKE if arguments.smoke else ()), *arguments.overrides])
+    overrides += [*(SMOKE if arguments.smoke else ()), *arguments.overrides]
+    config = load_settings(RunConfig, preset, overrides)
+    if config.model.family != "bert":
+        raise UserError(f"--config {preset} is of family {config.model.family}, and the peer is BERT; give one of BERT")
+    return config
 
 
 def _peak(device: torch.device, config: RunConfig) -> float | None:

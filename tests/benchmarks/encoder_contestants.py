@@ -153,7 +153,7 @@ class Peer:
         (phase,) = self._config.phases
         wanted = phase.micro_batch_tokens * max(POOL_BATCHES, self._num_steps)
         pieces, total = [], 0
-        for piece in _pieces(shard_set, self._config.data.sequence_length):
+        for piece in pieces_of(shard_set, self._config.data.sequence_length):
             if total >= wanted:
                 break
             pieces.append(piece)
@@ -175,7 +175,7 @@ class Peer:
         return Step(lambda engine: engine.module(**batch).loss, tokens, batch["input_ids"].numel())
 
 
-def _pieces(shard_set: ShardSet, length: int) -> Iterator[list[int]]:
+def pieces_of(shard_set: ShardSet, length: int) -> Iterator[list[int]]:
     """Documents in a random order, cut into pieces of at most `length` places with [CLS] and [SEP]."""
     shards = shard_set.shards("train")
     tokens = [shard.read_tokens() for shard in shards]

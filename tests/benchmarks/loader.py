@@ -32,7 +32,8 @@ import machine
 import numpy as np
 import torch
 
-from data_prep.data_set.manifest import FileRecord, Manifest, ShardRecord, SplitRecord, TokenizerRecord, write_manifest
+from data_prep.data_set.manifest import Manifest, write_manifest
+from data_prep.data_set.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
 from data_prep.data_set.shards import Record, write_shard
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
@@ -204,19 +205,26 @@ def start_once(folder: str, mode: str, middle: str) -> dict[str, float]:
 
 def scale(folder: str, place: Path) -> dict[str, Any]:
     """A manifest of 20,000 shards of 5 million tokens: one shard's files under 20,000 names."""
+    shards = make_long_data_set(folder, place, 100_000_000_000)
+    tokens = sum(shard.tokens for shard in shards)
+    found = {mode: run_child("start", str(place), mode, "1") for mode in ("none",)}
+    return {"shards": len(shards), "tokens": tokens, **found, "ranks": simulate_ranks(folder)}
+
+
+def make_long_data_set(folder: str, place: Path, num_tokens: int) -> list[ShardRecord]:
+    """Write a manifest of so many tokens at `place`: the first shard's files of `folder` under many names."""
     place.mkdir()
     first = open_shard_set(folder).manifest.train.shards[0]
     valid = open_shard_set(folder).manifest.valid.shards[0]
     shards = []
-    for number in range(100_000_000_000 // first.tokens + 1):
+    for number in range(num_tokens // first.tokens + 1):
         names = (f"train-{number:06d}.tar", f"train-{number:06d}.index.safetensors")
         for name, source in zip(names, (first.name, first.index.name), strict=True):
             os.link(Path(folder) / source, place / name)
         index = first.index.model_copy(update={"name": names[1]})
         shards.append(first.model_copy(update={"name": names[0], "index": index}))
     write_manifest(str(place), manifest_of(shards, [valid]))
-    found = {mode: run_child("start", str(place), mode, "1") for mode in ("none",)}
-    return {"shards": len(shards), "tokens": len(shards) * first.tokens, **found, "ranks": simulate_ranks(folder)}
+    return shards
 
 
 def simulate_ranks(folder: str, ranks: int = 1024, workers: int = 8, steps: int = 64) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 def described(*packages: str) -> dict[str, Any]:
     """Machine, versions of the packages and of Python, command, and what else the machine was doing."""
     return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -34,7 +36,8 @@ def peak_memory_mb() -> float:
 
 def _without_folders(argument: str) -> str:
     """An absolute path by its last part: where things lay on that machine is nobody's business."""
-    return Path(argument).name if argument.startswith("/") else argument
+    option, equals, value = argument.rpartition("=")
+    return option + equals + (Path(value).name if value.startswith("/") else value)
 
 
 def _cpu_name() -> str:

@@ -300,7 +300,7 @@ def scale(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def is_copy(number: int) -> bool:
     """Whether a synthetic document is an edited copy of one that is always there before it."""
-    return number % 10 == 3 and number > 3 or number % 5 == 1
+    return (number % 10 == 3 and number > 3) or number % 5 == 1
 
 
 def synthetic_document(number: int) -> np.ndarray:
@@ -381,7 +381,7 @@ def _parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     wrong = set(arguments.parts) - set(PARTS)
     if wrong:
-        sys.exit(f"{sorted(wrong)[0]!r} is none of {', '.join(PARTS)}")
+        sys.exit(f"{min(wrong)!r} is none of {', '.join(PARTS)}")
     return arguments
 
 

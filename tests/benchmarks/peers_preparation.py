@@ -21,12 +21,10 @@ disturbs less. MB are those of the raw text for all. The peers live in an enviro
 from __future__ import annotations
 
 import argparse
-import datetime
 import glob
 import gzip
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -37,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus_part import take_part
+from machine import described
 from peer_contestants import REPOSITORY, RESULT, read_texts
 
 RESULTS = Path(__file__).parent / "results" / "peers_preparation.json"
@@ -94,10 +93,8 @@ def compare(arguments: argparse.Namespace, environment: Path, folder: Path) -> d
     _checked([*_ours("verify"), folder / "ours"])
     _check_counts(runs, corpus["documents"])
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
-        "machine": machine(),
-        "versions": {"python": platform.python_version(), **versions(environment)},
+        "machine": described(),
+        "versions": versions(environment),
         "corpus": corpus,
         "vocab_size": arguments.vocab_size,
         "normaliser": arguments.normaliser,
@@ -184,14 +181,6 @@ def run_contestant(
     return {**result, "whole_seconds": whole_seconds, "cpu_seconds": result.pop("cpu_seconds", cpu_seconds)}
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {"processor": model, "cores": os.cpu_count(), "load": os.getloadavg()[0], "system": platform.platform()}
-
-
 def versions(environment: Path) -> dict[str, str]:
     """Versions of the contestants' packages."""
     code = "import importlib.metadata as m, sys; print('\\n'.join(p + ' ' + m.version(p) for p in sys.argv[1:]))"
@@ -203,12 +192,13 @@ def versions(environment: Path) -> dict[str, str]:
 def table(report: dict[str, Any]) -> str:
     """Medians in MB of raw text a second, and how many times faster ours is."""
     megabytes = report["corpus"]["bytes"] / 1e6
+    all_versions = {"python": report["machine"]["python"], **report["versions"]}
     columns = ("", "process s", "work s", "MB/s", "ours is", "CPU s", "MB/CPU s", "ours is", "tokens")
     lines = [
         f"{megabytes:.1f} MB of raw text, {report['corpus']['documents']:,} documents, "
-        f"{report['vocab_size']:,} pieces, one core of {report['machine']['processor']}, median of "
+        f"{report['vocab_size']:,} pieces, one core of {report['machine']['cpu']}, median of "
         f"{len(report['runs']['ours'])} runs; the peers' normaliser: {report['normaliser']}; "
-        + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        + ", ".join(f"{name} {version}" for name, version in all_versions.items()),
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",

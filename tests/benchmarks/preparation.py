@@ -212,7 +212,7 @@ def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
         (SectionWriter, "_flush", "map: sort by shard and write"),
         (Tokenizer, "load", "loading the tokenizer"),
         (reduce_phase, "reduce_shard", "reduce: deduplicate, order, count"),
-        (reducing, "_load", "reduce: read"),
+        (reducing, "_read", "reduce: read"),
         (reducing, "write_shard", "reduce: records, tar, index, sha256"),
     ):
         stopwatch.watch(owner, name, part)

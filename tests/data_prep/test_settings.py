@@ -1,10 +1,14 @@
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import Field
 
+import configs
+from data_prep.config import PreparationConfig
 from data_prep.errors import UsageError
 from data_prep.settings import Settings, describe, load_settings, to_yaml
+from trainer.config import RunConfig
 
 
 class Engine(Settings):
@@ -59,8 +63,15 @@ def test_a_wrong_configuration_is_one_paragraph_that_says_what_is_wrong(tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_names_the_presets(tmp_path):
-    with pytest.raises(UsageError, match="does not exist.*bert_large"):
+def test_a_missing_file_names_the_presets_of_its_own_kind_only(tmp_path):
+    said = {}
+    for schema in RunConfig, PreparationConfig:
+        with pytest.raises(UsageError) as caught:
+            load_settings(schema, tmp_path / "none.yaml")
+        said[schema] = set(re.findall(r"\w+", str(caught.value).partition("presets ")[2]))
+    presets = {path.stem for path in Path(configs.__file__).parent.glob("*.yaml")}
+    assert said[PreparationConfig] == {"data"} and said[RunConfig] == presets - {"data"}
+    with pytest.raises(UsageError, match="does not exist; give a YAML file$"):
         load_settings(Car, tmp_path / "none.yaml")
 
 

@@ -12,7 +12,7 @@ import torch
 from data_prep.settings import load_settings
 from launch import doctor
 from trainer.config import RunConfig
-from trainer.preflight import preflight, preflight_services
+from trainer.preflight import preflight, service_checks
 from trainer.preflight.preflight import Finding, guarded
 
 CPU = torch.device("cpu")
@@ -144,24 +144,30 @@ def test_a_password_on_the_command_line_fails_and_is_not_repeated():
 
 def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on(tmp_path):
     config = config_of("none", tmp_path, "tracking.uri=http://127.0.0.1:9")
-    (finding,) = preflight_services.check_mlflow(config)
+    (finding,) = service_checks.check_mlflow(config)
     assert finding.level == "warn" and "http://127.0.0.1:9 does not answer" in finding.text
 
 
 @pytest.mark.spawn
 def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth():
-    (finding,) = preflight_services.check_collective(2, "cpu")
+    (finding,) = service_checks.check_collective(2, "cpu")
     assert finding.level == "ok" and "2 ranks over gloo: all-reduce of 64 MiB" in finding.text, finding
 
 
 def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
     from trainer.watching.status import write_status
+    from trainer.watching.throughput import flops_per_place
 
     config = config_of("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
     assert "unknown until some steps are measured" in doctor.estimate(config, 4, CPU).text
-    write_status_folder = tmp_path / "run"
-    write_status_folder.mkdir()
-    write_status(write_status_folder, "stopped", {"seconds_per_step": 2.0, "world_size": 2})
+    (phase,) = config.phases
+    step_flops = flops_per_place(config, phase) * phase.global_batch_tokens
+    (tmp_path / "run").mkdir()
+    # Two ranks took 2 s a step.
+    write_status(tmp_path / "run", "stopped", {"flops_per_device": step_flops / 4, "world_size": 2})
     assert "2:00:00, 8.0 device-hours, 16.00 at 2 an hour" in doctor.estimate(config, 4, CPU).text
+    half = f"training.batch_warmup={{initial_tokens: {phase.global_batch_tokens // 2}, steps: 3600}}"
+    growing = config_of("none", tmp_path, "training.max_steps=7200", half)
+    assert "1:30:00, 6.0 device-hours, by the speed of this run on 2 ranks" in doctor.estimate(growing, 4, CPU).text
     peaked = config_of("none", tmp_path / "other", "logging.peak_flops_per_device=1e12")
     assert "if it reaches an MFU of 40%" in doctor.estimate(peaked, 1, CPU).text

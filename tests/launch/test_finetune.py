@@ -12,7 +12,7 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from launch import finetune, predict
-from trainer.registry.registry_pull import pull
+from trainer.registry.pull import pull
 from trainer.tracking.mlflow_server import connect
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
@@ -107,6 +107,14 @@ def test_a_comparison_shows_counts_scores_and_failures(
         assert line in out
     table = out[out.index("scores on test") :].splitlines()[2:5]
     assert {line.split()[0] for line in table} == {"scratch", "frozen", "full"}
+    scores = json.loads(Path("compared/scores.json").read_text())
+    assert scores["scored_on"] == "test" and scores["num_examples"] == {"train": 128, "valid": 16, "test": 16}
+    assert set(scores["variants"]) == {"scratch", "frozen", "full"}
+    for line in table:
+        found = scores["variants"][line.split()[0]]
+        assert line.split()[1:4] == [f"{found['learning_rate']:g}", f"{found['mean']['accuracy']:.4f}", "±"]
+        assert set(found["valid_score_by_rate"]) == {"0.01", "0.001"} and len(found["fits"]) == 1
+        assert found["fits"][0]["scores"]["accuracy"] == found["mean"]["accuracy"]
     assert not Path("mlflow.db").exists()
 
 

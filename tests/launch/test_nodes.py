@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.errors import UsageError
-from launch.nodes import forwarded_variables, launcher_command, launcher_environment, quoted
+from launch.nodes import forwarded_variables, is_here, launcher_command, launcher_environment, quoted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = str(REPOSITORY / "launch" / "nodes.py")
@@ -95,6 +95,11 @@ def test_a_variable_that_a_shell_between_would_read_is_refused(value):
         forwarded_variables({"MLFLOW_EXPERIMENT_NAME": value}, [])
 
 
+def test_a_host_is_here_where_its_address_is():
+    assert is_here("localhost") and is_here("me@127.0.0.1")
+    assert not is_here("192.0.2.1") and not is_here("node.invalid")
+
+
 @pytest.mark.spawn
 def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -108,7 +113,13 @@ def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
         "--hostfile", "hosts", "--interface", "eth0", "--dry-run", "--", "--config", "bert_large", "output_dir=a b"
     )
     assert done.returncode == 0, done.stderr
-    assert "GLOO_SOCKET_IFNAME=eth0\n" in done.stdout and "deepspeed.launcher.runner --hostfile hosts" in done.stdout
+    assert (
+        "GLOO_SOCKET_IFNAME=eth0\n" in done.stdout
+        and "trainer.ranks.deepspeed_launcher --hostfile hosts" in done.stdout
+    )
+    assert "--force_multi" not in done.stdout
+    (tmp_path / "far").write_text("node.invalid slots=8\n")
+    assert "--force_multi --no_ssh_check" in run("--hostfile", "far", "--dry-run", "--", "--config", "x").stdout
     assert (
         "not forwarded, as `ps` would show it: HF_TOKEN" in done.stderr and "hf_secret" not in done.stdout + done.stderr
     )

@@ -78,6 +78,14 @@ def test_a_tokenizer_that_is_not_the_shards_own_is_refused_with_both_fingerprint
     assert_refused(result, 2, "has fingerprint", "were made with")
 
 
+def test_a_run_refused_for_its_initial_weights_leaves_no_folder_and_its_dry_run_says_so(tmp_path, small_shards):
+    begins = ["init_from=nowhere", "model.output_bias=zeros", "output_dir=run", f"data.shards={small_shards}"]
+    for more in [], ["--dry-run"]:
+        result = pretrain("--config", "tiny_cpu", *begins, *more, cwd=tmp_path)
+        assert_refused(result, 1, "nowhere is neither a folder nor a model's address")
+        assert not (tmp_path / "run").exists()
+
+
 def test_print_config_gives_yaml_that_is_the_same_configuration(tmp_path):
     result = pretrain("--config", "tiny_cpu", "training.seed=5", "--print-config", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

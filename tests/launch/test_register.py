@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from launch import register
-from trainer.registry.registry_versions import NotPromoted
+from trainer.registry.versions import NotPromoted
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -93,10 +94,8 @@ class Training:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         for process in self.processes():
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-            except psutil.NoSuchProcess:
-                pass
 
     def arguments(self) -> list[str]:
         config = self.preset or str(self.folder / "tiny.yaml")

@@ -51,7 +51,7 @@ def test_a_training_saves_by_time_and_tells_how_it_goes(training):
     points = [json.loads(line) for line in (timed.output_dir / "tracking" / "points.jsonl").open()]
     for step in (1, 2, 3, 4):
         metrics = {key: value for point in points if point["s"] == step for key, value in point["m"].items()}
-        assert LOGGED <= metrics.keys(), LOGGED - metrics.keys()
+        assert metrics.keys() >= LOGGED, LOGGED - metrics.keys()
         assert 0 <= metrics["train/data_wait_share"] <= 1 and metrics["train/mfu"] > 0
 
     done = subprocess.run(
@@ -73,4 +73,4 @@ def test_a_training_saves_by_time_and_tells_how_it_goes(training):
         r"time training +[\d.]+%",
         r"restarts +0",
     ):
-        assert re.search(f"^{line}", done.stdout, re.M), done.stdout
+        assert re.search(f"^{line}", done.stdout, re.MULTILINE), done.stdout

@@ -31,7 +31,7 @@ SETTINGS = (
     required="all others leave by the deadline, the rank named, with their stacks in the log",
 )
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_groups_own_timeout_ends_a_run_whose_peer_is_dead(stage, training):
+def test_row_31b_the_groups_own_timeout_ends_a_run_whose_peer_is_dead(stage, training):
     run = training(*SETTINGS, f"zero.stage={stage}")
     ranks = start(run, 2)
     wait_until(lambda: run.last_logged_step() >= 3, ranks)

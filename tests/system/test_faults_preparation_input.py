@@ -193,13 +193,11 @@ def write_monsters(folder: Path, line_bytes: int, word_bytes: int, num_words: in
     line, word, words = folder / "line.jsonl", folder / "word.jsonl", folder / "words.jsonl"
     with open(line, "wb") as file:
         file.write(b'{"text": "')
-        for _ in range(line_bytes // (1 << 20)):
-            file.write(b"some text " * (1 << 17))
+        file.writelines(b"some text " * (1 << 17) for _ in range(line_bytes // (1 << 20)))
         file.write(b'"}\n' + lines(["The line after it."]))
     word.write_bytes(lines(["x" * word_bytes, "The word after it."]))
     with open(words, "wb") as file:
-        for _ in range(num_words // 10_000):
-            file.write(b'{"text": "word"}\n' * 10_000)
+        file.writelines(b'{"text": "word"}\n' * 10_000 for _ in range(num_words // 10_000))
     return [line, word, words]
 
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,23 +14,19 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from launch import export
 from tests.fault_proxy import Fault, Request, run_proxy
+from tests.launch_command import run
 from tests.mlflow_servers import Server
 from tests.trainer.toy_run import make_run, make_weights, write_checkpoint
-from trainer.checkpoints.checkpoint_format import step_folder
+from trainer.checkpoints.format import step_folder
+from trainer.registry.pull import pull
 from trainer.registry.registry import register
-from trainer.registry.registry_pull import pull
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, command: ModuleType, *arguments: str | Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["command.py", *map(str, arguments)])
-    command.main()
-
-
 @pytest.mark.fault(row="37", fault="export of a checkpoint with NaN weights", required="refused")
-def test_a_checkpoint_with_nan_is_not_exported(
+def test_row_37_a_checkpoint_with_nan_is_not_exported(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -49,7 +44,7 @@ def test_a_checkpoint_with_nan_is_not_exported(
 
 @pytest.mark.fault(row="37", fault="export of a torn checkpoint", required="refused")
 @pytest.mark.parametrize("damage", ["flipped byte", "truncated", "missing"])
-def test_a_torn_checkpoint_is_not_exported(
+def test_row_37_a_torn_checkpoint_is_not_exported(
     damage: str, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output_dir = make_run(tmp_path / "run", tokenizer_folder)
@@ -66,7 +61,9 @@ def test_a_torn_checkpoint_is_not_exported(
 
 
 @pytest.mark.fault(row="37", fault="export into a folder that is not empty", required="refused")
-def test_an_export_overwrites_nothing(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_37_an_export_overwrites_nothing(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output_dir = make_run(tmp_path / "run", tokenizer_folder)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
@@ -82,7 +79,7 @@ def test_an_export_overwrites_nothing(tokenizer_folder: Path, tmp_path: Path, mo
     required="no half version under an alias; the same command ends right",
 )
 @pytest.mark.parametrize("kind", ["reset", "cut", "refuse"])
-def test_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
+def test_row_38_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
     kind: Any, exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_in_the_middle(request: Request) -> bool:
@@ -107,7 +104,7 @@ def test_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
 
 @pytest.mark.spawn
 @pytest.mark.fault(row="33", fault="the registry refuses a version", required="clear message; nothing lost on disk")
-def test_a_registry_that_refuses_is_told(
+def test_row_33_a_registry_that_refuses_is_told(
     exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.tracking.mlflow_server.UPLOAD_RETRIES", 0)
@@ -125,7 +122,7 @@ def test_a_registry_that_refuses_is_told(
     fault="two registrations of one name at once",
     required="both versions whole; the alias points to one of them",
 )
-def test_two_registrations_at_once_are_both_whole(exported: Path, database: str, tmp_path: Path) -> None:
+def test_row_39_two_registrations_at_once_are_both_whole(exported: Path, database: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     python = [sys.executable, str(REPOSITORY / "launch/register.py"), "--model", str(exported)]
     command = [*python, "--name", "birds", "--alias", "champion", "--tracking-uri", database]

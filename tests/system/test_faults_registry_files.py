@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +15,10 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import load_settings
 from launch import embed, export, fill_mask, finetune, next_sentence, show_attention
+from tests.launch_command import run
 from tests.mlflow_servers import Server
 from tests.trainer.toy_run import make_run
-from trainer.checkpoints.checkpoint_format import step_folder
+from trainer.checkpoints.format import step_folder
 from trainer.config import RunConfig
 from trainer.registry.registry import register
 from trainer.tracking.mlflow_server import connect
@@ -33,19 +33,14 @@ def model_folder(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "model"))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, command: ModuleType, *arguments: str | Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["command.py", *map(str, arguments)])
-    command.main()
-
-
 @pytest.mark.fault(row="41", fault="a text without a mask to fill", required="clear error")
-def test_a_text_without_a_mask_is_told(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_41_a_text_without_a_mask_is_told(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"holds no \[MASK\]; put"):
         run(monkeypatch, fill_mask, "--model", exported, "no mask here")
 
 
 @pytest.mark.fault(row="41", fault="a mask in a text of 600 tokens", required="truncated around the mask")
-def test_a_long_text_is_read_around_its_mask(
+def test_row_41_a_long_text_is_read_around_its_mask(
     exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = "a city and " * 150, " and a river" * 150
@@ -57,7 +52,7 @@ def test_a_long_text_is_read_around_its_mask(
 
 
 @pytest.mark.fault(row="41", fault="a text in a script that the tokenizer never saw", required="works by byte fallback")
-def test_an_unknown_script_is_read_as_bytes(
+def test_row_41_an_unknown_script_is_read_as_bytes(
     exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch, fill_mask, "--model", exported, "ภาษาไทย [MASK] 語")
@@ -94,7 +89,9 @@ def users_of(folder: Path | str, desk: Path) -> list[tuple[ModuleType, list[str]
     fault="a pytorch_model.bin with a malicious pickle in place of the weights",
     required="never run; refused with the reason",
 )
-def test_a_pickle_of_weights_is_never_loaded(model_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_43_a_pickle_of_weights_is_never_loaded(
+    model_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (model_folder / "model.safetensors").unlink()
     (model_folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(desk / "ran")))
     for command, arguments in users_of(model_folder, desk):
@@ -110,7 +107,7 @@ def test_a_pickle_of_weights_is_never_loaded(model_folder: Path, desk: Path, mon
 @pytest.mark.fault(
     row="43", fault="a malicious pickle as a file of a checkpoint", required="never run; refused with the reason"
 )
-def test_a_pickle_in_a_checkpoint_is_never_loaded(
+def test_row_43_a_pickle_in_a_checkpoint_is_never_loaded(
     tokenizer_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output_dir = make_run(desk / "run", tokenizer_folder)
@@ -144,7 +141,7 @@ def test_a_pickle_in_a_checkpoint_is_never_loaded(
     ],
     ids=["object", "name", "environment", "nested", "bomb"],
 )
-def test_a_configuration_from_elsewhere_does_nothing(
+def test_row_44_a_configuration_from_elsewhere_does_nothing(
     text: str, said: str, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "open-sesame")
@@ -170,7 +167,7 @@ def test_a_configuration_from_elsewhere_does_nothing(
     ],
     ids=["truncated", "empty", "list", "bytes", "nested", "unknown model", "no vocabulary", "negative id"],
 )
-def test_a_crafted_tokenizer_json_is_told(
+def test_row_45_a_crafted_tokenizer_json_is_told(
     damage: Callable[[bytes], bytes], model_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = model_folder / "tokenizer.json"
@@ -184,7 +181,7 @@ def test_a_crafted_tokenizer_json_is_told(
 
 @pytest.mark.fault(row="45", fault="a tokenizer.model that is crafted or truncated", required="clear error")
 @pytest.mark.parametrize("size", [0, 1, 100, -1])
-def test_a_crafted_tokenizer_model_is_told(
+def test_row_45_a_crafted_tokenizer_model_is_told(
     size: int, tokenizer_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output_dir = make_run(desk / "run", tokenizer_folder)
@@ -202,7 +199,7 @@ def test_a_crafted_tokenizer_model_is_told(
     row="46", fault="a model in the registry that asks for trust_remote_code", required="never trusted by default"
 )
 @pytest.mark.parametrize("config", ["config.json", "tokenizer_config.json"])
-def test_code_of_a_registered_model_is_never_run(
+def test_row_46_code_of_a_registered_model_is_never_run(
     config: str, model_folder: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 

@@ -14,7 +14,7 @@ from tests.fault_proxy import Fault, run_proxy
 from tests.mlflow_servers import Server
 from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
 from trainer.tracking.mlflow_server import connect
-from trainer.tracking.sync_tracking import sync
+from trainer.tracking.sync import sync
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NUM_STEPS = 400
@@ -60,7 +60,7 @@ def is_write(request: Any) -> bool:
     ],
     ids=lambda fault: fault.kind,
 )
-def test_a_server_in_trouble_gets_every_point_once(
+def test_row_32_a_server_in_trouble_gets_every_point_once(
     fault: Fault, server: Server, tmp_path: Path, impatient: None
 ) -> None:
     with run_proxy(server.uri) as proxy:
@@ -89,7 +89,7 @@ def test_a_server_in_trouble_gets_every_point_once(
     fault="the MLflow server is killed in the middle and comes back later",
     required="training does not wait; every point arrives later, in order, once; also after a restart of the training",
 )
-def test_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
+def test_row_32_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
     mlflow_server: Any, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     server = mlflow_server
@@ -129,7 +129,9 @@ def test_a_server_killed_in_the_middle_has_every_point_once_after_its_restart(
     fault="the compute node reaches no server at all, from the start to the end",
     required="every point arrives later, in order, once: launch/sync_tracking.py sends the folder from elsewhere",
 )
-def test_a_login_node_sends_what_a_compute_node_could_not(server: Server, tmp_path: Path, impatient: None) -> None:
+def test_row_32_a_login_node_sends_what_a_compute_node_could_not(
+    server: Server, tmp_path: Path, impatient: None
+) -> None:
     told = Warnings()
     run = {"experiment": "offline"}
     tracker = open_tracker("http://127.0.0.1:1", tmp_path / "run", told, patience=0.0, **run)
@@ -159,7 +161,7 @@ def test_a_login_node_sends_what_a_compute_node_could_not(server: Server, tmp_pa
     fault="the MLflow run was deleted meanwhile",
     required="clear message; training goes on; nothing lost on disk",
 )
-def test_a_deleted_run_is_told_and_gets_its_points_once_it_is_restored(database: str, tmp_path: Path) -> None:
+def test_row_33_a_deleted_run_is_told_and_gets_its_points_once_it_is_restored(database: str, tmp_path: Path) -> None:
     tracker = open_tracker(database, tmp_path / "run")
     log_steps(tracker, range(1, 6))
     tracker.close("KILLED")
@@ -182,7 +184,7 @@ def test_a_deleted_run_is_told_and_gets_its_points_once_it_is_restored(database:
     fault="the experiment of that name was deleted",
     required="clear message; training goes on; nothing lost on disk",
 )
-def test_a_deleted_experiment_is_told_with_its_remedies(database: str, tmp_path: Path) -> None:
+def test_row_33_a_deleted_experiment_is_told_with_its_remedies(database: str, tmp_path: Path) -> None:
     client = connect(database)
     client.delete_experiment(client.create_experiment("gone"))
     told = Warnings()
@@ -200,7 +202,7 @@ def test_a_deleted_experiment_is_told_with_its_remedies(database: str, tmp_path:
     fault="passwords in the server's URL, in the environment and in the configuration of a real training",
     required="in no log, run, artifact, error or saved config",
 )
-def test_no_secret_of_a_training_is_kept_anywhere(server: Server, small_shards: Path, tmp_path: Path) -> None:
+def test_row_47_no_secret_of_a_training_is_kept_anywhere(server: Server, small_shards: Path, tmp_path: Path) -> None:
     uri = server.uri.replace("://", f"://me:{URL_PASSWORD}@")
     config = tmp_path / "secret.yaml"
     config.write_text(

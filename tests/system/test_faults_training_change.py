@@ -23,7 +23,7 @@ SETTINGS = ("training.max_steps=4", "schedule.warmup_steps=1", "checkpoint.every
     fault="the same output_dir with another seed, model size and batch; with other logging; with another torch",
     required="the first is refused with its differences, or goes on with --allow-change; the others go on, told",
 )
-def test_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes_on(training):
+def test_row_26_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes_on(training):
     changed = training(*SETTINGS)
     run(changed, 1)
     pretend_another_torch(changed)
@@ -87,7 +87,7 @@ WRONG = {
     required="one paragraph that names the setting, status 2, before any process group starts",
 )
 @pytest.mark.parametrize(("overrides", "said"), WRONG.values(), ids=WRONG)
-def test_a_wrong_configuration_is_refused_before_any_process_group(
+def test_row_36_a_wrong_configuration_is_refused_before_any_process_group(
     overrides, said, small_shards, tmp_path, monkeypatch
 ):
     import trainer.train

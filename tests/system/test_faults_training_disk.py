@@ -16,7 +16,7 @@ from data_prep.data_set.shards import read_records
 from tests.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.s3_server import S3Bucket, S3Server
 from tests.system.plain_ranks import losses, newest_checkpoint, run
-from trainer.checkpoints.checkpoint_store import stored_steps
+from trainer.checkpoints.store import stored_steps
 from trainer.watching.status import read_status
 
 pytestmark = pytest.mark.spawn
@@ -43,7 +43,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     required="the last good one stays, with a loud warning; after space was made the same command goes on from it",
 )
 @pytest.mark.parametrize("policy", ["continue", "stop"])
-def test_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_policy(policy, training, small_disk):
+def test_row_27_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_policy(policy, training, small_disk):
     full = training(*SETTINGS, f"checkpoint.on_failed_save={policy}")
     full.output_dir.symlink_to(small_disk / "run")
     (small_disk / "run").mkdir()
@@ -86,7 +86,9 @@ def is_upload(request) -> bool:
     fault="the store of checkpoints breaks every upload of a whole run; then the disk is lost and the data grown",
     required="training ends well, warning; the same command copies what is missing; an empty disk goes on from there",
 )
-def test_a_store_that_is_away_is_caught_up_with_and_an_empty_disk_goes_on_from_it(training, s3_bucket: S3Bucket, proxy):
+def test_row_27_a_store_that_is_away_is_caught_up_with_and_an_empty_disk_goes_on_from_it(
+    training, s3_bucket: S3Bucket, proxy
+):
     url = f"{s3_bucket.url}/run"
     environment = s3_bucket.environment | {"AWS_ENDPOINT_URL": proxy.endpoint, "CLOZEWORKS_RETRY_SECONDS": "1"}
     settings = (*SETTINGS, f"checkpoint.upload_to={url}", "checkpoint.upload_wait_seconds=60")

@@ -63,7 +63,7 @@ def assert_same_run(found: Training, expected: Training) -> None:
 @KILLED
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_rank_killed_in_a_save_and_in_a_step_leaves_a_run_that_goes_on_bitwise(stage, training, straight):
+def test_row_23_a_rank_killed_in_a_save_and_in_a_step_leaves_a_run_that_goes_on_bitwise(stage, training, straight):
     killed = training(*SETTINGS, f"zero.stage={stage}")
     kill_one(killed, 1, writing="step-00000006/rank-00001")
     kill_one(killed, 0, step=8)
@@ -76,7 +76,7 @@ def test_a_rank_killed_in_a_save_and_in_a_step_leaves_a_run_that_goes_on_bitwise
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rank-00000", "state.json", "checkpoint.json"])
 @pytest.mark.parametrize("step", [3, 6], ids=["the first save", "a later save"])
-def test_the_first_rank_killed_at_any_place_of_a_save_goes_on_bitwise(name, step, training, straight):
+def test_row_23_the_first_rank_killed_at_any_place_of_a_save_goes_on_bitwise(name, step, training, straight):
     killed = training(*SETTINGS, "zero.stage=2")
     kill_one(killed, 0, writing=f"step-{step:08d}/{name}")
     output = run(killed, 2)
@@ -87,7 +87,7 @@ def test_the_first_rank_killed_at_any_place_of_a_save_goes_on_bitwise(name, step
 
 @KILLED
 @pytest.mark.slow
-def test_ranks_killed_in_step_after_step_go_on_bitwise(training, straight):
+def test_row_23_ranks_killed_in_step_after_step_go_on_bitwise(training, straight):
     killed = training(*SETTINGS, "zero.stage=2", "checkpoint.every_steps=1")
     for step in (2, 3, 5, 8, 11):
         kill_one(killed, step % 2, step=step)
@@ -96,7 +96,7 @@ def test_ranks_killed_in_step_after_step_go_on_bitwise(training, straight):
 
 
 @TORN
-def test_a_damaged_newest_checkpoint_is_passed_over_by_both_ranks_for_the_one_before(straight):
+def test_row_24_a_damaged_newest_checkpoint_is_passed_over_by_both_ranks_for_the_one_before(straight):
     whole = straight(2)
     expected = final_tensors(whole)
     flip_bytes(newest_checkpoint(whole) / "rank-00001-of-00002.safetensors")

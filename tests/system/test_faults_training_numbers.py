@@ -12,7 +12,7 @@ from data_prep.settings import load_settings
 from launch import show_batch
 from tests.system.conftest import Training
 from tests.system.plain_ranks import losses, newest_checkpoint, run
-from trainer.checkpoints.checkpoint_format import read_state, read_weights, step_folder
+from trainer.checkpoints.format import read_state, read_weights, step_folder
 from trainer.config import RunConfig
 from trainer.watching.status import read_status
 
@@ -45,7 +45,7 @@ def trained_rows(training: Training, step: int) -> list[torch.Tensor]:
     fault="NaN in the loss, an infinite gradient, a loss three times too high, in a real training",
     required="the steps change nothing and are counted, the spike is told with its samples, the weights stay finite",
 )
-def test_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_trained_on(training):
+def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_trained_on(training):
     bad = training(*SETTINGS)
     output = run(bad, 1, trouble={"bad": {"30": "spike", "33": "nan", "35": "gradient"}})
     assert "the loss of step 33 (phase 0 epoch 0 samples 512:528) is not finite; the step changed nothing" in output
@@ -64,7 +64,7 @@ def test_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_trained_
     fault="a loss that is not finite from a step on",
     required="the run ends after the limit with steps and samples; going back and skipping them is a new MLflow run",
 )
-def test_too_many_bad_steps_end_the_run_with_the_samples_which_a_new_course_skips(training):
+def test_row_30_too_many_bad_steps_end_the_run_with_the_samples_which_a_new_course_skips(training):
     bad = training(*SETTINGS)
     output = run(bad, 1, trouble={"bad": dict.fromkeys(map(str, range(12, 41)), "nan")}, status=1)
     assert "error: the loss was not finite in 3 steps in a row, more than health.max_nonfinite_steps=2" in output
@@ -88,7 +88,7 @@ def test_too_many_bad_steps_end_the_run_with_the_samples_which_a_new_course_skip
     fault="the system refuses memory to the first step's forward (RLIMIT_AS; a GPU's own refusal is raised by hand)",
     required="met in the rehearsal step by the largest micro-batch, with what to lower",
 )
-def test_too_little_memory_is_met_in_the_rehearsal_step_with_what_to_lower(training):
+def test_row_34_too_little_memory_is_met_in_the_rehearsal_step_with_what_to_lower(training):
     small = training("training.micro_batch_tokens=49152", "training.global_batch_tokens=49152")
     output = run(small, 1, trouble={"memory": 1 << 24}, status=1)
     assert "error: rank 0 ran out of memory on cpu in the rehearsal step (" in output, output

@@ -30,7 +30,7 @@ def fault(row: str, what: str, required: str) -> pytest.MarkDecorator:
     "SIGUSR1 to one rank of two, then SIGTERM to both",
     "both save after the same step and leave with 75; the same command goes on in the same MLflow run, no step twice",
 )
-def test_a_signal_to_any_rank_saves_on_all_and_the_same_command_goes_on_in_the_same_run(training):
+def test_row_28_a_signal_to_any_rank_saves_on_all_and_the_same_command_goes_on_in_the_same_run(training):
     stopped = training(*ENDLESS)
     steps = []
     for number, whom, cause in (
@@ -67,7 +67,7 @@ def assert_one_mlflow_run_with_each_step_once(stopped: Training, last: int) -> N
 
 @fault("28", "a second signal while a save hangs", "the process leaves at once with 128 + the signal's number")
 @pytest.mark.parametrize("number", [SIGNALS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in SIGNALS[1:])])
-def test_a_second_signal_leaves_at_once_though_the_disk_hangs(number, training):
+def test_row_28_a_second_signal_leaves_at_once_though_the_disk_hangs(number, training):
     hanging = training(*ENDLESS)
     (rank,) = start(hanging, 1, trouble={"hang": {"rank": 0, "writing": "/checkpoints/"}})
     wait_until(lambda: hanging.last_logged_step() >= 3, [rank])
@@ -83,7 +83,7 @@ def test_a_second_signal_leaves_at_once_though_the_disk_hangs(number, training):
 @fault("28", "SIGUSR1 to the ranks under torchrun, SIGTERM to itself", "they save; torchrun's log has their own status")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=["USR1 to the ranks", "TERM to torchrun"])
-def test_ranks_under_torchrun_save_and_leave_with_their_status(number, training):
+def test_row_28_ranks_under_torchrun_save_and_leave_with_their_status(number, training):
     stopped = training(*ENDLESS)
     process = start_torchrun(stopped)
     try:
@@ -118,7 +118,7 @@ def test_ranks_under_torchrun_save_and_leave_with_their_status(number, training)
     ],
     ids=["the launcher is told to end", "launch.py is killed", "torchrun is killed"],
 )
-def test_ranks_whose_launcher_is_gone_save_and_leave(module, number, training):
+def test_row_28b_ranks_whose_launcher_is_gone_save_and_leave(module, number, training):
     orphaned = training(*ENDLESS)
     process = orphaned.start() if module.startswith("deepspeed") else start_torchrun(orphaned)
     wait_for_steps(orphaned, process, 3)

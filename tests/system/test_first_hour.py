@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from data_prep.tokenizing.tokenizer import TokenizerSettings
-from data_prep.tokenizing.tokenizer_training import train_tokenizer
+from data_prep.tokenizing.training import train_tokenizer
 from launch import embed, fill_mask, finetune, predict
 from tests.mlflow_servers import run_mlflow_server
 from trainer.config import RunConfig
 from trainer.exporting.export import export_model
 from trainer.model.pretraining import PretrainingModel
+from trainer.registry.pull import pull
 from trainer.registry.registry import register
-from trainer.registry.registry_pull import pull
 
 NUM_ROWS = 2000
 VOCAB_SIZE = 2000

@@ -55,7 +55,7 @@ def never_stopped(training):
     fault="SIGKILL of the launcher and all ranks, twice, at any step",
     required="the same command goes on in the same MLflow run: bitwise the same losses, weights and optimizer state",
 )
-def test_a_killed_training_goes_on_bitwise_in_the_same_mlflow_run(training, never_stopped):
+def test_row_23_a_killed_training_goes_on_bitwise_in_the_same_mlflow_run(training, never_stopped):
     killed = training()
     killed.kill_after_step(3)  # before the first checkpoint: begins again
     killed.kill_after_step(17)  # between the checkpoints of steps 14 and 21

@@ -32,7 +32,7 @@ MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluat
     ],
     ids=["stopped", "killed"],
 )
-def test_the_last_rank_is_named_and_the_job_ends_with_a_failure(number, said, training):
+def test_row_29_the_last_rank_is_named_and_the_job_ends_with_a_failure(number, said, training):
     run = training(*MANY_STEPS, "health.heartbeat_timeout_seconds=6")
     process = run.start()
     deadline = time.monotonic() + 240

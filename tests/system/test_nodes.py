@@ -143,7 +143,7 @@ def test_two_nodes_give_the_curve_of_one(training, nodes, one_node_losses):
     fault="the network between two hosts is cut for good in the middle of a step",
     required="both sides end within the timeout and name the rank that is lost; the same command then resumes",
 )
-def test_a_link_cut_for_good_ends_both_sides_and_the_same_command_goes_on(training, nodes, one_node_losses):
+def test_row_31_a_link_cut_for_good_ends_both_sides_and_the_same_command_goes_on(training, nodes, one_node_losses):
     run = training(*SETTINGS, IMPATIENT)
     process = start(run, nodes)
     wait_for_step(run, process, 50)
@@ -169,7 +169,7 @@ def test_a_link_cut_for_good_ends_both_sides_and_the_same_command_goes_on(traini
     required="the run goes on, or ends cleanly and the same command resumes, whichever the timeouts say",
 )
 @pytest.mark.parametrize("heartbeat", [60, HEARTBEAT_SECONDS], ids=["patient", "impatient"])
-def test_a_link_that_is_away_for_ten_seconds(heartbeat, training, nodes, one_node_losses):
+def test_row_31_a_link_that_is_away_for_ten_seconds(heartbeat, training, nodes, one_node_losses):
     run = training(*SETTINGS, f"health.heartbeat_timeout_seconds={heartbeat}")
     process = start(run, nodes)
     wait_for_step(run, process, 50)
@@ -201,7 +201,7 @@ def test_a_link_that_is_away_for_ten_seconds(heartbeat, training, nodes, one_nod
     ],
     ids=["launcher told to end", "launcher killed", "launch.py of the second host killed"],
 )
-def test_no_rank_outlives_its_launcher(module, host, number, training, nodes):
+def test_row_28b_no_rank_outlives_its_launcher(module, host, number, training, nodes):
     run = training("training.max_steps=100000", "checkpoint.every_steps=50000", "evaluation.every_steps=50000")
     process = start(run, nodes)
     wait_for_step(run, process, 10)
@@ -217,11 +217,58 @@ def test_no_rank_outlives_its_launcher(module, host, number, training, nodes):
 
 
 @pytest.mark.fault(
+    row="28b",
+    fault="the launcher is killed on a host without ranks, as on a login node; the ranks are on one other host",
+    required="they save and leave, and nothing of the launcher stays",
+)
+def test_row_28b_the_ranks_notice_that_the_launcher_on_a_login_node_is_killed(training, nodes):
+    run = training("training.max_steps=100000", "checkpoint.every_steps=50000", "evaluation.every_steps=50000")
+    env = environment(run, nodes)
+    (run.folder / ".deepspeed_env").unlink()
+    (run.folder / "hosts").write_text("node-b slots=2\n")
+    words = [sys.executable, str(REPOSITORY / "launch" / "nodes.py"), "--hostfile", "hosts", "--interface", "eth0"]
+    words += ["--master-addr", nodes.nodes[1].address, "--master-port", str(free_port()), "--", *run.arguments()]
+    process = start_on_first(run, nodes, words, env)
+    wait_for_step(run, process, 10)
+    there = of_node(run, nodes, 0)
+    assert not [each for each in there if PRETRAIN in each.cmdline()[1:2]], "no rank is here"
+    (victim,) = [each for each in there if "trainer.ranks.deepspeed_launcher" in each.cmdline()[:3]]
+    victim.kill()
+    wait_until_all_left(run, nodes, LEAVING_SECONDS)
+    process.wait(timeout=120)
+    status = read_status(run.output_dir)
+    assert status["state"] == "stopped", (status, output_of(run))
+    (saved,) = (run.output_dir / "checkpoints").iterdir()
+    assert saved.name == f"step-{status['step']:08d}"
+
+
+@pytest.mark.fault(
+    row="47b",
+    fault="a password in the environment of a plain `deepspeed --hostfile` on two hosts, which shows it to `ps`",
+    required="refused on both hosts before anything is read, naming the variable and not its value",
+)
+def test_row_47b_a_plain_start_that_has_shown_a_password_is_refused(training, nodes):
+    run = training("training.max_steps=20")
+    env = environment(run, nodes) | {"MLFLOW_TRACKING_PASSWORD": "correct-horse-battery"}
+    words = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", "hosts", "--no_ssh_check"]
+    words += ["--log_level", "warning", "--master_addr", nodes.nodes[0].address]
+    words += ["--master_port", str(free_port()), PRETRAIN, *run.arguments()]
+    process = start_on_first(run, nodes, words, env)
+    assert process.wait(timeout=200) != 0
+    said = output_of(run)
+    assert "error: the value of MLFLOW_TRACKING_PASSWORD stands in the arguments of process" in said, said
+    assert "count it as known" in said and "launch/nodes.py" in said
+    refusals = [line for line in said.splitlines() if "error: the value of" in line]
+    assert refusals and not any("horse" in line for line in refusals)
+    assert not run.output_dir.exists()
+
+
+@pytest.mark.fault(
     row="47b",
     fault="a password in the environment of a start on two hosts",
     required="in the arguments of no process on any host, from the first second to the last",
 )
-def test_no_secret_in_any_process_and_every_argument_as_it_is(training, nodes):
+def test_row_47b_no_secret_in_any_process_and_every_argument_as_it_is(training, nodes):
     """launch/nodes.py, with an experiment's name that every shell between would read otherwise (row 48)."""
     name = "it's $(touch broken) `id` 100%h; a|b"
     run = training("training.max_steps=20", "schedule.warmup_steps=1", f"tracking.experiment={name}")

@@ -18,7 +18,7 @@ MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluat
     fault="SIGINT to the launcher and all ranks at once, as Ctrl-C in a terminal",
     required="a checkpoint, status.json says stopped; the same command goes on",
 )
-def test_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training):
+def test_row_28_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training):
     stopped = training(*MANY_STEPS)
     process = stopped.start()
     while stopped.last_logged_step() < 3:
@@ -42,7 +42,7 @@ def test_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training):
     required="the run fails with a clear error, and its status says so",
 )
 @pytest.mark.slow
-def test_a_run_whose_end_cannot_be_saved_did_not_succeed(training):
+def test_row_27_a_run_whose_end_cannot_be_saved_did_not_succeed(training):
     unsaved = training("training.max_steps=2", "schedule.warmup_steps=1")
     unsaved.output_dir.mkdir()
     (unsaved.output_dir / "checkpoints").write_text("a file where the folder should be")

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 from tests.mlflow_servers import free_port
 from tests.trainer.toy_run import make_run, make_tokenizer
 from trainer.exporting.export import export_checkpoint
+from trainer.registry.pull import pull
 from trainer.registry.registry import register
-from trainer.registry.registry_pull import pull
 
 PLAIN = """
 import importlib.util, sys

@@ -5,6 +5,7 @@
     {"hang": {"rank": 0, "writing": "step-00000009/"}}              the disk never answers
     {"bad": {"9": "nan", "11": "gradient", "13": "spike"}}         what the model says in these steps
     {"memory": 268435456}                             bytes that may be allocated once the model stands
+    {"half": true}                                    fp16 on the CPU, which is refused otherwise; it overflows
 
 The rows of a bad step are kept as `step-N.pt` in the folder of the environment's TROUBLE_ROWS, if it is set.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 
+import trainer.engine
 import trainer.run
 import trainer.step
 import trainer.train
@@ -104,6 +106,14 @@ def rehearse_with_little_memory(original: Callable[..., Any], *args: Any) -> Non
     original(*args)
 
 
+def allow_half_on_the_cpu() -> None:
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    CPU_Accelerator.is_fp16_supported = lambda accelerator: True  # type: ignore[method-assign]
+    for module in (trainer.train, trainer.engine):
+        wrap(module, "check_precision", lambda original, *arguments: None)
+
+
 def make_trouble() -> None:
     if TROUBLE.get("kill", {}).get("rank") == RANK:
         wrap(trainer.step, "seed_micro_batch", die_in_step)
@@ -114,6 +124,8 @@ def make_trouble() -> None:
         wrap(trainer.train, "take_step", bad.take_step)
         forward = PretrainingModel.forward
         PretrainingModel.forward = lambda *args, **options: bad.forward(forward, *args, **options)  # type: ignore[method-assign]
+    if "half" in TROUBLE:
+        allow_half_on_the_cpu()
     if "memory" in TROUBLE:
         wrap(trainer.run, "rehearse", rehearse_with_little_memory)
 
@@ -124,6 +136,6 @@ if __name__ == "__main__":
     make_trouble()
     try:
         main()
-    except Exception as error:  # as launch/pretrain.py ends
+    except Exception as error:  # noqa: BLE001 - as launch/pretrain.py ends
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(getattr(error, "exit_status", 1))

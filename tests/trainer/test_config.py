@@ -6,7 +6,7 @@ from trainer.config import RunConfig, without_secrets
 from trainer.settings.data import DataSettings
 from trainer.settings.model import ModelSettings
 
-PRESETS = ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
+PRESETS = ["tiny_cpu", "small_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.data_set.manifest import FileRecord, read_manifest
+from data_prep.data_set.manifest import read_manifest
+from data_prep.data_set.manifest_records import FileRecord
 from data_prep.data_set.removal_request import RemovalRequest
 from data_prep.data_set.removing import remove_documents
 from data_prep.data_set.shards import read_records
 from data_prep.data_set.versions import delete_older_versions
 from data_prep.errors import UserError
-from trainer.checkpoints.checkpoint_format import (
+from trainer.checkpoints.format import (
     MARKER_NAME,
     STATE_NAME,
     DataIdentity,

@@ -57,6 +57,14 @@ def test_gradients_are_accumulated_in_fp32_wherever_zero_divides():
             assert enabled == ([] if precision == "fp32" else [precision])
 
 
+def test_stage_3_gathers_weights_for_each_use_unless_the_user_says_otherwise():
+    """DeepSpeed's own 1e9 would keep all weights of any model of ours from the forward to the backward."""
+    assert deepspeed_config(make_config(3), 2)["zero_optimization"]["stage3_max_reuse_distance"] == 0
+    assert "stage3_max_reuse_distance" not in deepspeed_config(make_config(2), 2)["zero_optimization"]
+    user = {"zero_optimization": {"stage3_max_reuse_distance": 1000}}
+    assert deepspeed_config(make_config(3), 2, user)["zero_optimization"]["stage3_max_reuse_distance"] == 1000
+
+
 def test_clipping_follows_the_yaml_even_where_deepspeed_has_a_default():
     assert deepspeed_config(make_config(gradient_clipping=0.0), 1)["gradient_clipping"] == 0.0
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.trainer.toy_processes import run_jobs, trained
 from tests.trainer.toy_reference import train_plainly
-from trainer.checkpoints.checkpoint import read_state, read_weights
+from trainer.checkpoints.format import read_state, read_weights
 
 SLOW = pytest.mark.slow
 

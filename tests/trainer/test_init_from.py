@@ -25,7 +25,7 @@ from tests.foreign_tokenizers import WRITERS
 from trainer.checkpoints.checkpoint import ALONE
 from trainer.config import RunConfig
 from trainer.data.batch import Batch
-from trainer.init_from import SHUT, load_initial_weights
+from trainer.init_from import SHUT, load_initial_weights, look_at_initial_weights
 from trainer.model.pretraining import PretrainingModel
 from trainer.settings.model import ModelSettings
 
@@ -249,6 +249,21 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     with pytest.raises(UserError, match="a matrix of its own"):
         begin(OURS["bert"], tmp_path)
+
+
+def test_what_would_be_refused_is_refused_without_loading_a_weight(family, folder, tmp_path):
+    look = look_at_initial_weights
+    assert look(OURS[family], str(folder)) == [f"{folder} is a {family} of this architecture"]
+    for weights in folder.glob("*.safetensors"):
+        weights.write_bytes(b"")  # not even opened
+    fingerprint = Tokenizer.load(WRITERS["wordpiece"](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
+    assert len(look(OURS[family], str(folder), tokenizer_fingerprint=fingerprint)) == 1
+    with pytest.raises(UserError, match=f"fingerprint {fingerprint}, and the shards were made with"):
+        look(OURS[family], str(folder), tokenizer_fingerprint="0" * 64)
+    with pytest.raises(UserError, match="model.num_hidden_layers is 3 and there 4"):
+        look(OURS[family].model_copy(update={"num_hidden_layers": 3}), str(folder))
+    with pytest.raises(UserError, match="nowhere is neither a folder nor a model's address"):
+        look(OURS[family], str(tmp_path / "nowhere"))
 
 
 def test_a_bias_from_frequencies_and_trained_weights_exclude_each_other():

@@ -16,8 +16,8 @@ from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data_version import open_data
+from trainer.global_batches import samples_of
 from trainer.schedule import masking_rate
-from trainer.train import samples_of
 
 COMPARED = ("input_ids", "position_ids", "token_type_ids", "masked_positions", "labels")
 MIXTURE = "data.shards=[{{url: {shards}, weight: 0.3}}, {{url: {shards}, weight: 0.7}}]"

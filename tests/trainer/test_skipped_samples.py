@@ -8,7 +8,7 @@ import torch
 
 from data_prep.settings import load_settings
 from trainer.checkpoints.branching import Branch, branched, is_on
-from trainer.checkpoints.checkpoint import TrainState
+from trainer.checkpoints.format import TrainState
 from trainer.config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.loader import GlobalBatch, Loader, Position

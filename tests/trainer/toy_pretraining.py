@@ -20,7 +20,8 @@ from torch import nn
 
 from data_prep.data_set.manifest import read_manifest
 from trainer.checkpoints import checkpoint as checkpoints
-from trainer.checkpoints.checkpoint import DataIdentity, TrainState
+from trainer.checkpoints.format import DataIdentity, TrainState
+from trainer.checkpoints.resuming import find_latest, load
 from trainer.config import RunConfig
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.loader import Loader, Position
@@ -78,6 +79,7 @@ def make_config(shards: str, job: dict[str, Any]) -> RunConfig:
             "schedule": {"name": "cosine", "warmup_steps": 2, "final_ratio": 0.1},
             "zero": {"stage": job.get("stage", 0), "offload_optimizer": job.get("offload", False)},
             "evaluation": {"length_bounds": [16, 32]},
+            "deepspeed": job.get("deepspeed"),
         }
     )
 
@@ -116,10 +118,10 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     config = make_config(shards, job)
     engine = build_engine(make_model(config), config, ranks)
     rehearse(engine, config, [open_shard_set(shards)], ranks)
-    found = checkpoints.find_latest(config.output_dir, ranks, stage=engine.stage)
+    found = find_latest(config.output_dir, ranks, stage=engine.stage)
     state = TrainState()
     if found is not None:
-        checkpoints.load(engine, found)
+        load(engine, found)
         state = found.saved.state
     report: dict[str, Any] = {"first": state.step, "losses": [], "norms": [], "rows": []}
     if job.get("evaluate"):

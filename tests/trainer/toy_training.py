@@ -20,8 +20,9 @@ from torch import nn
 from data_prep.errors import UserError
 from data_prep.files import storage
 from trainer.checkpoints import checkpoint as checkpoints
-from trainer.checkpoints.checkpoint import DataIdentity, TrainState
-from trainer.checkpoints.checkpoint_upload import Uploader
+from trainer.checkpoints.format import DataIdentity, TrainState
+from trainer.checkpoints.resuming import find_latest, load
+from trainer.checkpoints.upload import Uploader
 from trainer.config import RunConfig
 from trainer.engine import Engine, build_engine
 from trainer.ranks.distributed import Ranks, barrier, gather_objects, initialize_distributed, run_rank, shut_down
@@ -112,23 +113,24 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     output_dir, remote = job["output_dir"].replace("RANK", str(ranks.rank)), job.get("upload_to")
     if job.get("find_only"):
         warnings: list[str] = []
-        found = checkpoints.find_latest(output_dir, ranks, warnings.append, stage=job["stage"])
+        found = find_latest(output_dir, ranks, warnings.append, stage=job["stage"])
         return {"found": gather_objects(found and found.step, ranks), "warnings": warnings}
     config = make_config(output_dir, job["stage"], job.get("precision", "fp32"), job.get("offload", False))
     if remote is not None:  # each rank is a node with a disk of its own
         ranks = replace(ranks, local_rank=0)
         settings = config.checkpoint.model_copy(update={"upload_to": remote})
         config = config.model_copy(update={"checkpoint": settings})
-    found = checkpoints.find_latest(config.output_dir, ranks, remote=remote, stage=job["stage"])
+    found = find_latest(config.output_dir, ranks, remote=remote, stage=job["stage"])
     engine = build_engine(ToyModel(), config, ranks)
     engine.prepare(lambda: engine.forward(global_batch(0)[:2]))
     first = 0
     if found is not None:
-        checkpoints.load(engine, found)
+        load(engine, found)
         first = found.step
-    results: list[tuple[float, float]] = []
-    for step in range(first, first + job["steps"]):
-        results.append(take_step(engine, ranks, step, job["accumulation"], job.get("dropout", True)))
+    results = [
+        take_step(engine, ranks, step, job["accumulation"], job.get("dropout", True))
+        for step in range(first, first + job["steps"])
+    ]
     if job.get("poison"):
         before = engine.optimizer_steps
         engine.backward(engine.forward(global_batch(0)[:2]) * float("nan"), is_last_micro_batch=True)

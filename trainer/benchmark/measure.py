@@ -15,7 +15,7 @@ from trainer.config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet
 from trainer.engine import Engine, build_engine
-from trainer.model.pretraining import PretrainingModel
+from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.ranks.distributed import Ranks, gather_objects
 from trainer.schedule import learning_rate, masking_rate
 from trainer.step import Wishes, take_step
@@ -93,7 +93,7 @@ class Training:
         batch = next(self.batches).micro_batches[0].to(ranks.device)
 
         def compute_loss() -> torch.Tensor:
-            output = self.engine.forward(batch)
+            output: PretrainingOutput = self.engine.forward(batch)
             return output.mlm_loss_sum + output.nsp_loss_sum
 
         self.engine.prepare(compute_loss)

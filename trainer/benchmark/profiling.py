@@ -25,7 +25,8 @@ def profile_steps(take_steps: Callable[[], None], device: torch.device) -> profi
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, acc_events=True) as profiler:
+    profiler = profile(activities=activities, acc_events=True)
+    with profiler:
         take_steps()
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -57,12 +57,11 @@ def table_lines(points: Sequence[Measurement]) -> list[str]:
 
 def operation_lines(operations: Sequence[Operation]) -> list[str]:
     """The operations that took longest, with their share of all."""
-    lines = [f"{'share':>6}  {'ms':>10}  {'calls':>7}  operation"]
-    for operation in operations:
-        lines.append(
-            f"{operation.share:>6.1%}  {operation.milliseconds:>10.2f}  {operation.calls:>7}  {operation.name[:90]}"
-        )
-    return lines
+    lines = [
+        f"{operation.share:>6.1%}  {operation.milliseconds:>10.2f}  {operation.calls:>7}  {operation.name[:90]}"
+        for operation in operations
+    ]
+    return [f"{'share':>6}  {'ms':>10}  {'calls':>7}  operation", *lines]
 
 
 def report(

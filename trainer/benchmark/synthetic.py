@@ -12,14 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.data_set.manifest import (
-    FORMAT_VERSION,
-    FileRecord,
-    Manifest,
-    SplitRecord,
-    TokenizerRecord,
-    write_manifest,
-)
+from data_prep.data_set.manifest import FORMAT_VERSION, Manifest, write_manifest
+from data_prep.data_set.manifest_records import FileRecord, SplitRecord, TokenizerRecord
 from data_prep.data_set.shards import Record, write_shard
 from data_prep.tokenizing.special_tokens import SPECIAL_TOKENS
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import UsageError
-from trainer.checkpoints.checkpoint import TrainState
-from trainer.checkpoints.checkpoint_store import remove_step, stored_steps
+from trainer.checkpoints.format import TrainState
+from trainer.checkpoints.store import remove_step, stored_steps
 from trainer.sample_range import SampleRange
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.tracking import Tracker
 
-PARENT_TAG = "mlflow.parentRunId"
 """By which MLflow's own pages show a run under its parent."""
 
 
@@ -73,13 +72,12 @@ def begin_mlflow_run(
     """Close the old course's MLflow run, put its record aside, and open a new one that names it as its parent."""
     old = Tracker.open(settings, output_dir, warn)
     old.close("KILLED")
-    parent = old.run_id
     number = 1
     while (aside := output_dir / f"tracking-{number}").exists():
         number += 1
     (output_dir / "tracking").rename(aside)
-    tracker = Tracker.open(settings, output_dir, warn)
+    tracker = Tracker.open(settings, output_dir, warn, parent_uuid=old.run_uuid)
     skipped = ", ".join(str(range_) for range_ in state.skipped_samples)
     tags = {"clozeworks.resumed_from_step": str(state.step), "clozeworks.skipped_samples": skipped or "none"}
-    tracker.log_tags(tags | ({PARENT_TAG: parent} if parent else {}))
+    tracker.log_tags(tags)
     return tracker

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_prep.errors import UserError
-from trainer.checkpoints.checkpoint_format import DataIdentity, SavedState, current_versions
+from trainer.checkpoints.format import DataIdentity, SavedState, current_versions
 from trainer.config import RunConfig, without_secrets
 
 VERSION = "version of "
@@ -63,7 +63,8 @@ def check_compatible(
     after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
     before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
     after["tokenizer_fingerprint"] = data.tokenizer_fingerprint
-    harmless, dangerous = [], []
+    harmless: list[str] = []
+    dangerous: list[str] = []
     for name in [*before, *(name for name in after if name not in before)]:
         if before.get(name) != after.get(name):
             line = f"{name} was {before.get(name)!r} and is {after.get(name)!r}"

@@ -58,6 +58,7 @@ def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def fragments(module: nn.Module, optimizer: Any, stage: int, rank: int, world_size: int) -> Iterator[Fragment]:
     """Yield this rank's fragments in the module's order; `optimizer` is DeepSpeed's, after its first step."""
+    parameter: Any  # DeepSpeed hangs attributes of its own on it
     for name, parameter in _trainable(module):
         if stage == 0:
             yield _replicated_fragment(name, parameter, optimizer, rank, world_size)
@@ -69,7 +70,8 @@ def fragments(module: nn.Module, optimizer: Any, stage: int, rank: int, world_si
 
 def base_optimizer(optimizer: Any, stage: int) -> torch.optim.Optimizer:
     """The torch optimizer inside DeepSpeed's (at stage 0 in fp32 there is no wrapper)."""
-    return optimizer if stage == 0 else optimizer.optimizer
+    base: torch.optim.Optimizer = optimizer if stage == 0 else optimizer.optimizer
+    return base
 
 
 def optimizer_steps(optimizer: Any, stage: int) -> int:
@@ -114,7 +116,7 @@ def _replicated_fragment(name: str, parameter: nn.Parameter, optimizer: Any, ran
     return Fragment(name, 0, numel, rank * numel // world_size, (rank + 1) * numel // world_size, view)
 
 
-def _flattened_fragment(name: str, parameter: nn.Parameter, optimizer: Any) -> Fragment:
+def _flattened_fragment(name: str, parameter: Any, optimizer: Any) -> Fragment:
     mapping = parameter._hp_mapping
     start = mapping.lp_fragment_address.start
     stop = start + mapping.lp_fragment_address.numel
@@ -122,13 +124,13 @@ def _flattened_fragment(name: str, parameter: nn.Parameter, optimizer: Any) -> F
     (flat,) = optimizer.optimizer.param_groups[mapping.param_group_index]["params"]
 
     def view(kind: str) -> torch.Tensor:
-        tensor = flat.data if kind == "weight" else optimizer.optimizer.state[flat][kind]
+        tensor: torch.Tensor = flat.data if kind == "weight" else optimizer.optimizer.state[flat][kind]
         return tensor.narrow(0, mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel)
 
     return Fragment(name, start, stop, start, stop, view)
 
 
-def _partitioned_fragment(name: str, parameter: nn.Parameter, optimizer: Any, rank: int) -> Fragment:
+def _partitioned_fragment(name: str, parameter: Any, optimizer: Any, rank: int) -> Fragment:
     part = parameter.partition_numel()
     start = min(rank * part, parameter.ds_numel)
     stop = min(start + part, parameter.ds_numel)
@@ -136,7 +138,7 @@ def _partitioned_fragment(name: str, parameter: nn.Parameter, optimizer: Any, ra
     flat = optimizer.fp32_partitioned_groups_flat[sub_group]
 
     def view(kind: str) -> torch.Tensor:
-        tensor = flat.data if kind == "weight" else optimizer.optimizer.state[flat][kind]
+        tensor: torch.Tensor = flat.data if kind == "weight" else optimizer.optimizer.state[flat][kind]
         return tensor.narrow(0, offset, num_elements)
 
     return Fragment(name, start, stop, start, stop, view)

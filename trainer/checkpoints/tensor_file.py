@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from data_prep.data_set.manifest import FileRecord
+from data_prep.data_set.manifest_records import FileRecord
 from data_prep.files import storage
 
 _ALIGNMENT = 8
@@ -52,4 +52,4 @@ def _chunks(parts: list[Part]) -> Iterable[bytes | memoryview]:
     for key, numel, read in parts:
         tensor = read().detach().cpu().contiguous()
         assert tensor.dtype == torch.float32 and tensor.shape == (numel,), f"{key}: {tensor.dtype}, {tensor.shape}"
-        yield memoryview(tensor.numpy()).cast("B")
+        yield tensor.numpy().data.cast("B")

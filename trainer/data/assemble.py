@@ -7,10 +7,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from data_prep.errors import UserError
 from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
 from trainer.data.shard_set import Shard
+
+_NOT_OURS = "it is not what preparation writes; make the shards again"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,26 @@ def read_segments(segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
     tokens = {number: shards[number].read_tokens() for number in set(numbers)}
     runs = zip(numbers, segments.starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
     return np.concatenate([tokens[number][start:stop] for number, start, stop in runs])
+
+
+def check_tokens(tokens: np.ndarray, segments: Segments, shards: Sequence[Shard], vocab_size: int) -> None:
+    """Refuse fewer tokens than the index names, and ids that the tokenizer does not have: no embedding is asked for.
+
+    Checksums tell a shard that was damaged, not one that was written so, with a manifest that vouches for it.
+
+    Raises:
+        UserError: naming the shard.
+    """
+    if len(tokens) != segments.lengths.sum():
+        stops = zip(segments.shards.tolist(), segments.starts + segments.lengths, strict=True)
+        name = next(shards[number].record.name for number, stop in stops if stop > len(shards[number].read_tokens()))
+        raise UserError(f"shard {name} ends before the places that its index names; {_NOT_OURS}")
+    if len(tokens) and tokens.max() >= vocab_size:
+        place = int(np.argmax(tokens >= vocab_size))
+        name = shards[segments.shards[np.searchsorted(np.cumsum(segments.lengths), place, "right")]].record.name
+        raise UserError(
+            f"shard {name} holds the token id {tokens[place]}, and its tokenizer has {vocab_size} pieces; {_NOT_OURS}"
+        )
 
 
 def without_damaged(segments: Segments, shards: Sequence[Shard]) -> tuple[Segments, int]:

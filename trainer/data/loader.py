@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -19,9 +20,9 @@ from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.data.batch import Batch
 from trainer.data.from_settings import check_enough_rows, masking_of, row_settings, shards_of, training_samples
 from trainer.data.micro_batches import MicroBatches, Slice
+from trainer.data.pair_rows import PairCounts
 from trainer.data.passes import row_shape
 from trainer.data.randomness import Purpose
-from trainer.data.sentence_pairs import PairCounts
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import obey_rank_alone
 from trainer.schedule import global_batch_tokens
@@ -158,7 +159,7 @@ class Loader:
                 skipped_samples=stretch.skipped_samples,
             )
 
-    def _data_loader(self) -> DataLoader:
+    def _data_loader(self) -> DataLoader[torch.Tensor | UserError]:
         workers = self._num_workers
         return DataLoader(
             self._dataset,
@@ -212,5 +213,6 @@ class _Slices:
         return self.loader.slices()
 
 
-def _as_it_is(value: torch.Tensor | UserError) -> torch.Tensor | UserError:
+def _as_it_is(value: Any) -> Any:
+    """Without a batch size `DataLoader` hands over single micro-batches, where its annotation says lists."""
     return value

@@ -38,7 +38,8 @@ def choose_tokens(maskable: np.ndarray, hashes: np.ndarray, budgets: np.ndarray)
     hashes |= np.arange(sequence_length, dtype=np.uint64)
     hashes[~maskable] = np.iinfo(np.uint64).max
     thresholds = np.sort(hashes, axis=1)[np.arange(num_rows), np.maximum(budgets - 1, 0)]
-    return maskable & (hashes <= thresholds[:, None]) & (budgets > 0)[:, None]
+    chosen: np.ndarray = maskable & (hashes <= thresholds[:, None]) & (budgets > 0)[:, None]
+    return chosen
 
 
 def choose_whole(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
@@ -103,10 +104,11 @@ def split_spans(maskable: np.ndarray, starts: np.ndarray, cuts: np.ndarray, mean
     """
     follows = np.roll(maskable, 1, axis=1)
     follows[:, 0] = False
-    begins = starts & (~follows | (cuts < 1.0 / mean_words))
+    begins: np.ndarray = starts & (~follows | (cuts < 1.0 / mean_words))
     words = np.cumsum(starts.reshape(-1))
     since = words - np.maximum.accumulate(np.where(begins.reshape(-1), words, 0))
-    return begins | (starts & (since.reshape(starts.shape) % MAX_SPAN_WORDS == 0))
+    begins |= starts & (since.reshape(starts.shape) % MAX_SPAN_WORDS == 0)
+    return begins
 
 
 def _units(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray) -> _Units:
@@ -121,7 +123,7 @@ def _units(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray) -> _Uni
 
 def _cumulated(sizes: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Sums of sizes up to and with each unit, begun anew at each row; rows ascend."""
-    sums = np.cumsum(sizes)
+    sums: np.ndarray = np.cumsum(sizes)
     opens = np.flatnonzero(np.diff(rows, prepend=-1))
-    before = np.repeat(sums[opens] - sizes[opens], np.diff(opens, append=len(rows)))
-    return sums - before
+    sums -= np.repeat(sums[opens] - sizes[opens], np.diff(opens, append=len(rows)))
+    return sums

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from data_prep.errors import UserError
-from trainer.data.assemble import RowShape, assemble_rows, read_segments, without_damaged
+from trainer.data.assemble import RowShape, assemble_rows, check_tokens, read_segments, without_damaged
 from trainer.data.batch import Batch
 from trainer.data.masking import Masking, mask_rows
 from trainer.data.packing import Segments
@@ -28,7 +28,7 @@ class Slice:
     mlm_probability: float
 
 
-class MicroBatches(Dataset):
+class MicroBatches(Dataset[torch.Tensor | UserError]):
     """Builds the micro-batch of any slice."""
 
     def __init__(
@@ -71,6 +71,7 @@ class MicroBatches(Dataset):
         segments, shards, num_unreadable_rows = self.plan(which)
         special_tokens = self._masking.special_tokens
         tokens = read_segments(segments, shards)
+        check_tokens(tokens, segments, shards, self._masking.vocab_size)
         rows = assemble_rows(segments, tokens, self._num_rows, self._shape, special_tokens)
         keys = fold(fold(self._mask_key, which.epoch), numbers)
         masked = mask_rows(rows.input_ids.reshape(self._num_rows, length), keys, self._masking, which.mlm_probability)

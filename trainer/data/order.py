@@ -34,7 +34,7 @@ class EpochOrder:
 
     def locate(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For `places` (n,) int64 of the epoch: (number of the window, row within it), each (n,) int64."""
-        assert not len(places) or (0 <= places.min() and places.max() < self.num_rows)
+        assert not len(places) or (places.min() >= 0 and places.max() < self.num_rows)
         windows = np.searchsorted(self._starts, places, side="right") - 1
         rows = permute(places - self._starts[windows], self._sizes[windows], self._keys[windows])
         return windows, rows

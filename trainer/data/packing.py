@@ -67,11 +67,12 @@ def document_starts(index: ShardIndex, itemsize: int) -> np.ndarray:
     """(D,) int64: the first token of each document in the shard's tar, counted in tokens from its first byte."""
     assert not (index.token_offsets % np.uint64(itemsize)).any(), "token data lie at multiples of their size"
     ends = np.cumsum(index.document_lengths, dtype=np.int64)
-    starts = ends - index.document_lengths
+    starts: np.ndarray = ends - index.document_lengths
     counts = index.record_document_counts.astype(np.int64)
     record_starts = starts[np.cumsum(counts) - counts]
     shifts = (index.token_offsets // np.uint64(itemsize)).astype(np.int64) - record_starts
-    return starts + np.repeat(shifts, counts)
+    starts += np.repeat(shifts, counts)
+    return starts
 
 
 class DocumentRows:

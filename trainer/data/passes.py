@@ -14,17 +14,10 @@ import numpy as np
 from trainer.data.assemble import RowShape
 from trainer.data.order import WINDOW_SHARDS, EpochOrder
 from trainer.data.packing import DocumentRows, RowPlan, Segments, max_document_sequences, num_document_rows
+from trainer.data.pair_rows import PairCounts, PairPlan, PairRows
 from trainer.data.randomness import Purpose, fold
 from trainer.data.recently_used import RecentlyUsed
-from trainer.data.sentence_pairs import (
-    PairCounts,
-    PairPlan,
-    PairRows,
-    PairTask,
-    max_pair_sequences,
-    max_pairs_in_row,
-    plan_pairs,
-)
+from trainer.data.sentence_pairs import PairTask, max_pair_sequences, max_pairs_in_row, plan_pairs
 from trainer.data.shard_set import Shard
 
 

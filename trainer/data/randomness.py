@@ -8,6 +8,7 @@ generator for each row.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import overload
 
 import numpy as np
 
@@ -38,7 +39,13 @@ def root_key(seed: int | np.uint64, *words: int) -> np.uint64:
     return key
 
 
-def fold(keys: np.ndarray | np.uint64, words: np.ndarray | int) -> np.ndarray:
+@overload
+def fold(keys: np.uint64, words: int) -> np.uint64: ...
+@overload
+def fold(keys: np.uint64, words: np.ndarray) -> np.ndarray: ...
+@overload
+def fold(keys: np.ndarray, words: np.ndarray | int) -> np.ndarray: ...
+def fold(keys: np.ndarray | np.uint64, words: np.ndarray | int) -> np.ndarray | np.uint64:
     """Hash `words` (not negative) under `keys`; both broadcast. The results are uniform, and keys themselves.
 
     Returns:

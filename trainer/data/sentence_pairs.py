@@ -12,8 +12,7 @@ the pairs are given in the wrong order. A chunk of one sentence has no order: it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -21,7 +20,8 @@ import numpy as np
 from data_prep.data_set.shards import ShardIndex
 from trainer.data.batch import IGNORED
 from trainer.data.bin_packing import pack_rows
-from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments, document_starts, expand_ranges
+from trainer.data.packing import document_starts
+from trainer.data.pair_rows import PairCounts, PairPlan
 from trainer.data.randomness import below, fold, high_bits, low_bits
 
 PairTask = Literal["next_sentence", "sentence_order"]
@@ -37,56 +37,6 @@ SHORTEST_SINGLE = 3
 
 _LENGTH, _CUT, _DOCUMENT, _SENTENCE, _TRUNCATE_A, _TRUNCATE_B, _SWAP = range(7)
 _REDRAWS = 16
-
-
-@dataclass(frozen=True)
-class PairCounts:
-    """What became of the sentences of an epoch's shards; the 50% hold over chunks of two sentences and more."""
-
-    pairs: int = 0
-    random_pairs: int = 0
-    """Pairs whose B is from another document."""
-    swapped_pairs: int = 0
-    """Pairs in the wrong order."""
-    single_sentence_chunks: int = 0
-    """A document's only or last sentence, or a long one: B is always random, or with sentence order there is none."""
-    dropped_chunks: int = 0
-    """Chunks of one sentence in a shard without another document to take B from."""
-    truncated_tokens: int = 0
-    """Tokens cut from pairs longer than a row, and of dropped chunks."""
-    rows: int = 0
-    filled_places: int = 0
-
-    def __add__(self, other: PairCounts) -> PairCounts:
-        names = [field.name for field in fields(self)]
-        return PairCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
-    def __str__(self) -> str:
-        kinds = (
-            f"{self.random_pairs:,} with a random B" if not self.swapped_pairs else f"{self.swapped_pairs:,} swapped"
-        )
-        return (
-            f"{self.pairs:,} sentence pairs ({kinds}), {self.single_sentence_chunks:,} chunks of a single sentence, "
-            f"{self.dropped_chunks:,} chunks dropped, {self.truncated_tokens:,} tokens cut to fit"
-        )
-
-
-@dataclass(frozen=True)
-class PairPlan:
-    """The pairs of one shard, K of them, in the order of its rows; starts count tokens as `document_starts` does.
-
-    A single has a B of no tokens and no label.
-    """
-
-    row_starts: np.ndarray
-    """(num_rows + 1,) int64: first pair of each row, then K."""
-    starts: np.ndarray
-    """(K, 2) int64: first token of A and of B."""
-    lengths: np.ndarray
-    """(K, 2) int32: tokens of A and of B."""
-    labels: np.ndarray
-    """(K,) int8: IS_NEXT or IS_RANDOM; IN_ORDER or IS_SWAPPED; -100 for a single."""
-    counts: PairCounts
 
 
 @dataclass(frozen=True)
@@ -112,10 +62,12 @@ class _Text:
         """The sentence after the fewest whole ones (at least one) from `firsts` on that hold `targets` tokens, or
         after the document's last."""
         ends = np.searchsorted(self.offsets, self.offsets[firsts] + targets, side="left")
-        return np.minimum(np.maximum(ends, firsts + 1), self.document_firsts[documents + 1])
+        reached: np.ndarray = np.minimum(np.maximum(ends, firsts + 1), self.document_firsts[documents + 1])
+        return reached
 
     def tokens(self, firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        return self.offsets[ends] - self.offsets[firsts]
+        counts: np.ndarray = self.offsets[ends] - self.offsets[firsts]
+        return counts
 
 
 def max_pairs_in_row(sequence_length: int) -> int:
@@ -277,34 +229,3 @@ def _front_cuts(excess: np.ndarray, firsts: np.ndarray, key: np.uint64) -> np.nd
             remaining[pairs] -= coins
             pairs, word = pairs[remaining[pairs] > 0], word + 1
     return cuts
-
-
-class PairRows:
-    """The rows of a few shards' plans, one shard's after the other's."""
-
-    def __init__(self, plans: Sequence[PairPlan]) -> None:
-        num_pairs = np.cumsum([0, *(len(plan.labels) for plan in plans)])
-        self._row_starts = np.concatenate(
-            [plan.row_starts[:-1] + before for plan, before in zip(plans, num_pairs[:-1], strict=True)]
-            + [num_pairs[-1:]]
-        )
-        self.num_rows = len(self._row_starts) - 1
-        self._starts = np.concatenate([plan.starts for plan in plans])
-        self._lengths = np.concatenate([plan.lengths for plan in plans])
-        self._labels = np.concatenate([plan.labels for plan in plans])
-        self._shards = np.repeat(np.arange(len(plans)), np.diff(num_pairs))
-
-    def segments(self, rows: np.ndarray) -> Segments:
-        starts = self._row_starts[rows]
-        of_rows, pairs = expand_ranges(starts, self._row_starts[rows + 1] - starts)
-        labels = np.stack([self._labels[pairs].astype(np.int64), np.full(len(pairs), IGNORED)], axis=1)
-        lengths = self._lengths[pairs].astype(np.int64).reshape(-1)
-        there = lengths > 0  # a single has no B
-        return Segments(
-            rows=np.repeat(of_rows, 2)[there],
-            shards=np.repeat(self._shards[pairs], 2)[there],
-            starts=self._starts[pairs].reshape(-1)[there],
-            lengths=lengths[there],
-            types=np.tile([SEGMENT_A, SEGMENT_B], len(pairs))[there],
-            labels=labels.reshape(-1)[there],
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import safetensors.numpy
 
-from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, ShardRecord, read_manifest
+from data_prep.data_set.counting import read_token_counts
+from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.shards import ShardIndex, read_index
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
@@ -90,15 +90,7 @@ class ShardSet:
         Raises:
             UserError: the file is not the one that the manifest names.
         """
-        record = self.manifest.token_counts
-        url = storage.join(self.url, record.name)
-        data = storage.read_bytes(url)
-        if hashlib.sha256(data).hexdigest() != record.sha256:
-            raise UserError(
-                f"{storage.redact(url)} is damaged: its sha256 is not the manifest's; "
-                "restore it, or make the shards again"
-            )
-        return safetensors.numpy.load(data)[split]
+        return read_token_counts(self.url, self.manifest)[split]
 
     def _check_and_map(self, name: str) -> np.ndarray:
         record = self._records[name]

@@ -82,7 +82,8 @@ class _Text:
         return "kept" if self._seen[place] == self._originals[place] else "random"
 
     def _plain(self, places: list[int]) -> str:
-        text, run = "", []
+        text = ""
+        run: list[int] = []
         for token in self._seen[places].tolist():
             if token in self._special:
                 text += self._tokenizer.decode(run) + f" {self._tokenizer.vocabulary[token].text}"

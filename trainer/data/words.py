@@ -63,7 +63,8 @@ def word_starts(input_ids: np.ndarray, maskable: np.ndarray, kinds: np.ndarray) 
     opens = (here == PieceKind.OPENS) | (here == PieceKind.SPACE)
     opens |= (here == PieceKind.ALONE) & (before != PieceKind.SPACE)
     opens |= (here == PieceKind.JOINS) & (before == PieceKind.ALONE)
-    return maskable & (opens | ~follows)
+    begins: np.ndarray = maskable & (opens | ~follows)
+    return begins
 
 
 def _kind(piece: str) -> PieceKind:

@@ -25,10 +25,10 @@ from safetensors import SafetensorError
 from data_prep.errors import UsageError, UserError
 from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.config import RunConfig
-from trainer.exporting.export_checks import ParityReport, check_export
-from trainer.exporting.export_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
-from trainer.exporting.export_source import read_source
+from trainer.exporting.checks import ParityReport, check_export
+from trainer.exporting.files import write_model, write_origin, write_sentence_transformer, write_tokenizer
 from trainer.exporting.model_card import TrainingFacts
+from trainer.exporting.source import read_source
 from trainer.model.hugging_face import family_in_transformers
 from trainer.model.pretraining import PretrainingModel
 

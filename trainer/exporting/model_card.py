@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from data_prep.data_set.manifest import SourceRecord
+from data_prep.data_set.manifest_records import SourceRecord
 from trainer.config import RunConfig
 from trainer.model.hugging_face import family_in_transformers
 from trainer.model.sizes import num_parameters

@@ -139,10 +139,11 @@ def _windows(question: str, context: str, preprocessor: Preprocessor) -> _Window
 def _positions(answer: Answer, offsets: Sequence[tuple[int, int] | None]) -> tuple[int, int]:
     """First and last token of the answer; place 0 ([CLS]) twice where the window does not hold all of it."""
     begin, end = answer.start, answer.start + len(answer.text)
-    inside = [place for place, span in enumerate(offsets) if span is not None and span[0] < end and span[1] > begin]
-    if not inside or offsets[inside[0]][0] > begin or offsets[inside[-1]][1] < end:  # type: ignore[index]
+    spans = [(place, *span) for place, span in enumerate(offsets) if span is not None]
+    inside = [(place, first, stop) for place, first, stop in spans if first < end and stop > begin]
+    if not inside or inside[0][1] > begin or inside[-1][2] < end:
         return 0, 0
-    return inside[0], inside[-1]
+    return inside[0][0], inside[-1][0]
 
 
 def _spans(

@@ -118,9 +118,11 @@ def make_model(setting: Setting, variant: str, seed: int) -> PreTrainedModel:
     if task.name == "regression":
         labels = setting.data.train.examples.labels or []
         with torch.no_grad():  # a head that begins at the mean need not learn it at a small rate
-            model.get_submodule("classifier").bias.fill_(fmean(labels))  # type: ignore[operator, union-attr]
+            bias = model.get_submodule("classifier").bias
+            assert isinstance(bias, torch.Tensor)
+            bias.fill_(fmean(labels))
     if torch.cuda.is_available():
-        model.to("cuda")  # type: ignore[arg-type]
+        model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` and loses its overloads
     return model
 
 

@@ -23,7 +23,7 @@ from trainer.finetune.data import make_task
 from trainer.finetune.examples import Columns, Examples
 from trainer.finetune.tasks import Prediction, Preprocessor, Task
 from trainer.using.fill_mask import quiet_transformers
-from trainer.using.model_folder import PROVENANCE_FILE, read_provenance
+from trainer.using.model_folder import PROVENANCE_FILE, read_json, read_provenance
 from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length
 
 FINETUNE_FILE = "finetune.json"
@@ -100,8 +100,8 @@ class FittedModel:
         Raises:
             UserError: the folder is no fitted model.
         """
-        config = _read_json(folder / "config.json")
-        facts = _read_json(folder / FINETUNE_FILE)
+        config = read_json(folder / "config.json")
+        facts = read_json(folder / FINETUNE_FILE)
         name = facts.get("task") or _task_of(config, folder)
         names = [text for _, text in sorted((int(key), text) for key, text in config.get("id2label", {}).items())]
         task = make_task(name, names)
@@ -155,16 +155,6 @@ def _card(name: str, facts: FitFacts) -> str:
         "It knows nothing but its training examples' task and language, and repeats their errors and biases. Where it "
         "comes from stands in `provenance.json`, how it was fitted in `finetune.json`.\n"
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); the folder is damaged, copy it again") from None
-    return value if isinstance(value, dict) else {}
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -100,8 +100,8 @@ def fit(
             model=model,
             args=arguments,
             data_collator=collate,
-            train_dataset=list(rows),  # type: ignore[arg-type]  # a list has length and items, which is all it needs
-            eval_dataset=[],  # type: ignore[arg-type]  # `score` has the valid rows
+            train_dataset=list(rows),
+            eval_dataset=[],  # `score` has the valid rows
             callbacks=[keeper, recorder],
         )
         trainer.score = score
@@ -122,6 +122,7 @@ class _Trainer(Trainer):
     score: Callable[[torch.nn.Module], dict[str, float]]
 
     def evaluate(self, *unused: Any, **unused_too: Any) -> dict[str, float]:
+        assert self.model is not None
         metrics = {f"eval_{name}": value for name, value in self.score(self.model).items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

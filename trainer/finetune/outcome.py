@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -56,6 +58,33 @@ def report_lines(setting: Setting, results: list[VariantResult]) -> Iterator[str
         yield from failure_lines(one, data, NUM_FAILURES)
 
 
+def write_scores(path: Path, setting: Setting, results: list[VariantResult]) -> None:
+    """The report's figures as JSON: by variant each seed's scores, their mean and standard deviation, and the rates."""
+    data = setting.data
+    value = {
+        "task": data.task.name,
+        "metric": setting.metric,
+        "scored_on": "test" if data.test is not None else "valid",
+        "num_examples": {name: len(part.examples) for name, part in data.parts.items()},
+        "variants": {result.variant: _figures(result, data.task.metrics) for result in results},
+    }
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _figures(result: VariantResult, metrics: tuple[str, ...]) -> dict[str, Any]:
+    spreads = {metric: result.mean_and_spread(metric) for metric in metrics}
+    return {
+        "learning_rate": result.learning_rate,
+        "valid_score_by_rate": {f"{rate:g}": score for rate, score in result.tried.items()},
+        "mean": {metric: mean for metric, (mean, _) in spreads.items()},
+        "spread": {metric: spread for metric, (_, spread) in spreads.items()},
+        "fits": [
+            {"seed": one.seed, "best_epoch": one.best_epoch, "seconds": round(one.seconds, 1), "scores": one.scores}
+            for one in result.fits
+        ],
+    }
+
+
 def open_runs(request: FitRequest) -> ExperimentRuns:
 
     if request.no_tracking:
@@ -73,7 +102,7 @@ def log_results(
     picture: Path,
 ) -> None:
     """Means and spreads to the parent run, with report and picture."""
-    scores = {}
+    scores: dict[str, float] = {}
     for result in results:
         for metric in setting.data.task.metrics:
             mean, spread = result.mean_and_spread(metric)

@@ -11,14 +11,18 @@ from trainer.finetune.fitting import Point
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.tracking import MetricLog, NullTracker, RunStatus, Tracker
 
-PARENT_TAG = "mlflow.parentRunId"
-
 
 class ExperimentRuns:
-    """The parent run and its children; without tracking all of them are silent."""
+    """The parent run and its children; without tracking all of them are silent.
 
-    def __init__(self, parent: MetricLog, settings: TrackingSettings | None, folder: Path) -> None:
+    A child names its parent by what is known before a server is reached, so all of them may be sent later.
+    """
+
+    def __init__(
+        self, parent: MetricLog, parent_uuid: str | None, settings: TrackingSettings | None, folder: Path
+    ) -> None:
         self.parent = parent
+        self._parent_uuid = parent_uuid
         self._settings = settings
         self._folder = folder
 
@@ -29,11 +33,12 @@ class ExperimentRuns:
         Raises:
             UserError: the folder cannot be written.
         """
-        return cls(Tracker.open(settings, folder), settings, folder)
+        parent = Tracker.open(settings, folder)
+        return cls(parent, parent.run_uuid, settings, folder)
 
     @classmethod
     def silent(cls) -> ExperimentRuns:
-        return cls(NullTracker(), None, Path())
+        return cls(NullTracker(), None, None, Path())
 
     def child(self, variant: str, seed: int, rate: float) -> FitRun:
         """Begin the run of one fit."""
@@ -41,9 +46,7 @@ class ExperimentRuns:
         if self._settings is None:
             return FitRun(NullTracker())
         settings = self._settings.model_copy(update={"run_name": name})
-        log = Tracker.open(settings, self._folder / "runs" / name)
-        if self.parent.run_id is not None:
-            log.log_tags({PARENT_TAG: self.parent.run_id})
+        log = Tracker.open(settings, self._folder / "runs" / name, parent_uuid=self._parent_uuid)
         log.log_params({"variant": variant, "seed": seed, "learning_rate": rate})
         return FitRun(log)
 

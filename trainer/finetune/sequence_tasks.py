@@ -107,7 +107,8 @@ class RegressionTask:
         return regression_scores(labels, [prediction.label for prediction in predictions])
 
     def score_example(self, label: float, prediction: Prediction) -> float:
-        return abs(label - prediction.label)
+        difference: float = label - prediction.label
+        return abs(difference)
 
     def show_label(self, label: float) -> str:
         return f"{label:.3f}"
@@ -116,4 +117,5 @@ class RegressionTask:
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities over the last axis."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
+    probabilities: np.ndarray = shifted / shifted.sum(axis=-1, keepdims=True)
+    return probabilities

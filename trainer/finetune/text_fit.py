@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.tokenizing.tokenizer_report import read_report
+from data_prep.tokenizing.report import read_report
 from trainer.using.fill_mask import quiet_transformers
 
 if TYPE_CHECKING:

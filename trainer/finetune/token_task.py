@@ -88,7 +88,8 @@ class TokenTask:
         return tagging_scores(labels, [prediction.label for prediction in predictions])
 
     def score_example(self, label: Sequence[str], prediction: Prediction) -> float:
-        return sum(tag == guess for tag, guess in zip(label, prediction.label, strict=True)) / len(label)
+        guesses: Sequence[str] = prediction.label
+        return sum(tag == guess for tag, guess in zip(label, guesses, strict=True)) / len(label)
 
     def show_label(self, label: Sequence[str]) -> str:
         return " ".join(label)

@@ -97,9 +97,11 @@ def _attend_varlen(
 
     # The maximum is the constant row length, not the longest sequence met: no copy to the host, no recompilation.
     length, reach = layout.sequence_length, -1 if layout.reach is None else layout.reach
-    return varlen_attn(
+    attended = varlen_attn(
         query, key, value, layout.cu_seqlens, layout.cu_seqlens, length, length, window_size=(reach, reach)
     )
+    assert isinstance(attended, torch.Tensor), "a tuple comes only where more is asked for"
+    return attended
 
 
 def _attend_masked(

@@ -19,12 +19,17 @@ class PostNormBlock(nn.Module):
         self.attention_norm = build_norm(config)
         self.feed_forward = build_feed_forward(config)
         self.feed_forward_norm = build_norm(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        dropouts = config.sublayer_dropouts
+        self.attention_dropout = nn.Dropout(dropouts.attention_output)
+        self.feed_forward_dropout = nn.Dropout(dropouts.feed_forward_output)
 
     def forward(self, hidden_states: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
-        hidden_states = self.attention_norm(hidden_states + self.dropout(self.attention(hidden_states, layout)))
-        return self.feed_forward_norm(hidden_states + self.dropout(self.feed_forward(hidden_states)))
+        attended = self.attention(hidden_states, layout)
+        hidden_states = self.attention_norm(hidden_states + self.attention_dropout(attended))
+        transformed = self.feed_forward(hidden_states)
+        hidden_states = self.feed_forward_norm(hidden_states + self.feed_forward_dropout(transformed))
+        return hidden_states
 
 
 class PreNormBlock(nn.Module):
@@ -36,12 +41,17 @@ class PreNormBlock(nn.Module):
         self.attention = SelfAttention(config)
         self.feed_forward_norm = build_norm(config)
         self.feed_forward = build_feed_forward(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        dropouts = config.sublayer_dropouts
+        self.attention_dropout = nn.Dropout(dropouts.attention_output)
+        self.feed_forward_dropout = nn.Dropout(dropouts.feed_forward_output)
 
     def forward(self, hidden_states: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
-        hidden_states = hidden_states + self.dropout(self.attention(self.attention_norm(hidden_states), layout))
-        return hidden_states + self.dropout(self.feed_forward(self.feed_forward_norm(hidden_states)))
+        attended = self.attention(self.attention_norm(hidden_states), layout)
+        hidden_states = hidden_states + self.attention_dropout(attended)
+        transformed = self.feed_forward(self.feed_forward_norm(hidden_states))
+        hidden_states = hidden_states + self.feed_forward_dropout(transformed)
+        return hidden_states
 
 
 def build_block(config: ModelSettings, number: int) -> nn.Module:

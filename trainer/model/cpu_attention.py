@@ -30,6 +30,7 @@ def attend_by_sequence(
         cu_seqlens: (S + 1,) int32, starts of the sequences, then T; unused entries repeat T.
         bias: (L, L), added to the scores of a sequence from its first place on; L is at least the longest length.
     """
+    attended: torch.Tensor
     attended, _ = torch.ops.clozeworks.attend_by_sequence(query, key, value, cu_seqlens, bias)
     return attended
 
@@ -77,7 +78,7 @@ def _attend_backward(
     cu_seqlens: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gradients = tuple(_empty_like(tensor) for tensor in (query, key, value))
+    gradients = (_empty_like(query), _empty_like(key), _empty_like(value))
     for sequence in _sequences(cu_seqlens):
         inputs = (_as_one(tensor[sequence]) for tensor in (gradient, query, key, value, attended))
         sums = log_sum_exp[sequence].transpose(0, 1)[None]

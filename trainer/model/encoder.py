@@ -27,14 +27,15 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """(T, hidden_size) hidden states of the last block."""
-        hidden_states = self.embeddings(batch)
+        hidden_states: torch.Tensor = self.embeddings(batch)
         layouts = self._layouts(batch, hidden_states)
         for layer, kind in zip(self.layers, self.config.attention_kinds, strict=True):
             if self.activation_checkpointing and torch.is_grad_enabled():
                 hidden_states = checkpoint(layer, hidden_states, layouts[kind], use_reentrant=False)
             else:
                 hidden_states = layer(hidden_states, layouts[kind])
-        return self.final_norm(hidden_states)
+        hidden_states = self.final_norm(hidden_states)
+        return hidden_states
 
     def _layouts(self, batch: Batch, hidden_states: torch.Tensor) -> dict[str, AttentionLayout]:
         """One layout for all global layers and one for all local ones."""

@@ -58,6 +58,26 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
 }
 
 
+class SublayerDropouts(NamedTuple):
+    """Probabilities of dropout within a block, by place; that on the attention probabilities is another."""
+
+    attention_output: float
+    feed_forward_inner: float
+    """On what the second linear layer of a gated feed-forward layer takes."""
+    feed_forward_output: float
+
+
+def sublayer_dropouts(family: str, hidden: float, attention_probs: float) -> SublayerDropouts:
+    """Where a block drops, for `hidden_dropout_prob` and `attention_probs_dropout_prob`.
+
+    BERT and custom models: each sublayer's output. ModernBERT as transformers has it (its `mlp_dropout` and
+    `attention_dropout`): within the feed-forward layer, and attention's output by the probability of attention.
+    """
+    if family == "modernbert":
+        return SublayerDropouts(attention_probs, hidden, 0.0)
+    return SublayerDropouts(hidden, 0.0, hidden)
+
+
 def violations(family: str, options: Mapping[str, Any]) -> list[str]:
     """The options that `family` does not have, each as "model.NAME=VALUE (reason)"."""
     return [

@@ -26,7 +26,8 @@ class MaskedLanguageModelHead(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings) -> torch.Tensor:
         """(P, hidden_size) of the predicted places to logits (P, padded_vocab_size)."""
-        return word_embeddings(self.norm(self.activation(self.dense(hidden_states))), self.bias)
+        logits: torch.Tensor = word_embeddings(self.norm(self.activation(self.dense(hidden_states))), self.bias)
+        return logits
 
 
 class Pooler(nn.Module):
@@ -50,4 +51,5 @@ class NextSentenceHead(nn.Module):
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         """(C, hidden_size) to logits (C, 2)."""
-        return self.dense(pooled)
+        logits: torch.Tensor = self.dense(pooled)
+        return logits

@@ -7,8 +7,7 @@ that pad the vocabulary are real rows on both sides (`MaskedLanguageModelHead` s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,7 +17,18 @@ from trainer.model import bert, modernbert
 from trainer.model.families import RULES, violations
 from trainer.settings.model import ModelSettings
 
-FAMILIES: dict[str, ModuleType] = {"bert": bert, "modernbert": modernbert}
+
+class Family(Protocol):
+    """What the module of a family knows."""
+
+    def hugging_face_names(self, name: str) -> list[str]: ...
+    def hugging_face_config(
+        self, config: ModelSettings, next_sentence: bool, special_tokens: SpecialTokens
+    ) -> dict[str, Any]: ...
+    def settings_of(self, config: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+FAMILIES: Mapping[str, Family] = {"bert": bert, "modernbert": modernbert}
 
 
 def family_in_transformers(config: ModelSettings, next_sentence: bool) -> str:

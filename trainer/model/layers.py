@@ -6,6 +6,8 @@ are flat, (T, hidden_size): the places of all rows end to end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,7 +17,7 @@ from trainer.model.attention import AttentionLayout, attend
 from trainer.model.positions import build_position_embeddings, rotate
 from trainer.settings.model import ModelSettings
 
-ACTIVATIONS = {"gelu": F.gelu, "geglu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu": F.gelu, "geglu": F.gelu, "relu": F.relu}
 """Of the feed-forward layer and the MLM head; GELU is the exact one (erf)."""
 
 
@@ -49,12 +51,13 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """(T, hidden_size)."""
-        embeddings = self.word_embeddings(batch.input_ids)
+        embeddings: torch.Tensor = self.word_embeddings(batch.input_ids)
         if self.token_type_embeddings is not None:
             embeddings = embeddings + self.token_type_embeddings(batch.token_type_ids)
         if self.position_embeddings is not None:
             embeddings = embeddings + self.position_embeddings(batch.position_ids).to(embeddings.dtype)
-        return self.dropout(self.norm(embeddings))
+        embeddings = self.dropout(self.norm(embeddings))
+        return embeddings
 
 
 class SelfAttention(nn.Module):
@@ -75,7 +78,8 @@ class SelfAttention(nn.Module):
             query, key = rotate(query, layout.rotation), rotate(key, layout.rotation)
         dropout = self.dropout_probability if self.training else 0.0
         attended = attend(query, key, value, layout, dropout)  # (T, heads, size)
-        return self.output(attended.flatten(1))
+        output: torch.Tensor = self.output(attended.flatten(1))
+        return output
 
 
 class FeedForward(nn.Module):
@@ -89,21 +93,24 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
-        return self.output(self.activation(self.intermediate(hidden_states)))
+        hidden_states = self.output(self.activation(self.intermediate(hidden_states)))
+        return hidden_states
 
 
 class GatedFeedForward(nn.Module):
-    """GeGLU (Shazeer 2020): one linear layer gives values and gates, GELU is on the values."""
+    """GeGLU (Shazeer 2020): one linear layer gives values and gates, GELU is on the values; ModernBERT drops here."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         self.intermediate = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.bias)
+        self.dropout = nn.Dropout(config.sublayer_dropouts.feed_forward_inner)
         self.output = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
         values, gates = self.intermediate(hidden_states).chunk(2, dim=-1)
-        return self.output(F.gelu(values) * gates)
+        hidden_states = self.output(self.dropout(F.gelu(values) * gates))
+        return hidden_states
 
 
 def build_feed_forward(config: ModelSettings) -> nn.Module:

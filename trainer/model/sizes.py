@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
@@ -43,7 +44,8 @@ _MODULES = {
 }
 
 
-class ParameterRow(NamedTuple):
+@dataclass(frozen=True)
+class ParameterRow:
     """One line of the parameter table."""
 
     module: str
@@ -54,7 +56,7 @@ class ParameterRow(NamedTuple):
 def parameter_table(config: ModelSettings, next_sentence: bool) -> list[ParameterRow]:
     """Parameters by module with the formula of each, `total` last; the tied decoder counts once, as `word`."""
     formulas = parameter_formulas(config, next_sentence)
-    rows = [ParameterRow(module, formula, evaluate(formula, config)) for module, formula in formulas.items()]
+    rows = [ParameterRow(module, formula, int(evaluate(formula, config))) for module, formula in formulas.items()]
     return [*rows, ParameterRow("total", "sum of the above", sum(row.count for row in rows))]
 
 
@@ -105,7 +107,8 @@ def evaluate(formula: str, config: ModelSettings, **values: float) -> float:
         "num_local_layers": config.attention_kinds.count("local"),
         "local_attention": config.local_attention or 0,
     }
-    return eval(formula, {"__builtins__": {}, "min": min}, names | values)
+    value: float = eval(formula, {"__builtins__": {}, "min": min}, names | values)  # noqa: S307 - of this module
+    return value
 
 
 def num_feed_forward_matrices(config: ModelSettings) -> int:
@@ -199,20 +202,26 @@ def activation_bytes(
       a gate values, gates, the activated values and the product (4 intermediate_size)
     - norms: the input of every norm in and after the blocks (hidden_size)
 
-    Dropout after embeddings, attention and feed-forward keeps a mask of hidden_size bytes each (on CUDA; the CPU keeps
-    numbers). With checkpointing every block keeps its input only (checkpoints), and one at a time all of it.
+    Dropout keeps a mask of a byte a number (on CUDA; the CPU keeps numbers): hidden_size after embeddings, attention
+    and feed-forward, intermediate_size within a feed-forward layer. With checkpointing every block keeps its input only
+    (checkpoints), and one at a time all of it.
     """
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    mask = hidden if config.hidden_dropout_prob else 0
+    dropouts = config.sublayer_dropouts
+    embedding_mask = hidden if config.hidden_dropout_prob else 0
+    attention_mask = hidden if dropouts.attention_output else 0
+    feed_forward_mask = config.intermediate_size if dropouts.feed_forward_inner else 0
+    feed_forward_mask += hidden if dropouts.feed_forward_output else 0
     rotated = 2 * hidden if config.position_embedding == "rotary" else 0
     inner = (4 if config.hidden_act == "geglu" else 2) * config.intermediate_size
     num_final_norms = int(config.norm_position == "pre")
     kept_blocks = 1 if activation_checkpointing else layers
     kept_norms = math.ceil(num_block_norms(config) / layers) if activation_checkpointing else num_block_norms(config)
     per_place = {
-        "embeddings": config.embedding_norm * number_bytes * hidden + mask,
-        "attention": kept_blocks * (number_bytes * (5 * hidden + rotated) + 4 * config.num_attention_heads + mask),
-        "feed_forward": kept_blocks * (number_bytes * (hidden + inner) + mask),
+        "embeddings": config.embedding_norm * number_bytes * hidden + embedding_mask,
+        "attention": kept_blocks
+        * (number_bytes * (5 * hidden + rotated) + 4 * config.num_attention_heads + attention_mask),
+        "feed_forward": kept_blocks * (number_bytes * (hidden + inner) + feed_forward_mask),
         "norms": (kept_norms + num_final_norms) * number_bytes * hidden,
         "checkpoints": layers * number_bytes * hidden if activation_checkpointing else 0,
     }

@@ -11,26 +11,29 @@ from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.settings import to_yaml
 from trainer.batch_arithmetic import batch_arithmetic
+from trainer.checkpoints.format import list_steps
 from trainer.config import RunConfig, without_secrets
+from trainer.init_from import look_at_initial_weights
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import (
     activation_bytes,
     counted_parameters,
     flops_per_token,
-    memory_per_rank,
     parameter_table,
 )
+from trainer.preflight.memory import memory_in_phase
 from trainer.schedule import global_batch_sizes, tokens_of_phase, tokens_of_run
-from trainer.settings.training import Phase
+from trainer.settings.training import Phase, ZeroStage
 
 GIB = 1 << 30
+ZERO_STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 
 
 def explain(config: RunConfig, world_size: int) -> str:
     """The whole explanation for `world_size` ranks; needs no GPU, and no shards either.
 
     Raises:
-        UserError: shards are there and do not fit the configuration.
+        UserError: shards are there and do not fit the configuration; `init_from` is not there, or does not fit it.
     """
     parts = [
         ("Configuration", to_yaml(without_secrets(config)).rstrip().splitlines()),
@@ -44,6 +47,8 @@ def explain(config: RunConfig, world_size: int) -> str:
         ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(config)),
         ("Shards", list(shard_lines(config, world_size))),
     ]
+    if config.init_from is not None:
+        parts.append(("Initial weights", initial_weights_lines(config, config.init_from)))
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
 
 
@@ -55,10 +60,10 @@ def parameter_lines(config: RunConfig) -> list[str]:
         model = PretrainingModel(config.model, next_sentence)
     counted = counted_parameters(model)
     width = max(len(row.module) for row in rows)
-    lines = [f"{'module':<{width}}  {'closed form':>13}  {'counted':>13}  formula"]
-    for row in rows:
-        lines.append(f"{row.module:<{width}}  {row.count:>13,}  {counted[row.module]:>13,}  {row.formula}")
-    return lines
+    return [
+        f"{'module':<{width}}  {'closed form':>13}  {'counted':>13}  formula",
+        *(f"{row.module:<{width}}  {row.count:>13,}  {counted[row.module]:>13,}  {row.formula}" for row in rows),
+    ]
 
 
 def batch_lines(config: RunConfig, world_size: int) -> list[str]:
@@ -103,7 +108,7 @@ def flops_lines(config: RunConfig) -> list[str]:
 
 def memory_lines(config: RunConfig, world_size: int) -> list[str]:
     """Estimated memory of a rank by part, for ZeRO 0 to 3, at the phase that needs most."""
-    tables = [_memory(config, max(config.phases, key=_places), stage, world_size) for stage in range(4)]
+    tables = [memory_in_phase(config, max(config.phases, key=_places), stage, world_size) for stage in ZERO_STAGES]
     marks = ["<- this run" if stage == config.zero.stage else "" for stage in range(4)]
     parts = list(tables[0])
     lines = ["ZeRO  " + "  ".join(f"{part:>14}" for part in parts) + f"  {'total':>8}"]
@@ -120,7 +125,7 @@ def activation_lines(config: RunConfig) -> list[str]:
     parts = activation_bytes(
         config.model, phase.micro_batch_tokens, number_bytes, config.training.activation_checkpointing
     )
-    parts["logits"] = _memory(config, phase, stage=config.zero.stage, world_size=1)["logits"]
+    parts["logits"] = memory_in_phase(config, phase, config.zero.stage, world_size=1)["logits"]
     total = sum(parts.values())
     return [f"{part:<14}{size / GIB:>8.2f}  {size / total:>6.1%}" for part, size in parts.items() if size] + [
         f"{'total':<14}{total / GIB:>8.2f}"
@@ -136,6 +141,18 @@ def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
             yield f"not looked at: {error}"
             continue
         yield from _describe_shards(storage.redact(component.url), manifest, config, world_size)
+
+
+def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
+    """What the run would begin with, and that it fits the model; a run that has checkpoints goes on from those."""
+    complete, _ = list_steps(config.output_dir)
+    if complete:
+        return [f"not looked at: {config.output_dir} holds checkpoints, and the newest one counts"]
+    try:
+        fingerprint = read_manifest(config.data.components[0].url).tokenizer.fingerprint
+    except UserError:  # told under "Shards"; without them there is nothing to compare the tokenizer with
+        fingerprint = None
+    return look_at_initial_weights(config.model, source, config.tracking.uri, fingerprint)
 
 
 def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:
@@ -155,17 +172,3 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
 
 def _places(phase: Phase) -> int:
     return phase.micro_batch_tokens
-
-
-def _memory(config: RunConfig, phase: Phase, stage: int, world_size: int) -> dict[str, int]:
-    return memory_per_rank(
-        config.model,
-        stage=stage,
-        world_size=world_size,
-        micro_batch_tokens=phase.micro_batch_tokens,
-        sequence_length=phase.sequence_length,
-        precision=config.training.precision,
-        mlm_probability=config.data.max_mlm_probability,
-        next_sentence=config.data.has_sentence_pairs,
-        activation_checkpointing=config.training.activation_checkpointing,
-    )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from data_prep.errors import UsageError
 
-_HOST_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+_HOST_LINE = re.compile(r"(\S+)\s+slots=([1-9][0-9]{0,5})")
 # The name becomes a word of ssh and pdsh: none that begins with a hyphen, and none that a shell or pdsh would expand.
 _HOST = re.compile(r"(?:[\w.-]+@)?\w[\w.:-]*", re.ASCII)
+_SHOWN_CHARACTERS = 100
 
 
 def read_hostfile(path: str) -> dict[str, int]:
@@ -19,7 +20,7 @@ def read_hostfile(path: str) -> dict[str, int]:
         UsageError: it is missing (the deepspeed launcher would only warn, and train on one node), or a line is wrong.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # lines end where the launcher's do
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(
@@ -33,11 +34,12 @@ def read_hostfile(path: str) -> dict[str, int]:
             continue
         match = _HOST_LINE.fullmatch(text)
         if match is None or match[1] in hosts:
-            raise UsageError(f"hostfile {path}, line {number}: {text!r} is not 'HOST slots=N', each host once; mend it")
+            shown = repr(text[:_SHOWN_CHARACTERS])
+            raise UsageError(f"hostfile {path}, line {number}: {shown} is not 'HOST slots=N', each host once; mend it")
         if _HOST.fullmatch(match[1]) is None or match[1].startswith("-"):
             raise UsageError(
-                f"hostfile {path}, line {number}: {match[1]!r} is no name of a host; use letters, digits, dots, "
-                "colons, hyphens and underscores, with USER@ before it where needed"
+                f"hostfile {path}, line {number}: {match[1][:_SHOWN_CHARACTERS]!r} is no name of a host; use letters, "
+                "digits, dots, colons, hyphens and underscores, with USER@ before it where needed"
             )
         hosts[match[1]] = int(match[2])
     if not hosts:

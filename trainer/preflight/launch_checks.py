@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import UsageError
 
-SECRET_NAME = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|ACCESS_KEY|API_KEY", re.I)
+SECRET_NAME = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|ACCESS_KEY|API_KEY", re.IGNORECASE)
 SECRET_REMEDY = (
     "keep it in a file of your own on every host (~/.mlflow/credentials, ~/.aws/credentials, both with mode 600) and "
     "take it out of the environment and of .deepspeed_env, or start with launch/nodes.py, which leaves it out"
@@ -47,12 +48,46 @@ def check_launch() -> None:
                 f"the launcher's --hostfile {missing} does not exist, so it would train on this node alone; give the "
                 "path of a file with lines 'HOST slots=N', or leave --hostfile out for one node"
             )
-    for process in above:
+    if (found := exposure(above)) is not None:
+        raise UsageError(found)
+
+
+def refuse_exposed(gather: Callable[[str | None], list[str | None]]) -> None:
+    """Refuse, on all ranks alike, a start on several hosts whose pdsh or ssh has a secret in its arguments.
+
+    They run on one of the hosts and above no rank, as the shells between are replaced by what they start. So each rank
+    looks on its own host, and `gather` gives every rank what each of them found.
+
+    Raises:
+        UsageError: a rank found one.
+    """
+    found = exposure(starters(list(ancestors(os.getppid()))))
+    for text in gather(found):
+        if text is not None:
+            raise UsageError(text)
+
+
+def exposure(processes: Iterable[Ancestor]) -> str | None:
+    """In words, the first of the processes that has a secret of the environment in its arguments."""
+    for process in processes:
         for name in exposed(process.words, os.environ):
-            raise UsageError(
-                f"the value of {name} stands in the arguments of process {process.pid} ({process.words[0]}), where "
-                f"every user of this host reads it; count it as known to them, and {SECRET_REMEDY}"
+            return (
+                f"the value of {name} stands in the arguments of process {process.pid} ({process.words[0]}) on "
+                f"{socket.gethostname()}, where every user of that host reads it; count it as known to them, and "
+                f"{SECRET_REMEDY}"
             )
+    return None
+
+
+def starters(above: Sequence[Ancestor]) -> Iterator[Ancestor]:
+    """The processes of this host that began the launch.py among `above` and those of other hosts: pdsh and its ssh."""
+    launch = next((process.words for process in above if "deepspeed.launcher.launch" in process.words), ())
+    marks = [word for word in launch if word.startswith(("--world_info=", "--master_port="))]
+    known = {process.pid for process in above}
+    for pid in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
+        process = next(ancestors(pid), None) if marks and pid not in known else None
+        if process is not None and all(mark in " ".join(process.words) for mark in marks):
+            yield process
 
 
 def ancestors(pid: int) -> Iterator[Ancestor]:

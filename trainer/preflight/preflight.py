@@ -18,15 +18,16 @@ from typing import Literal
 
 import torch
 
-from data_prep.data_set.manifest import ShardRecord
+from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.errors import UserError
 from data_prep.files import storage
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
 from trainer.deepspeed_config import deepspeed_config
-from trainer.model.sizes import memory_per_rank, num_parameters
+from trainer.model.sizes import num_parameters
 from trainer.preflight.launch_checks import has_password
+from trainer.preflight.memory import memory_in_phase
 from trainer.ranks.distributed import extensions_folder
 from trainer.schedule import global_batch_sizes, tokens_of_run
 from trainer.settings.training import Phase
@@ -151,17 +152,7 @@ def _shard_problem(shard_set: ShardSet, record: ShardRecord) -> str | None:
 def check_memory(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
     """The estimate for a rank at the phase that needs most, against what its device has."""
     phase = max(config.phases, key=lambda phase: phase.micro_batch_tokens)
-    parts = memory_per_rank(
-        config.model,
-        stage=config.zero.stage,
-        world_size=world_size,
-        micro_batch_tokens=phase.micro_batch_tokens,
-        sequence_length=phase.sequence_length,
-        precision=config.training.precision,
-        mlm_probability=config.data.max_mlm_probability,
-        next_sentence=config.data.has_sentence_pairs,
-        activation_checkpointing=config.training.activation_checkpointing,
-    )
+    parts = memory_in_phase(config, phase, config.zero.stage, world_size)
     if config.zero.offload_optimizer and device.type == "cuda":
         parts = {name: size for name, size in parts.items() if name not in ("optimizer", "master_weights")}
     needed, there = sum(parts.values()), device_memory_bytes(device, world_size)

@@ -1,11 +1,17 @@
 """What a run would need at other numbers of GPUs: memory and traffic of a rank in one step, for ZeRO 1 to 3, on paper.
 
-With N parameters, W ranks, b bytes a number on the wire and A accumulation steps, a rank sends in one optimizer step
-(Rajbhandari et al. 2020, section 7; rings send (W - 1) / W of a tensor for a gather or a reduction):
+With N parameters, T of them in the word matrix (the decoder's too), W ranks, b bytes a number on the wire and A
+accumulation steps, a rank sends in one optimizer step (rings send (W - 1) / W of a tensor for a gather or a reduction,
+twice that for an all-reduce):
 
-- ZeRO 1: gradients once to their owners (b N), and the new weights gathered once (b N): 2 b N (W - 1) / W.
-- ZeRO 2: gradients after every micro-batch to their owners (A b N), the new weights once: (A + 1) b N (W - 1) / W.
-- ZeRO 3: weights gathered in every forward and every backward, gradients after every micro-batch: 3 A b N (W - 1) / W.
+- ZeRO 1: gradients all-reduced once (2 b N), and the new weights gathered once (b N): 3 b N (W - 1) / W.
+- ZeRO 2: gradients all-reduced after every micro-batch (2 A b N), the new weights once: (2 A + 1) b N (W - 1) / W.
+- ZeRO 3: weights gathered in every forward and every backward, the word matrix twice in each, gradients reduced to
+  their owners after every micro-batch: A b (3 N + 2 T) (W - 1) / W.
+
+The paper (Rajbhandari et al. 2020, section 7) reduces to the owners in stages 1 and 2 as well, which is b N less each
+time; deepspeed 0.19.8 all-reduces whole buckets there (its use_multi_rank_bucket_allreduce). Measured by
+tests/trainer/preflight/test_traffic.py.
 """
 
 from __future__ import annotations
@@ -16,7 +22,8 @@ from typing import Literal
 
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import RunConfig
-from trainer.model.sizes import flops_per_token, memory_per_rank, num_parameters
+from trainer.model.sizes import flops_per_token, num_parameters
+from trainer.preflight.memory import memory_in_phase
 from trainer.settings.training import Phase
 
 GIB = 1 << 30
@@ -40,10 +47,15 @@ class Scaled:
     flops: float
 
 
-def sent_bytes(num_numbers: int, number_bytes: int, stage: int, world_size: int, accumulation_steps: int) -> int:
-    """What a rank sends in one optimizer step, by the formulas above."""
-    times = {1: 2, 2: accumulation_steps + 1, 3: 3 * accumulation_steps}[stage]
-    return times * number_bytes * num_numbers * (world_size - 1) // world_size
+def sent_bytes(
+    num_numbers: int, num_tied: int, number_bytes: int, stage: int, world_size: int, accumulation_steps: int
+) -> int:
+    """What a rank sends in one optimizer step, by the formulas above; `num_tied` numbers are in the word matrix."""
+    if stage == 3:
+        numbers = accumulation_steps * (3 * num_numbers + 2 * num_tied)
+    else:
+        numbers = {1: 3, 2: 2 * accumulation_steps + 1}[stage] * num_numbers
+    return number_bytes * numbers * (world_size - 1) // world_size
 
 
 def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2, 3]) -> Scaled:
@@ -53,18 +65,9 @@ def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2
     """
     rows = min(phase.micro_batch_tokens, -(-phase.global_batch_tokens // world_size)) // phase.sequence_length
     tokens = max(1, rows) * phase.sequence_length
-    cut = batch_arithmetic(phase.model_copy(update={"micro_batch_tokens": tokens}), world_size)
-    parts = memory_per_rank(
-        config.model,
-        stage=stage,
-        world_size=world_size,
-        micro_batch_tokens=tokens,
-        sequence_length=phase.sequence_length,
-        precision=config.training.precision,
-        mlm_probability=config.data.max_mlm_probability,
-        next_sentence=config.data.has_sentence_pairs,
-        activation_checkpointing=config.training.activation_checkpointing,
-    )
+    phase = phase.model_copy(update={"micro_batch_tokens": tokens})
+    cut = batch_arithmetic(phase, world_size)
+    parts = memory_in_phase(config, phase, stage, world_size)
     flops = flops_per_token(
         config.model, phase.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
     )
@@ -78,6 +81,7 @@ def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2
         work_bytes=sum(parts.values()) - state,
         sent_bytes=sent_bytes(
             num_parameters(config.model, config.data.has_sentence_pairs),
+            config.model.padded_vocab_size * config.model.hidden_size,
             4 if config.training.precision == "fp32" else 2,
             stage,
             world_size,

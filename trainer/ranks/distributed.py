@@ -18,16 +18,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed
 
 from data_prep.errors import UsageError, UserError
+from data_prep.terminal import paragraph
 from trainer.settings.training import DistributedSettings
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 _LEAVING_SECONDS = 5.0
-_LOST_PEER = re.compile(r"closed by peer|connection reset|timed out|broken pipe|socket.*closed|ncclRemoteError", re.I)
+_LOST_PEER = re.compile(
+    r"closed by peer|connection reset|timed out|broken pipe|socket.*closed|ncclRemoteError", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -155,12 +161,12 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     try:
         status = command()
     except UserError as error:
-        _leave(f"error: {error}", error.exit_status)
+        _leave(f"error: {paragraph(error)}", error.exit_status)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except SystemExit as error:
         _exit(error.code if isinstance(error.code, int) else int(error.code is not None))
-    except BaseException as error:  # noqa: B902 - whatever it is, the other ranks must not wait for this one
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
         _leave(_explain(error), 1)
     _exit(status)
 
@@ -179,7 +185,7 @@ def outlive_the_reader() -> None:
 
 
 class _Unbreakable(io.FileIO):
-    def write(self, data: bytes | bytearray | memoryview, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except (BrokenPipeError, ConnectionResetError):

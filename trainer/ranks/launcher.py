@@ -2,8 +2,9 @@
 
 A rank whose launcher was killed is an orphan: nobody tells it to stop, and nobody hears its exit status. DeepSpeed's
 launcher on one node is two processes, of which a signal to the upper one leaves the lower one waiting for the ranks; so
-both are watched there. On several nodes there are pdsh, ssh and a shell between the two: what of them is on this
-host is watched as well. A process without a launcher (plain `python`, also under nohup) has nobody to lose.
+both are watched there. Where it came by ssh (several nodes, or one that is not the launcher's) there are pdsh, ssh and
+a shell between the two: what of them is on this host is watched as well. A process without a launcher (plain `python`,
+also under nohup) has nobody to lose.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def watch_launcher(on_loss: Callable[[], None]) -> None:
     if levels:
         line = (os.getpid(), *ancestors(levels))
         links = list(zip(line, line[1:], strict=False))
-        if os.environ.get("CROSS_SIZE", "1") != "1":
-            links += remote_links(line[-1])
+        if "CROSS_SIZE" in os.environ and (levels == 1 or came_by_ssh(_words_of(line[-1]))):
+            links += remote_links(line[1])
         threading.Thread(target=_look, args=(links, on_loss), name="launcher-watch", daemon=True).start()
 
 
@@ -44,6 +45,11 @@ def remote_links(launch: int) -> list[tuple[int, int]]:
     numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     starters = [number for number in numbers if Path((_words_of(number) or [""])[0]).name == "pdsh"]
     return links + [(each, _parent_of(each)) for each in starters if marks and marks <= set(_words_of(each))]
+
+
+def came_by_ssh(words: list[str]) -> bool:
+    """Whether the parent of launch.py, of which these are the words, is what pdsh's ssh starts: a shell, or sshd."""
+    return "".join(words[:1]).startswith("sshd") or any("deepspeed.launcher.launch " in word for word in words)
 
 
 def launcher_levels() -> int:

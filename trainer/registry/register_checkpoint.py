@@ -17,7 +17,7 @@ from data_prep.errors import run_command
 from trainer.exporting.export import export_checkpoint
 from trainer.registry.promotion import parse_conditions
 from trainer.registry.registry import Registration, register
-from trainer.registry.registry_versions import NotPromoted, promote
+from trainer.registry.versions import NotPromoted, promote
 
 
 @dataclass(frozen=True)

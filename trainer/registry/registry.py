@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import regex
 
 from data_prep.errors import UserError
-from trainer.registry.registry_names import check_names
-from trainer.registry.registry_pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
+from trainer.registry.names import check_names
+from trainer.registry.pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
 from trainer.registry.served_model import load_served
 from trainer.tracking.delivery import find_or_create_experiment
 from trainer.tracking.mlflow_server import redact, registry_client, resolve_tracking_uri, short

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.using.fill_mask import MASK_TOKEN, FillMask, quiet_transformers
 from trainer.using.model_folder import read_config
@@ -15,7 +15,8 @@ from trainer.using.pretrained import load_pretrained, load_tokenizer
 
 INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
 TEXT_EXAMPLE = "It was a fine day."
-PIPELINES = {
+PipelineTask = Literal["fill-mask", "text-classification", "token-classification"]
+PIPELINES: dict[str, tuple[PipelineTask, str]] = {
     "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
     "ForTokenClassification": ("token-classification", "AutoModelForTokenClassification"),
 }
@@ -28,7 +29,7 @@ class ServedModel:
 
     model: Any
     tokenizer: Any
-    pipeline_task: str | None
+    pipeline_task: PipelineTask | None
     example: str
 
     def pipeline(self) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.settings import Settings
-from trainer.model.families import OPTIONS, violations
+from trainer.model.families import OPTIONS, SublayerDropouts, sublayer_dropouts, violations
 from trainer.settings.types import NonNegativeInt
 
 
@@ -50,10 +50,14 @@ class ModelSettings(Settings):
     global_rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies of global layers")
     local_rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies of local layers")
     hidden_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.1, description="dropout after embeddings and sublayers"
+        0.1,
+        description="dropout after embeddings and sublayers; modernbert: after embeddings and within the feed-forward "
+        "layer, where transformers' ModernBERT has it",
     )
     attention_probs_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="attention dropout; over 0 takes the reference attention, which is slower"
+        0.0,
+        description="attention dropout (modernbert: of attention's output too); over 0 takes the reference attention, "
+        "which is slower",
     )
     layer_norm_eps: PositiveFloat = Field(1e-12, description="epsilon of every norm")
     initializer_range: PositiveFloat = Field(
@@ -145,6 +149,11 @@ class ModelSettings(Settings):
         """What each layer attends to: the whole sequence, or a window around each place."""
         period = self.global_attn_every_n_layers
         return tuple("local" if number % period else "global" for number in range(self.num_hidden_layers))
+
+    @property
+    def sublayer_dropouts(self) -> SublayerDropouts:
+        """Where a block drops, and how much."""
+        return sublayer_dropouts(self.family, self.hidden_dropout_prob, self.attention_probs_dropout_prob)
 
     @property
     def padded_vocab_size(self) -> int:

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from data_prep.errors import UsageError
 from data_prep.settings import Settings
+from trainer.registry.names import check_names
 from trainer.registry.promotion import parse_conditions
-from trainer.registry.registry_names import check_names
 
 
 class RegistrySettings(Settings):

@@ -104,12 +104,13 @@ class ScheduleSettings(Settings):
         return self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * max_steps)
 
 
+ZeroStage = Literal[0, 1, 2, 3]
+
+
 class ZeroSettings(Settings):
     """How DeepSpeed ZeRO divides the training state over the ranks."""
 
-    stage: Literal[0, 1, 2, 3] = Field(
-        1, description="0 divides nothing, 1 optimizer state, 2 and gradients, 3 and weights"
-    )
+    stage: ZeroStage = Field(1, description="0 divides nothing, 1 optimizer state, 2 and gradients, 3 and weights")
     offload_optimizer: bool = Field(False, description="keep the optimizer state in the CPU's memory")
 
 

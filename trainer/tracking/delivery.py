@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
 
 RUN_TAG = "clozeworks.run_uuid"
+PARENT_TAG = "mlflow.parentRunId"
 CREATED_TAG = "clozeworks.created_ns"
 MAX_BATCH_POINTS = 1000  # what one log_batch takes
 MAX_BATCH_PARAMS = 100
@@ -56,6 +57,7 @@ class Delivery:
             and sent.artifacts == record.artifacts
             and sent.data_sets == [data_set_key(each) for each in record.data_sets]
             and sent.tags == record.tags
+            and (record.parent_uuid is None or sent.parent_run_id is not None)
             and len(sent.params) == len(record.params)
         )
 
@@ -77,6 +79,7 @@ class Delivery:
             if not self._run_is_known:
                 self._find_run()
             self._send_params_and_tags()
+            self._send_parent()
             self._send_data_sets()
             self._send_points()
             self._send_artifacts()
@@ -94,7 +97,7 @@ class Delivery:
         run = self._known_run(sent.run_id) if sent.run_id else None
         if run is None:
             experiment_id = self._experiment_id()
-            run = self._tagged_run(experiment_id) or self._create_run(experiment_id)
+            run = self._tagged_run(experiment_id, record.run_uuid) or self._create_run(experiment_id)
             self._forget()
         self._spool.deliver(run_id=run.info.run_id, experiment_id=run.info.experiment_id, status=run.info.status)
         if run.info.lifecycle_stage == "deleted":
@@ -123,15 +126,15 @@ class Delivery:
         record = self._spool.record
         tags = {RUN_TAG: record.run_uuid, CREATED_TAG: str(time.time_ns())}
         created = self._client.create_run(experiment_id, record.started_at, tags, record.run_name)
-        first = self._tagged_run(experiment_id) or created
+        first = self._tagged_run(experiment_id, record.run_uuid) or created
         if first.info.run_id != created.info.run_id:
             self._client.delete_run(created.info.run_id)
         return first
 
-    def _tagged_run(self, experiment_id: str) -> Run | None:
+    def _tagged_run(self, experiment_id: str, run_uuid: str) -> Run | None:
         from mlflow.entities import ViewType
 
-        condition = f"tags.`{RUN_TAG}` = '{self._spool.record.run_uuid}'"
+        condition = f"tags.`{RUN_TAG}` = '{run_uuid}'"
         found = self._client.search_runs([experiment_id], condition, ViewType.ALL, max_results=100)
         return min(found, key=lambda run: int(run.data.tags.get(CREATED_TAG, "0")), default=None)
 
@@ -152,6 +155,17 @@ class Delivery:
         if tags:
             self._client.log_batch(self._run_id, tags=[RunTag(*item) for item in tags.items()], synchronous=True)
             self._spool.deliver(tags={**sent.tags, **tags})
+
+    def _send_parent(self) -> None:
+        """Put the run under its parent; where that is not on the server yet, the next call looks again."""
+        record, sent = self._spool.record, self._spool.record.delivered
+        if record.parent_uuid is None or sent.parent_run_id is not None:
+            return
+        assert sent.experiment_id is not None, "the run was found, and its experiment with it"
+        parent = self._tagged_run(sent.experiment_id, record.parent_uuid)
+        if parent is not None:
+            self._client.set_tag(self._run_id, PARENT_TAG, parent.info.run_id)
+            self._spool.deliver(parent_run_id=parent.info.run_id)
 
     def _send_data_sets(self) -> None:
         record, sent = self._spool.record, self._spool.record.delivered

@@ -12,10 +12,10 @@ import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_validator
 
 from data_prep.errors import UserError
 
@@ -25,6 +25,7 @@ LINEAGE_TAG = "clozeworks.data_lineage"
 
 RECORD_NAME = "run.json"
 SYNCED_NAME = "synced.json"
+_LARGEST = (1 << 63) - 1  # step or time that a server takes
 
 
 class Point(NamedTuple):
@@ -54,11 +55,12 @@ class Delivered(BaseModel):
     tracking_uri: str = ""
     experiment_id: str | None = None
     run_id: str | None = None
-    sent_bytes: int = 0
+    sent_bytes: NonNegativeInt = 0
     params: list[str] = Field(default_factory=list)
     tags: dict[str, str] = Field(default_factory=dict)
     artifacts: dict[str, str] = Field(default_factory=dict)
     data_sets: list[str] = Field(default_factory=list)
+    parent_run_id: str | None = None
     status: str = ""
 
 
@@ -66,6 +68,8 @@ class RunRecord(BaseModel):
     """What is to stand on the server, and what stands there already."""
 
     run_uuid: str
+    parent_uuid: str | None = None
+    """The `run_uuid` of the run that this one stands under; on the server that one is found by its tag."""
     started_at: int
     ended_at: int | None = None
     experiment: str
@@ -76,6 +80,16 @@ class RunRecord(BaseModel):
     artifacts: dict[str, str] = Field(default_factory=dict)
     data_sets: list[DataSetInput] = Field(default_factory=list)
     delivered: Delivered = Field(default_factory=Delivered)
+
+    @field_validator("artifacts")
+    @classmethod
+    def _lie_in_the_folder(cls, artifacts: dict[str, str]) -> dict[str, str]:
+        """They are sent to a server, which no other file of this machine may be."""
+        for name in artifacts:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+                raise ValueError(f"{name!r} is no file of the folder artifacts/")
+        return artifacts
 
 
 class SpoolFolder(ABC):
@@ -175,8 +189,12 @@ def parse_line(line: bytes) -> list[Point] | None:
     try:
         value = json.loads(line)
         step, timestamp = int(value["s"]), int(value["t"])
+        if not 0 <= step <= _LARGEST or not 0 <= timestamp <= _LARGEST:
+            return None
+        for key in value["m"]:
+            key.encode()  # which a lone surrogate cannot be
         return [Point(str(key), float(number), timestamp, step) for key, number in value["m"].items()]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
 
 

@@ -74,7 +74,7 @@ class Tracker:
     def __init__(self, spool: Spool, tracking_uri: str, warn: Callable[[str], None], patience: float) -> None:
         self._spool = spool
         self._tracking_uri = tracking_uri
-        self._warn = lambda message: warn(redact(message))
+        self._warn: Callable[[str], None] = lambda message: warn(redact(message))
         self._delivery = Delivery(spool, connect(tracking_uri), tracking_uri, self._warn)
         self._told: str | None = None  # the failure that was last told, so that it is told once
         self._disk_told = False
@@ -92,8 +92,9 @@ class Tracker:
         output_dir: Path,
         warn: Callable[[str], None] | None = None,
         patience_seconds: float = FIRST_CONTACT_SECONDS,
+        parent_uuid: str | None = None,
     ) -> Tracker:
-        """Begin the run of `output_dir`, or go on with it.
+        """Begin the run of `output_dir`, or go on with it; it stands under the run of `parent_uuid` if one is given.
 
         Waits for the first word with the server, at most `patience_seconds`; after that nothing here waits for it.
 
@@ -111,13 +112,18 @@ class Tracker:
         tracking_uri = resolve_tracking_uri(settings.uri, spool.record.delivered.tracking_uri or None)
         if spool.num_damaged_lines:
             warn(f"{spool.points_path} holds {spool.num_damaged_lines} damaged lines, which are left out")
-        spool.update(status="RUNNING")
+        spool.update(status="RUNNING", parent_uuid=parent_uuid or spool.record.parent_uuid)
         return cls(spool, tracking_uri, warn, patience_seconds)
 
     @property
     def run_id(self) -> str | None:
         """The MLflow run; None until a server has been reached."""
         return self._spool.record.delivered.run_id
+
+    @property
+    def run_uuid(self) -> str:
+        """The run's own name, which is known before any server is reached."""
+        return self._spool.record.run_uuid
 
     @property
     def tracking_uri(self) -> str:
@@ -209,7 +215,7 @@ class Tracker:
     def _deliver(self) -> bool:
         try:
             self._delivery.send()
-        except Exception as error:  # whatever a server, a database or a network does: the training goes on
+        except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does: the training goes on
             kind = str(error) if isinstance(error, UserError) else type(error).__name__
             if kind != self._told:
                 self._warn(

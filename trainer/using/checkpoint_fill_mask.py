@@ -12,8 +12,8 @@ from torch import nn
 from data_prep.tokenizing.hugging_face import write_hugging_face_tokenizer
 from trainer.config import RunConfig
 from trainer.exporting.export import build_model
-from trainer.exporting.export_samples import Encoded, pack_rows
-from trainer.exporting.export_source import read_source
+from trainer.exporting.samples import Encoded, pack_rows
+from trainer.exporting.source import read_source
 from trainer.model.pretraining import PretrainingModel
 from trainer.using.fill_mask import FillMask
 from trainer.using.pretrained import load_tokenizer

@@ -153,7 +153,8 @@ class Embedder:
 
     @property
     def num_layers(self) -> int:
-        return self.model.config.num_hidden_layers
+        layers: int = self.model.config.num_hidden_layers
+        return layers
 
     def _check_layer(self, layer: int) -> None:
         if not -self.num_layers - 1 <= layer <= self.num_layers:

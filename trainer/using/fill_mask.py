@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import regex
 
 from data_prep.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import PreTrainedTokenizerBase
 
 MASK_TOKEN = "[MASK]"
 METASPACE = "▁"
@@ -56,10 +57,19 @@ class MaskedText:
     word: str
 
 
+class MaskedModel(Protocol):
+    """What is asked of a masked language model: transformers' own ones, and `CheckpointMaskedLM`."""
+
+    config: Any
+
+    def eval(self) -> Any: ...
+    def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any: ...
+
+
 class FillMask:
     """A model and its tokenizer, ready to fill masks on the CPU."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, model: MaskedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         if tokenizer.mask_token_id is None:
             raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
         self.model = model.eval()
@@ -82,7 +92,8 @@ class FillMask:
 
     @property
     def mask_token(self) -> str:
-        return self.tokenizer.mask_token
+        token: str = self.tokenizer.mask_token
+        return token
 
     def predict(self, text: str, top_k: int = 5) -> Prediction:
         """Fill every mask of `text`; of a longer text than the model takes, a window around each mask is read.

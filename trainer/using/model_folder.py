@@ -27,7 +27,7 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     if not (folder / "config.json").is_file():
         raise UserError(f"{name} holds no config.json, so it is no Hugging Face folder; give one that was exported")
     for config in CONFIG_FILES:
-        if "auto_map" in _read_json(folder / config):
+        if "auto_map" in read_json(folder / config):
             raise UserError(
                 f"{name} asks for code of its own (auto_map in {config}), which is never run here; export the model "
                 "without it"
@@ -54,7 +54,7 @@ def folder_digest(folder: Path) -> str:
 
 def read_provenance(folder: Path) -> dict[str, Any]:
     """What the export wrote down of the model's origin; empty for a folder from elsewhere."""
-    return _read_json(folder / PROVENANCE_FILE)
+    return read_json(folder / PROVENANCE_FILE)
 
 
 def read_card(folder: Path) -> str:
@@ -70,14 +70,19 @@ def read_card(folder: Path) -> str:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json; empty where there is none."""
-    return _read_json(folder / "config.json")
+    return read_json(folder / "config.json")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no file, or none.
+
+    Raises:
+        UserError: it is not JSON.
+    """
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); the folder is damaged, export it again") from None
+        raise UserError(f"{path} is not valid JSON ({error}); the folder is damaged; copy or export it again") from None
     return value if isinstance(value, dict) else {}

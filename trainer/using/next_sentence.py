@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.errors import UsageError, UserError
+from data_prep.settings import read_yaml
 from trainer.using.fill_mask import quiet_transformers
 from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length
 
@@ -97,8 +98,6 @@ def pair_task(folder: Path) -> str:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return "next_sentence"
-    import yaml
-
-    data = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("data", {})
+    data = read_yaml(path).get("data", {})
     task = data.get("sentence_pairs", "next_sentence") if isinstance(data, dict) else "next_sentence"
     return task if task in LABELS else "next_sentence"

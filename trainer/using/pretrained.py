@@ -70,7 +70,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     """The longest input in tokens, special tokens included."""
-    return min(config.max_position_embeddings, tokenizer.model_max_length)
+    longest: int = min(config.max_position_embeddings, tokenizer.model_max_length)
+    return longest
 
 
 def _cannot_load(folder: Path, purpose: str, error: Exception) -> UserError:

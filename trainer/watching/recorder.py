@@ -47,10 +47,10 @@ class Recorder:
 
     def flush(self) -> tuple[list[StepMetrics], Interval]:
         """The metrics of every step since the last flush, of which there is one at least, and how fast they went."""
-        sums = torch.stack(
+        own = torch.stack(
             [torch.stack([r.mlm_loss_sum, r.nsp_loss_sum, r.nsp_correct]) for *_, r in self._pending]
         )  # (num_steps, 3)
-        sums = all_reduce_sum(sums, self._ranks).tolist()
+        sums = all_reduce_sum(own, self._ranks).tolist()
         now = time.perf_counter()
         rows = sum(samples.stop - samples.first for _, samples, *_ in self._pending)
         seconds = max(now - self._flushed_at, 1e-9)

@@ -29,6 +29,8 @@ def log(run: Run) -> None:
     run.tracker.log(newest.step, {**metrics, **(run.system.read() if run.system else {})})
     run.metrics |= metrics
     run.seconds_a_step = interval.seconds_a_step
+    phase = run.config.phases[run.state.phase]
+    run.flops_per_device = interval.flops_per_device(phase, flops_per_place(run.config, phase))
     run.state = run.state.model_copy(
         update={
             "last_logged_step": newest.step,
@@ -127,6 +129,7 @@ def report_status(run: Run, state: State) -> None:
         "unreadable_rows": run.state.unreadable_rows,
         "train_seconds": run.state.train_seconds,
         "seconds_per_step": run.seconds_a_step,
+        "flops_per_device": run.flops_per_device,
         "log_every_steps": run.config.logging.every_steps,
         "seconds_left": run.seconds_left,
         "started_at": run.started_at,

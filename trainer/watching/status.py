@@ -31,7 +31,8 @@ def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None
 def read_status(output_dir: Path) -> dict[str, Any] | None:
     """The status last written; None where there is none."""
     try:
-        return json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8"))
+        status: dict[str, Any] = json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8"))
+        return status
     except FileNotFoundError:
         return None
 

@@ -124,9 +124,12 @@ class Interval:
             "train/peak_memory_bytes": float(max(work.peak_memory_bytes for work in self.ranks)),
         }
         if peak_flops is not None:
-            places_per_second = self.rows * phase.sequence_length / self.seconds
-            metrics["train/mfu"] = flops_per_place * places_per_second / (peak_flops * len(self.ranks))
+            metrics["train/mfu"] = self.flops_per_device(phase, flops_per_place) / peak_flops
         return metrics
+
+    def flops_per_device(self, phase: Phase, flops_per_place: float) -> float:
+        """Operations a second that each device reached."""
+        return flops_per_place * self.rows * phase.sequence_length / (self.seconds * len(self.ranks))
 
 
 def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:

@@ -115,7 +115,7 @@ def test_grown_manifests_join_what_both_say(original: Path, texts: list[str], sm
     addition = parent.model_copy(
         update={
             "sources": (parent.sources[0].model_copy(update={"name": "east"}),),
-            "config": {"sources": [{"name": "east"}], "documents": "other"},
+            "config": {"sources": [{"name": "east"}], "documents": {"language": "other"}},
             "train": parent.train.model_copy(
                 update={"shards": (parent.train.shards[0].model_copy(update={"name": "train-000009.tar"}),)}
             ),

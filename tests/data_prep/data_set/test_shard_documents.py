@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from data_prep.data_set.manifest import read_manifest
+from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.shard_documents import ShardDocuments, all_shards, find_document
 from data_prep.data_set.shards import read_records
 from data_prep.errors import UserError
@@ -69,6 +72,48 @@ def test_a_shard_that_is_cut_off_is_damaged(small_shards: Path, tmp_path: Path) 
     (tmp_path / shard.name).write_bytes(b"\xff" * len(whole))
     with pytest.raises(UserError, match="is damaged at document 0"):
         documents.sentences(0)
+
+
+def forged(folder: Path, shard: ShardRecord, shard_bytes: int, **arrays: np.ndarray) -> ShardRecord:
+    """A record of the shard with another index, as whoever forged both would write it: every checksum agrees."""
+    index = {name: array.copy() for name, array in load_file(folder / shard.index.name).items()} | arrays
+    save_file(index, folder / shard.index.name)
+    written = (folder / shard.index.name).read_bytes()
+    file = shard.index.model_copy(update={"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()})
+    tokens = int(index["document_lengths"].sum(dtype=np.int64))
+    return shard.model_copy(update={"bytes": shard_bytes, "tokens": tokens, "index": file})
+
+
+def test_a_forged_index_asks_for_no_memory_and_reads_nothing_beyond_the_shard(
+    small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = read_manifest(str(small_shards))
+    shard = manifest.train.shards[0]
+    for name in (shard.name, shard.index.name):
+        (tmp_path / name).write_bytes((small_shards / name).read_bytes())
+    whole = load_file(tmp_path / shard.index.name)
+    lengths, sentences = whole["document_lengths"].copy(), whole["sentence_lengths"].copy()
+    lengths[0] += np.uint32(4_000_000_000)
+    sentences[0] += np.uint32(4_000_000_000)
+    huge = {"document_lengths": lengths, "sentence_lengths": sentences}
+    with pytest.raises(UserError, match="reach beyond the end of the shard"):
+        ShardDocuments(str(tmp_path), manifest, "train", forged(tmp_path, shard, shard.bytes, **huge))
+    far = {"token_offsets": whole["token_offsets"] + np.uint64(1 << 50)}
+    for arrays in huge, {**whole, **far}:
+        documents = ShardDocuments(str(tmp_path), manifest, "train", forged(tmp_path, shard, 1 << 62, **arrays))
+        monkeypatch.setattr(storage, "open_read", None)  # it is not even opened
+        with pytest.raises(UserError, match="train-000000.tar is damaged at document 0"):
+            documents.sentences(0)
+        monkeypatch.undo()
+
+
+def test_an_index_of_sources_that_the_manifest_does_not_name_is_refused(small_shards: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(str(small_shards))
+    shard = manifest.train.shards[0]
+    (tmp_path / shard.index.name).write_bytes((small_shards / shard.index.name).read_bytes())
+    sources = np.full(shard.documents, len(manifest.sources), np.uint16)
+    with pytest.raises(UserError, match="names a source that the manifest does not"):
+        ShardDocuments(str(tmp_path), manifest, "train", forged(tmp_path, shard, shard.bytes, document_sources=sources))
 
 
 def test_a_remote_shard_is_read_without_fetching_it(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

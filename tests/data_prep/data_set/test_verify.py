@@ -23,7 +23,7 @@ from data_prep.data_set.verify import verify_shards
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizing.tokenizer_training import train_tokenizer
+from data_prep.tokenizing.training import train_tokenizer
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_a_remote_set_is_checked_and_leaves_no_copies(
     for path in (path for path in folder.rglob("*") if path.is_file()):
         memory.pipe_file(f"/verified-set/{path.relative_to(folder)}", path.read_bytes())
     assert verify_shards("memory://verified-set")[1] == []
-    assert not [path for path in (tmp_path / "cache").rglob("*.tar")]
+    assert not list((tmp_path / "cache").rglob("*.tar"))
     data = bytearray((folder / "train-000002.tar").read_bytes())
     data[9000] ^= 1
     memory.pipe_file("/verified-set/train-000002.tar", bytes(data))

@@ -18,8 +18,8 @@ from data_prep.data_set.manifest import Manifest
 from data_prep.errors import UserError
 from data_prep.estimating import estimate as estimate_module
 from data_prep.estimating.estimate import estimate
-from data_prep.estimating.estimate_report import estimate_report, total_seconds
-from data_prep.estimating.estimate_start import measure_start
+from data_prep.estimating.report import estimate_report, total_seconds
+from data_prep.estimating.start import measure_start
 from data_prep.preparing.plan import Plan, make_plan
 from data_prep.preparing.prepare import prepare_shards
 from data_prep.tokenizing.tokenizer import Tokenizer

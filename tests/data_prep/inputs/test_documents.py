@@ -147,7 +147,7 @@ def test_the_language_comes_from_its_field(tmp_path: Path) -> None:
         Document("b", None),
         Document("c", None),
     ]
-    assert list(DocumentReader(unit, DEFAULTS))[0] == Document("un", None)
+    assert next(iter(DocumentReader(unit, DEFAULTS))) == Document("un", None)
     path.write_text('{"text": "d", "lang": 7}')
     with pytest.raises(BadInput, match="a.jsonl line 1 has a number for 'lang', not text"):
         list(DocumentReader(*units_of(path), DocumentSettings(language_field="lang")))
@@ -509,7 +509,6 @@ def check_long_line(path: Path, num_bytes: int, limit: int, most_bytes: float) -
 def test_ten_million_documents_of_a_word_are_read_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "words.jsonl"
     with open(path, "wb") as file:
-        for _ in range(1000):
-            file.write(b'{"text": "word"}\n' * 10_000)
+        file.writelines(b'{"text": "word"}\n' * 10_000 for _ in range(1000))
     reading = read_in_a_process(path)
     assert reading.num_documents == 10_000_000 and reading.peak_bytes < 170e6

@@ -210,6 +210,7 @@ def test_small_buffers_give_the_same_shards(
     make([small_corpus], tokenizer, tmp_path / "large")
     monkeypatch.setattr("data_prep.preparing.sections.FLUSH_BYTES", 2_000)
     monkeypatch.setattr("data_prep.preparing.mapping._BATCH_CHARACTERS", 900)
+    monkeypatch.setattr("data_prep.preparing.reducing.HELD_TOKENS", 2_000)
     make([small_corpus], tokenizer, tmp_path / "small")
     assert files_of(tmp_path / "large") == files_of(tmp_path / "small")
 

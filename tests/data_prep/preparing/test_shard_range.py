@@ -52,7 +52,7 @@ def test_a_range_counts_from_one() -> None:
 def test_every_unit_is_in_one_range_and_the_largest_range_is_near_the_mean(sizes: list[int], num_ranges: int) -> None:
     ranges = assign_ranges(sizes, num_ranges)
     assert len(ranges) == len(sizes) and set(ranges) <= set(range(1, num_ranges + 1))
-    loads = Counter({number: 0 for number in range(1, num_ranges + 1)})
+    loads = Counter(dict.fromkeys(range(1, num_ranges + 1), 0))
     for size, number in zip(sizes, ranges, strict=True):
         loads[number] += size
     overhead = (len(sizes) + 1) * (1 << 16)

@@ -14,10 +14,10 @@ from data_prep.data_set.manifest import read_manifest
 from data_prep.data_set.shards import read_records
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.reports.page import render_page, write_page
 from data_prep.reports.plots import draw_plots
 from data_prep.reports.stats import Statistics, read_statistics
-from data_prep.reports.stats_page import render_page, write_page
-from data_prep.reports.stats_report import stats_report
+from data_prep.reports.text import stats_report
 from data_prep.text.cleaning import Normalisation, normalise
 from data_prep.tokenizing.tokenizer import Tokenizer
 from tests.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards

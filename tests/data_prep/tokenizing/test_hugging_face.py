@@ -22,7 +22,7 @@ from data_prep.tokenizing.tokenizer import (
     Tokenizer,
     TokenizerSettings,
 )
-from data_prep.tokenizing.tokenizer_training import train_tokenizer
+from data_prep.tokenizing.training import train_tokenizer
 
 TEXT = [
     "The first rule of the house: nobody reads the letters of the others, and nobody hides them either.",

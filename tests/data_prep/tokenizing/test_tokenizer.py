@@ -26,31 +26,8 @@ from data_prep.tokenizing.tokenizer import (
     Tokenizer,
     TokenizerSettings,
 )
-from data_prep.tokenizing.tokenizer_training import train_tokenizer
-
-SMALL = TokenizerSettings(vocab_size=600, character_coverage=1.0)
-
-
-def documents(count: int = 120, seed: int = 0) -> list[str]:
-    """Documents of made-up words, with a little of other scripts."""
-    draw = random.Random(seed)
-    syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "un", "er")]
-    words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(400)] + [
-        "caf\u00e9",
-        "\u4f60\u597d",
-        "100%",
-    ]
-    return [
-        "\n\n".join(" ".join(draw.choices(words, k=30)).capitalize() + "." for _ in range(draw.randint(1, 4)))
-        for _ in range(count)
-    ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(documents(), folder, SMALL, {"files": 1})
-    return Tokenizer.load(folder)
+from data_prep.tokenizing.training import train_tokenizer
+from tests.made_up_documents import SMALL, documents
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +247,7 @@ CRAFTED = {
 }
 
 
-@pytest.mark.parametrize("old, new", CRAFTED.values(), ids=CRAFTED.keys())
+@pytest.mark.parametrize(("old", "new"), CRAFTED.values(), ids=CRAFTED.keys())
 def test_a_crafted_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, old: bytes, new: bytes) -> None:
     folder = _copy(tokenizer, tmp_path)
     model = (folder / "tokenizer.model").read_bytes()

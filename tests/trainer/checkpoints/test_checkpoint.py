@@ -18,8 +18,9 @@ from tests.trainer.toy_reference import train_plainly
 from tests.trainer.toy_training import ToyModel, make_config
 from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import fragments
-from trainer.checkpoints.checkpoint import ALONE, DataIdentity, TrainState, find_latest, read_state, read_weights
-from trainer.checkpoints.checkpoint_format import MARKER_NAME
+from trainer.checkpoints.checkpoint import ALONE
+from trainer.checkpoints.format import MARKER_NAME, DataIdentity, TrainState, read_state, read_weights
+from trainer.checkpoints.resuming import find_latest, load
 
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
 
@@ -77,7 +78,7 @@ def test_a_checkpoint_gives_back_state_weights_and_moments(tmp_path):
     assert all(torch.equal(weights[name], weight) for name, weight in engine.module.named_parameters())
     assert "decoder.weight" not in weights, "a tied weight is held once"
     other = StillEngine(learning_rate=0.7)
-    checkpoints.load(other, found)
+    load(other, found)
     for mine, theirs in zip(other.fragments(), engine.fragments(), strict=True):
         assert all(torch.equal(mine.read_owned(kind), theirs.read_owned(kind)) for kind in fragments.KINDS)
 
@@ -298,7 +299,7 @@ def test_another_model_is_refused_with_the_parameter_that_differs(tmp_path):
     engine = StillEngine()
     engine.module.norm = torch.nn.LayerNorm(14)
     with pytest.raises(UserError, match=r"norm\.bias has shape \(13,\) there and \(14,\) here"):
-        checkpoints.load(engine, find_latest(tmp_path))
+        load(engine, find_latest(tmp_path))
 
 
 def test_pieces_that_do_not_cover_the_parameters_are_refused(tmp_path):
@@ -320,7 +321,8 @@ def test_weights_are_read_without_deepspeed(tmp_path):
     code = f"""
 import sys
 sys.modules["deepspeed"] = None
-from trainer.checkpoints.checkpoint import read_state, read_weights, find_latest
+from trainer.checkpoints.format import read_state, read_weights
+from trainer.checkpoints.resuming import find_latest
 print(len(read_weights({str(folder)!r})), read_state({str(folder)!r}).state.step)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -329,7 +331,7 @@ print(len(read_weights({str(folder)!r})), read_state({str(folder)!r}).state.step
 
 def sets_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Weights, moments and Adam's count of a checkpoint, whole, by name."""
-    from trainer.checkpoints.checkpoint_format import open_checkpoint, read_pieces
+    from trainer.checkpoints.format import open_checkpoint, read_pieces
 
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:08d}")
     shapes = checkpoint.saved.shapes

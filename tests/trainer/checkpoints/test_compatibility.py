@@ -4,8 +4,8 @@ import pytest
 
 from data_prep.errors import UserError
 from tests.trainer.toy_training import make_config
-from trainer.checkpoints.checkpoint import DataIdentity, SavedState, TrainState, check_compatible
-from trainer.checkpoints.checkpoint_format import current_versions
+from trainer.checkpoints.compatibility import check_compatible
+from trainer.checkpoints.format import DataIdentity, SavedState, TrainState, current_versions
 from trainer.config import RunConfig
 from trainer.settings.training import BatchWarmup, TrainingSettings
 

@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.data_set.manifest import (
-    FileRecord,
-    Manifest,
-    ShardRecord,
-    SourceRecord,
-    SplitRecord,
-    TokenizerRecord,
-    write_manifest,
-)
+from data_prep.data_set.manifest import Manifest, write_manifest
+from data_prep.data_set.manifest_records import FileRecord, ShardRecord, SourceRecord, SplitRecord, TokenizerRecord
 from data_prep.data_set.shards import Record, ShardIndex, write_shard
 from data_prep.files import storage
 from data_prep.tokenizing.tokenizer import CLS_TOKEN_ID
@@ -94,8 +87,12 @@ def write_corpus(
     fingerprint: str = "0" * 64,
     first_id: int = FIRST_ID,
     sources: Sequence[str] = (),
+    vocab_size: int = 6,
 ) -> Corpus:
-    """Write shards of these documents (one list a shard); ids count up from `first_id`, sources take turns."""
+    """Write shards of these documents (one list a shard); ids count up from `first_id`, sources take turns.
+
+    The vocabulary is as large as the ids ask for, or `vocab_size`, such as that of a mixture's other data sets.
+    """
     document_of, sentence_of, shard_of, splits = [], [], [], {}
     num_tokens = num_documents = num_sentences = num_train = 0
     for split, shards in (("train", train), ("valid", valid)):
@@ -126,7 +123,9 @@ def write_corpus(
     manifest = Manifest(
         format_version=2,
         clozeworks_version="0",
-        tokenizer=TokenizerRecord(fingerprint=fingerprint, vocab_size=max(first_id + num_tokens, 6), token_dtype=dtype),
+        tokenizer=TokenizerRecord(
+            fingerprint=fingerprint, vocab_size=max(first_id + num_tokens, vocab_size), token_dtype=dtype
+        ),
         config={},
         inputs=(),
         sources=tuple(

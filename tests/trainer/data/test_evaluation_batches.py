@@ -19,7 +19,8 @@ SOURCES = ("books", "web", "letters")
 def corpora(tmp_path_factory: pytest.TempPathFactory, corpus_at: Callable) -> list:
     """One with three sources that take turns by document, and one that names none."""
     documents = [[[9, 12, 4], [30, 30, 30], [7], [5, 6], [40, 3, 20]], [[8, 8], [11, 10, 9, 8], [3]]]
-    first = corpus_at(tmp_path_factory.mktemp("mixed") / "first", [documents[0]], documents, sources=SOURCES)
+    folder = tmp_path_factory.mktemp("mixed") / "first"
+    first = corpus_at(folder, [documents[0]], documents, sources=SOURCES, vocab_size=10_000)
     second = corpus_at(tmp_path_factory.mktemp("mixed") / "second", documents[1:], documents, first_id=5000)
     return [first, second]
 

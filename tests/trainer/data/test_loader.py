@@ -232,10 +232,10 @@ def test_slices_of_many_ranks_are_disjoint_complete_and_equal(corpus) -> None:
 
 def test_the_runs_own_random_state_is_left_alone(corpus) -> None:
     torch.manual_seed(3)
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 - what users have
     next(iter(loader_of(corpus)))
     assert torch.equal(before, torch.get_rng_state())
-    assert np.array_equal(numpy_before, np.random.get_state()[1])
+    assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
 
 
 def test_a_data_set_smaller_than_a_global_batch_is_refused(corpus) -> None:
@@ -328,7 +328,7 @@ def test_an_evaluation_is_the_same_on_any_ranks_and_every_time(corpus, rows_of: 
 def mixed(tmp_path_factory: pytest.TempPathFactory, corpus_at: Callable) -> tuple:
     """Two corpora without a common id: 20 documents of 100 tokens, and 3."""
     documents = [[[25] * 4] * 5] * 4
-    large = corpus_at(tmp_path_factory.mktemp("large"), documents, [[[50]]], dtype="uint16")
+    large = corpus_at(tmp_path_factory.mktemp("large"), documents, [[[50]]], dtype="uint16", vocab_size=11_000)
     small = corpus_at(tmp_path_factory.mktemp("small"), [[[20] * 5] * 3], [[[50]]], dtype="uint16", first_id=10_000)
     return large, small
 
@@ -392,7 +392,11 @@ def test_fewer_shards_than_ranks_give_every_rank_as_much(tmp_path, corpus_at: Ca
 def test_a_mixture_without_weights_is_drawn_by_tempered_tokens(mixed: tuple, alpha: float, share: float) -> None:
     shard_sets = [corpus.shard_set for corpus in mixed]
     assert [shard_set.manifest.train.tokens for shard_set in shard_sets] == [2000, 300]
-    data = DataSettings(shards=[{"url": corpus.shard_set.url} for corpus in mixed], sampling_alpha=alpha, num_workers=0)
+    shards, no_random_ids = (
+        [{"url": corpus.shard_set.url} for corpus in mixed],
+        {"mask_share": 1.0, "random_share": 0.0},
+    )
+    data = DataSettings(shards=shards, sampling_alpha=alpha, num_workers=0, **no_random_ids)
     loader = Loader(shard_sets, data, phase_of(8, 128), START, 0, 0, 1, lambda step: 0.15, 0)
     rows = [
         bool((batch.input_ids.reshape(-1, batch.sequence_length)[row] >= 10_000).any())

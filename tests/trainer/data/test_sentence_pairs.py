@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from data_prep.data_set.shards import ShardIndex
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B
+from trainer.data.pair_rows import PairPlan, PairRows
 from trainer.data.randomness import root_key
 from trainer.data.sentence_pairs import (
     IN_ORDER,
@@ -18,8 +19,6 @@ from trainer.data.sentence_pairs import (
     IS_RANDOM,
     IS_SWAPPED,
     SPECIAL_PLACES,
-    PairPlan,
-    PairRows,
     fit_pairs,
     max_pairs_in_row,
     plan_pairs,
@@ -64,7 +63,7 @@ def test_a_document_of_two_sentences_is_one_pair(index_of: IndexMaker) -> None:
         for a, b, label in halves(plan_pairs(index, 4, 32, 0.0, root_key(seed))):
             labels.add(label)
             if label == IS_NEXT:
-                assert (a, b) in [(range(0, 3), range(3, 7)), (range(7, 9), range(9, 11))]
+                assert (a, b) in [(range(3), range(3, 7)), (range(7, 9), range(9, 11))]
             else:
                 assert (a.start < 7) != (b.start < 7)
     assert labels == {IS_NEXT, IS_RANDOM}
@@ -126,7 +125,7 @@ def test_rows_hold_whole_pairs(index_of: IndexMaker, documents: list[list[int]],
     segments = rows.segments(np.arange(rows.num_rows))
     used = np.bincount(segments.rows, weights=segments.lengths + 1 + (segments.types == SEGMENT_A))
     assert len(used) == rows.num_rows
-    assert ((0 < used) & (used <= sequence_length)).all()
+    assert ((used > 0) & (used <= sequence_length)).all()
     assert np.bincount(segments.rows).max() <= 2 * max_pairs_in_row(sequence_length)
     assert segments.types.tolist() == [SEGMENT_A, SEGMENT_B] * sum(plan.counts.pairs for plan in plans)
     assert used.sum() == sum(plan.counts.filled_places for plan in plans)

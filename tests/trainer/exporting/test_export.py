@@ -10,13 +10,13 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from data_prep.data_set.manifest import SourceRecord
+from data_prep.data_set.manifest_records import SourceRecord
 from data_prep.errors import UserError
 from data_prep.text.cleaning import Normalisation
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizing.tokenizer_training import train_tokenizer
+from data_prep.tokenizing.training import train_tokenizer
 from trainer.config import RunConfig
-from trainer.exporting import export_checks, export_files
+from trainer.exporting import checks, files
 from trainer.exporting.export import export_model
 from trainer.exporting.model_card import TrainingFacts
 from trainer.model.families import MODERNBERT_OPTIONS
@@ -101,7 +101,7 @@ def left_behind(output: Path) -> list[Path]:
 
 def test_the_folder_loads_as_model_masked_model_pretraining_model_and_pipeline(exported, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with export_checks.quiet_transformers():
+    with checks.quiet_transformers():
         _, info = transformers.BertForPreTraining.from_pretrained(exported, output_loading_info=True)
         assert not any(info.values())
         assert transformers.AutoModel.from_pretrained(exported).config.model_type == "bert"
@@ -145,7 +145,7 @@ def test_modernbert_is_exported_as_transformers_modernbert(tokenizer_folder, tmp
     config = make_config("none", {**MODERN, **options})
     report = export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out", FACTS)
     assert report.parity.num_logits > 100 * 384
-    with export_checks.quiet_transformers():
+    with checks.quiet_transformers():
         _, info = transformers.ModernBertForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
         assert not any(info.values())
         assert transformers.AutoModel.from_pretrained(tmp_path / "out").config.model_type == "modernbert"
@@ -159,9 +159,9 @@ def test_modernbert_is_exported_as_transformers_modernbert(tokenizer_folder, tmp
 
 def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, monkeypatch):
     config = make_config("none", MODERN)
-    write = export_files.hugging_face_config
+    write = files.hugging_face_config
     wrongly = {"local_attention": 10}
-    monkeypatch.setattr(export_files, "hugging_face_config", lambda *arguments: write(*arguments) | wrongly)
+    monkeypatch.setattr(files, "hugging_face_config", lambda *arguments: write(*arguments) | wrongly)
     with pytest.raises(UserError, match="logits that differ"):
         export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
 
@@ -206,9 +206,9 @@ def test_provenance_tells_what_was_checked(exported):
 
 
 def test_no_credentials_of_the_configuration_are_exported(exported):
-    files = [path for path in exported.rglob("*") if path.is_file()]
-    assert len(files) == 13
-    assert not [path for path in files if b"secret" in path.read_bytes()]
+    written = [path for path in exported.rglob("*") if path.is_file()]
+    assert len(written) == 13
+    assert not [path for path in written if b"secret" in path.read_bytes()]
     assert "shards: s3://host/shards\n" in (exported / "training_config.yaml").read_text()
 
 
@@ -240,7 +240,7 @@ def test_a_tokenizer_with_more_pieces_than_the_model_is_refused(tokenizer_folder
 
 def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeypatch):
     config = make_config("none")
-    convert = export_files.to_hugging_face
+    convert = files.to_hugging_face
 
     def convert_wrongly(weights, family):
         converted = convert(weights, family)
@@ -251,7 +251,7 @@ def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeyp
         )
         return converted
 
-    monkeypatch.setattr(export_files, "to_hugging_face", convert_wrongly)
+    monkeypatch.setattr(files, "to_hugging_face", convert_wrongly)
     with pytest.raises(UserError, match="logits that differ"):
         export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
     assert not left_behind(tmp_path / "out")
@@ -259,12 +259,12 @@ def test_the_gate_refuses_logits_that_differ(tokenizer_folder, tmp_path, monkeyp
 
 def test_the_gate_refuses_weights_that_transformers_does_not_find(tokenizer_folder, tmp_path, monkeypatch):
     config = make_config()
-    convert = export_files.to_hugging_face
+    convert = files.to_hugging_face
 
     def convert_in_part(weights, family):
         return {name: weight for name, weight in convert(weights, family).items() if "pooler" not in name}
 
-    monkeypatch.setattr(export_files, "to_hugging_face", convert_in_part)
+    monkeypatch.setattr(files, "to_hugging_face", convert_in_part)
     with pytest.raises(UserError, match="bert.pooler.dense.weight"):
         export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
     assert not left_behind(tmp_path / "out")
@@ -278,4 +278,4 @@ def test_the_gate_refuses_a_tokenizer_that_differs(exported, tokenizer_folder, t
     values[part] = None
     (tmp_path / "tokenizer.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match="other ids than preparation"):
-        export_checks.check_token_ids(tmp_path, Tokenizer.load(tokenizer_folder))
+        checks.check_token_ids(tmp_path, Tokenizer.load(tokenizer_folder))

@@ -16,8 +16,8 @@ from trainer.finetune.examples import Examples
 from trainer.finetune.experiment import Setting, make_model
 from trainer.finetune.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetune.tasks import Preprocessor
+from trainer.registry.pull import pull
 from trainer.registry.registry import register
-from trainer.registry.registry_pull import pull
 from trainer.tracking.mlflow_server import connect
 from trainer.using.model_folder import check_model_folder
 

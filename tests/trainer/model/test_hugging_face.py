@@ -142,6 +142,31 @@ def test_logits_losses_and_every_gradient_agree(both):
             assert_near(gradient, expected[name], name)
 
 
+@pytest.mark.parametrize("family", REFERENCES)
+@pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.3), (0.3, 0.3)])
+def test_dropout_is_where_transformers_has_it(make_model, make_documents, pack, family, hidden, attention):
+    """With the same seed both draw the same masks, where they draw at the same places in the same order."""
+    probabilities = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": attention}
+    config = ModelSettings(family=family, **SIZES | probabilities)
+    documents = make_documents([16, 16, 16])
+    model, batch = make_model(config, next_sentence=family == "bert").train(), pack(documents, 16).batch
+    reference, inputs = reference_model(config, model), padded_inputs(documents, family)
+    reference.set_attn_implementation("eager")
+
+    def logits(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(seed)
+        ours = model.predict(batch).mlm_logits[: batch.num_masked]
+        torch.manual_seed(seed)
+        theirs = reference(**inputs)
+        theirs = theirs.prediction_logits if family == "bert" else theirs.logits
+        return ours, theirs[inputs["labels"] != -100]
+
+    first, second = logits(1), logits(2)
+    assert_near(*first, "seed 1")
+    assert_near(*second, "seed 2")
+    assert (first[0] - second[0]).abs().max() > 0.1
+
+
 def test_correct_counts_agree(both):
     model, batch, reference, inputs, family = both
     with torch.no_grad():

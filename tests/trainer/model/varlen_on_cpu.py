@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.attention.varlen  # noqa: F401  (registers the operators)
+import torch.nn.attention.varlen
 
 
 @contextlib.contextmanager

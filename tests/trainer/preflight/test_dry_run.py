@@ -1,13 +1,26 @@
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from data_prep.errors import UserError
 from data_prep.settings import load_settings
 from trainer.config import RunConfig
+from trainer.model.hugging_face import hugging_face_config
 from trainer.preflight.dry_run import batch_lines, explain, flops_lines, memory_lines, parameter_lines, shard_lines
 
 
+def write_model(folder: Path, config: RunConfig) -> None:
+    """A Hugging Face folder of the model's architecture; its weights are never opened."""
+    folder.mkdir()
+    written = hugging_face_config(config.model, config.data.has_sentence_pairs)
+    (folder / "config.json").write_text(json.dumps(written))
+    (folder / "model.safetensors").write_bytes(b"")
+
+
 @pytest.mark.parametrize(
-    "preset", ["tiny_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
+    "preset", ["tiny_cpu", "small_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
 )
 def test_closed_form_and_count_stand_side_by_side_and_agree(preset):
     lines = parameter_lines(load_settings(RunConfig, preset))
@@ -54,6 +67,29 @@ def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_s
                 load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}", "model.vocab_size=700"]), 2
             )
         )
+
+
+def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_shards, tmp_path):
+    begins = f"init_from={tmp_path / 'theirs'}"
+    settings = ["model.output_bias=zeros", begins, f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
+    config = load_settings(RunConfig, "tiny_cpu", settings)
+    with pytest.raises(UserError, match="theirs is neither a folder nor a model's address"):
+        explain(config, 2)
+    write_model(tmp_path / "theirs", config)
+    told = explain(config, 2).partition("Initial weights")[2]
+    assert f"{tmp_path / 'theirs'} is a bert of this architecture" in told and "carries no tokenizer.json" in told
+    shutil.copytree(small_shards / "tokenizer", tmp_path / "theirs", dirs_exist_ok=True)
+    assert "carries no tokenizer.json" not in explain(config, 2)
+    narrower = load_settings(RunConfig, "tiny_cpu", [*settings, "model.intermediate_size=100"])
+    with pytest.raises(UserError, match="model.intermediate_size is 100 and there"):
+        explain(narrower, 2)
+
+
+def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
+    (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000007" / "checkpoint.json").write_text("{}")
+    settings = ["model.output_bias=zeros", "init_from=nowhere", f"output_dir={tmp_path}"]
+    assert "holds checkpoints, and the newest one counts" in explain(load_settings(RunConfig, "tiny_cpu", settings), 2)
 
 
 def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from trainer.preflight.launch_checks import ancestors, exposed, has_password, hostfile_of, secrets_of
+from data_prep.errors import UsageError
+from trainer.preflight.launch_checks import (
+    Ancestor,
+    ancestors,
+    exposed,
+    exposure,
+    has_password,
+    hostfile_of,
+    refuse_exposed,
+    secrets_of,
+    starters,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PRETRAIN = str(REPOSITORY / "launch" / "pretrain.py")
@@ -53,6 +64,32 @@ def test_secrets_are_known_by_name_or_by_the_password_in_a_url():
 def test_a_url_with_a_password_is_told_from_one_with_a_port():
     assert has_password("https://me:battery@host/x") and has_password("tracking.uri=postgresql://a:b@c/d")
     assert not has_password("https://host:5000/a@b") and not has_password("s3://bucket/key")
+
+
+@pytest.mark.spawn
+def test_the_pdsh_that_began_a_launch_is_looked_at_and_that_of_another_is_not(monkeypatch):
+    secret = "correct-horse-battery"
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", secret)
+    words = (sys.executable, "-c", "import time; time.sleep(600)")
+    marks = ("--world_info=of-this-test", "--master_port=29999")
+    launch = Ancestor(os.getpid(), ("python", "-m", "deepspeed.launcher.launch", *marks, "pretrain.py"), Path.cwd())
+    line = f"export MLFLOW_TRACKING_PASSWORD={secret}; python -m deepspeed.launcher.launch "
+    mine = subprocess.Popen([*words, line + " ".join(marks)])
+    other = subprocess.Popen([*words, line + "--world_info=of-another --master_port=29999"])
+    try:
+        assert [process.pid for process in starters([launch])] == [mine.pid]
+        told = exposure(starters([launch]))
+    finally:
+        mine.kill()
+        other.kill()
+    assert told is not None and f"process {mine.pid} " in told and secret not in told
+    assert list(starters([])) == []
+
+
+def test_what_one_rank_finds_is_refused_by_all():
+    refuse_exposed(lambda found: [found, None])
+    with pytest.raises(UsageError, match="on node-a"):
+        refuse_exposed(lambda found: [found, "a secret stands in the arguments of pdsh on node-a"])
 
 
 def pretrain(words: list[str], folder: Path, shards: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,11 @@ from trainer.preflight.scale import scale_lines, scaled, sent_bytes
 
 
 def test_traffic_by_hand():
-    """A thousand numbers of 2 bytes on 4 ranks: rings send three quarters of a tensor."""
-    assert sent_bytes(1000, 2, stage=1, world_size=4, accumulation_steps=8) == 2 * 1500
-    assert sent_bytes(1000, 2, stage=2, world_size=4, accumulation_steps=8) == 9 * 1500
-    assert sent_bytes(1000, 2, stage=3, world_size=4, accumulation_steps=8) == 24 * 1500
-    assert sent_bytes(1000, 2, stage=3, world_size=1, accumulation_steps=8) == 0
+    """A thousand numbers of 2 bytes, 100 of them tied, on 4 ranks: rings send three quarters of a tensor."""
+    assert sent_bytes(1000, 100, 2, stage=1, world_size=4, accumulation_steps=8) == 3 * 1500
+    assert sent_bytes(1000, 100, 2, stage=2, world_size=4, accumulation_steps=8) == 17 * 1500
+    assert sent_bytes(1000, 100, 2, stage=3, world_size=4, accumulation_steps=8) == 24 * 1500 + 16 * 150
+    assert sent_bytes(1000, 100, 2, stage=3, world_size=1, accumulation_steps=8) == 0
 
 
 def test_the_global_batch_stays_whole_and_the_work_is_divided():

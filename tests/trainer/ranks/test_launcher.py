@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trainer.ranks.launcher import ancestors, launcher_levels
+from trainer.ranks.launcher import ancestors, came_by_ssh, launcher_levels
 
 VARIABLES = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
 
@@ -27,6 +27,21 @@ def test_the_launcher_is_told_by_its_environment(environment, levels, monkeypatc
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert launcher_levels() == levels
+
+
+@pytest.mark.parametrize(
+    ("words", "by_ssh"),
+    [
+        (["bash", "-c", "export A=b; cd /x; /v/bin/python -u -m deepspeed.launcher.launch --node_rank=0 a.py"], True),
+        (["sshd: me@notty"], True),
+        (["/v/bin/python", "/v/bin/deepspeed", "--num_gpus", "2", "launch/pretrain.py"], False),
+        (["/v/bin/python", "-m", "deepspeed.launcher.runner", "launch/pretrain.py"], False),
+        (["-bash"], False),
+        ([], False),
+    ],
+)
+def test_one_host_reached_by_ssh_is_told_from_a_launcher_on_this_one(words, by_ssh):
+    assert came_by_ssh(words) is by_ssh
 
 
 def test_the_ancestors_are_parent_and_grandparent():

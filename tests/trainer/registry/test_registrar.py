@@ -13,7 +13,7 @@ from data_prep.errors import UsageError
 from data_prep.settings import validate_settings
 from tests.tracked_runs import Warnings
 from tests.trainer.toy_run import CONFIG, make_run, make_tokenizer
-from trainer.checkpoints.checkpoint_format import step_folder
+from trainer.checkpoints.format import step_folder
 from trainer.config import RunConfig
 from trainer.registry.registrar import REGISTERED_NAME, Registrar, registered_steps
 from trainer.tracking.mlflow_server import connect

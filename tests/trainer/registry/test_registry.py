@@ -11,9 +11,9 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from trainer.registry import registry
+from trainer.registry.names import check_names
+from trainer.registry.pull import check_is_there, pull
 from trainer.registry.registry import provenance_tags, register
-from trainer.registry.registry_names import check_names
-from trainer.registry.registry_pull import pull
 from trainer.tracking.mlflow_server import connect
 
 PROVENANCE = {
@@ -67,6 +67,16 @@ def test_what_is_pulled_is_what_was_registered(
         assert files_of(pulled) == files_of(exported)
     assert files_of(pull("models:/birds@champion", None, store)) == files_of(exported)
     assert files_of(pull(str(exported))) == files_of(exported)
+
+
+def test_an_address_is_looked_up_without_a_download(
+    registered: registry.Registration, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)
+    check_is_there("models:/birds@champion", store)
+    for model_uri in ("models:/birds@nobody", "models:/birds/9", "models:/fish@champion", f"runs:/{'0' * 32}/model"):
+        with pytest.raises(UserError, match="there is no|cannot|not found|holds no files|failed"):
+            check_is_there(model_uri, store)
 
 
 def test_the_full_model_keeps_pooler_and_next_sentence_head(

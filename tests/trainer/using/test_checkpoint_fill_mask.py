@@ -11,8 +11,8 @@ import torch
 from launch.fill_mask import open_model
 from trainer.config import RunConfig
 from trainer.exporting.export import export_model
-from trainer.exporting.export_source import ExportSource
 from trainer.exporting.model_card import TrainingFacts
+from trainer.exporting.source import ExportSource
 from trainer.model.pretraining import PretrainingModel
 from trainer.using import checkpoint_fill_mask
 from trainer.using.fill_mask import FillMask

@@ -23,9 +23,8 @@ REFUSALS = {
 
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal_of_memory_says_where_and_what_to_lower(refusal):
-    with pytest.raises(UserError) as raised:
-        with told_when_out_of_memory(ALONE, "in the rehearsal step"):
-            raise refusal
+    with pytest.raises(UserError) as raised, told_when_out_of_memory(ALONE, "in the rehearsal step"):
+        raise refusal
     said = str(raised.value)
     assert said.startswith("rank 0 ran out of memory on cpu in the rehearsal step (") and "\n" not in said
     assert "lower training.micro_batch_tokens" in said and "zero.stage" in said
@@ -33,9 +32,8 @@ def test_a_refusal_of_memory_says_where_and_what_to_lower(refusal):
 
 @pytest.mark.parametrize("error", [RuntimeError("a collective failed"), UserError("a shard is damaged"), KeyError("x")])
 def test_other_errors_are_what_they_are(error):
-    with pytest.raises(type(error)) as raised:
-        with told_when_out_of_memory(ALONE, "in training"):
-            raise error
+    with pytest.raises(type(error)) as raised, told_when_out_of_memory(ALONE, "in training"):
+        raise error
     assert raised.value is error
 
 

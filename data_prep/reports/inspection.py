@@ -1,0 +1,116 @@
+"""Documents of a data set decoded for people, a sentence a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import numpy as np
+
+from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.data_set.manifest_records import ShardRecord
+from data_prep.data_set.shard_documents import DocumentPlace, ShardDocuments, find_document
+from data_prep.data_set.shards import shard_name
+from data_prep.errors import UsageError
+from data_prep.files import storage
+from data_prep.terminal import printable
+from data_prep.tokenizing.tokenizer import Tokenizer
+
+_SHOWN_SENTENCES = 12
+
+
+def inspect_report(
+    folder: str, split: Literal["train", "valid"], shard_number: int, num_documents: int, num_skipped: int = 0
+) -> Iterator[str]:
+    """Decode documents of a shard from number `num_skipped` on, the first sentences of each.
+
+    Only the index and the documents shown are read, also of a remote shard.
+
+    Raises:
+        UsageError: there is no such shard or document.
+        UserError: the data set is damaged.
+    """
+    manifest = read_manifest(folder)
+    tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
+    shard = _shard(folder, manifest, split, shard_number)
+    documents = ShardDocuments(folder, manifest, split, shard)
+    if not 0 <= num_skipped < len(documents):
+        raise UsageError(f"{shard.name} has {len(documents):,} documents; give --skip a number below that")
+    for number in range(num_skipped, min(num_skipped + num_documents, len(documents))):
+        yield from _shown(documents.place(number), documents.sentences(number), tokenizer, _SHOWN_SENTENCES)
+
+
+def document_report(folder: str, document_id: int) -> Iterator[str]:
+    """Find a document by its id and show it whole with its source; all pieces of one that was split.
+
+    Raises:
+        UserError: no shard holds it, or the data set is damaged.
+    """
+    places = find_document(folder, document_id)
+    manifest = read_manifest(folder)
+    tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
+    opened: ShardDocuments | None = None
+    for number, place in enumerate(places):
+        if len(places) > 1:
+            yield f"--- {number + 1} of {len(places)} pieces or copies with this id"
+        if number == 0 or place.shard != places[number - 1].shard:
+            opened = ShardDocuments(folder, manifest, place.split, place.shard)
+        assert opened is not None
+        yield from _provenance(place)
+        yield from _shown(place, opened.sentences(place.number), tokenizer, None)
+
+
+def parse_document_id(text: str) -> int:
+    """The number that an id in hexadecimal stands for.
+
+    Raises:
+        UsageError: it is no id.
+    """
+    digits = text.lower().removeprefix("0x")
+    if not 1 <= len(digits) <= 16 or set(digits) - set("0123456789abcdef"):
+        raise UsageError(
+            f"--document={text} is no id of a document; give the 16 hexadecimal digits that 'inspect' shows, "
+            "such as 00f3a9c2d4e5b617"
+        )
+    return int(digits, 16)
+
+
+def _shard(folder: str, manifest: Manifest, split: Literal["train", "valid"], number: int) -> ShardRecord:
+    shards = manifest.split(split).shards
+    by_name = {shard.name: shard for shard in shards}
+    name = f"{shard_name(split, max(number, 0))}.tar"
+    if number < 0 or name not in by_name:
+        if not shards:
+            raise UsageError(f"{storage.redact(folder)} has no {split} shards; choose the other --split")
+        first, last = (shards[place].name.partition(".")[0].rpartition("-")[2] for place in (0, -1))
+        raise UsageError(
+            f"{storage.redact(folder)} has no {split} shard {number}; its {len(shards)} {split} shards bear numbers "
+            f"from {int(first)} to {int(last)}"
+        )
+    return by_name[name]
+
+
+def _provenance(place: DocumentPlace) -> Iterator[str]:
+    source = place.source
+    yield f"document {place.document_id:016x}"
+    yield f"split    {place.split}"
+    yield f"shard    {place.shard.name}, record {place.record_key}, document {place.number_in_record} of it"
+    yield printable(f"source   {source.name}")
+    for name in ("url", "licence", "date", "language"):
+        yield printable(f"{name:<8} {getattr(source, name) or '-'}")
+
+
+def _shown(
+    place: DocumentPlace, sentences: Iterable[np.ndarray], tokenizer: Tokenizer, limit: int | None
+) -> Iterator[str]:
+    yield printable(
+        f"=== {place.shard.name} record {place.record_key} document {place.number_in_record}: "
+        f"id {place.document_id:016x}, source {place.source.name}, {place.num_tokens:,} tokens, "
+        f"{place.num_sentences:,} sentences"
+    )
+    sentences = list(sentences)
+    for tokens in sentences[:limit]:
+        yield f"  | {printable(tokenizer.decode(tokens).removeprefix(' '))}"
+    if limit is not None and len(sentences) > limit:
+        yield f"  ... {len(sentences) - limit:,} more sentences"
+    yield ""

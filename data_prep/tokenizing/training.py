@@ -1,0 +1,167 @@
+"""Training a tokenizer on a sample and writing its folder; the folder counts once its tokenizer.json is proved."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import UsageError, UserError
+from data_prep.files import storage
+from data_prep.text.cleaning import clean_paragraphs
+from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from data_prep.tokenizing.hugging_face import compare_with_hugging_face, write_hugging_face_files
+from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
+from data_prep.tokenizing.report import REPORT_NAME, measure, write_report
+from data_prep.tokenizing.sampling import CorpusCounts
+from data_prep.tokenizing.sentencepiece_model import LIBRARY_VERSION, open_model, train_model, vocabulary_of
+from data_prep.tokenizing.special_tokens import SPECIAL_TOKENS
+from data_prep.tokenizing.tokenizer import MODEL_NAME, Tokenizer, fingerprint_of
+from data_prep.tokenizing.training_sample import MAX_LINE_BYTES, TrainingSample
+
+SOURCE, LANGUAGE = "corpus", "unknown"
+"""What the report calls texts of which nothing is known."""
+
+_SMALL_SAMPLE_BYTES = 2_000_000
+
+
+def train_tokenizer(
+    documents: Iterable[str], output: str | Path, settings: TokenizerSettings, inputs: dict[str, Any] | None = None
+) -> TokenizerInfo:
+    """Train a tokenizer on a sample of the documents (raw text), as `train_on_sample` does.
+
+    For texts at hand; `data_prep.tokenizing.sampling` draws the same sample of files over all cores.
+    """
+    sample, counts = TrainingSample(settings.sample_bytes, settings.seed), CorpusCounts()
+    for document in documents:
+        paragraphs = clean_paragraphs(document, settings.normalisation)
+        if paragraphs:
+            sample.add(paragraphs, SOURCE, LANGUAGE)
+            counts.documents[SOURCE, LANGUAGE] += 1
+            counts.text_bytes[SOURCE, LANGUAGE] += len("\n".join(paragraphs).encode())
+    return train_on_sample(sample, counts, output, settings, inputs)
+
+
+def train_on_sample(
+    sample: TrainingSample,
+    counts: CorpusCounts,
+    output: str | Path,
+    settings: TokenizerSettings,
+    inputs: dict[str, Any] | None = None,
+) -> TokenizerInfo:
+    """Train a tokenizer and write its folder (or URL), replacing one that is there.
+
+    The pieces depend on the sample and the settings only. Before the folder counts, its tokenizer.json is compared
+    with it over held-out text. `inputs` is kept in the info file as it is.
+
+    Raises:
+        UserError: there is no text, or the output cannot be written.
+        UsageError: the vocabulary size is not possible with this text.
+    """
+    if not sample.num_documents:
+        raise UserError("there is no text to train a tokenizer on: every document is empty once cleaned; check --input")
+    _say(
+        f"training {settings.vocab_size:,} pieces on {sample.num_bytes / 1e6:.1f} MB of "
+        f"{sample.num_documents:,} documents"
+    )
+    if settings.sampling_alpha < 1 and sample.choice.limit is None:
+        _say(
+            f"note: the whole text fits in tokenizer.sample_bytes={settings.sample_bytes}, so "
+            f"tokenizer.sampling_alpha={settings.sampling_alpha:g} changes nothing; lower sample_bytes to temper it"
+        )
+    started_at = time.monotonic()
+    model = _train_model(sample, settings)
+    _say(f"trained in {time.monotonic() - started_at:.1f} s; comparing with Hugging Face and measuring")
+    processor = open_model(model, "the trained model")
+    info = TokenizerInfo(
+        format_version=1,
+        fingerprint=fingerprint_of(vocabulary_of(processor, settings.user_symbols), settings.normalisation),
+        vocab_size=processor.get_piece_size(),
+        settings=settings,
+        inputs=inputs or {},
+        libraries={"sentencepiece": LIBRARY_VERSION},
+    )
+    held_out = sample.held_out()
+    storage.remove(storage.join(output, INFO_NAME))  # not before there is another to put in its place
+    with _local_folder(output) as folder:
+        storage.write_bytes(folder / MODEL_NAME, model)
+        tokenizer = Tokenizer(folder, processor, info)
+        write_hugging_face_files(tokenizer, folder)
+        compare_with_hugging_face(tokenizer, folder, [document.text for document in held_out])
+        write_report(measure(tokenizer, sample, counts, held_out), folder)
+        names = (MODEL_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, REPORT_NAME)
+        files = {name: storage.sha256_of(folder / name) for name in names}
+        info = info.model_copy(update={"files": files})
+        info.write(folder)
+    _say(
+        f"{storage.redact(output)} written; SentencePiece and Hugging Face agree on {len(held_out):,} held-out "
+        "documents and every tricky line"
+    )
+    return info
+
+
+@contextlib.contextmanager
+def _local_folder(output: str | Path) -> Iterator[Path]:
+    """The output if it is local; else a folder whose files are put there at the end, the info file last."""
+    if not storage.is_remote(output):
+        yield storage.local_path(output)
+        return
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as name:
+        folder = Path(name)
+        yield folder
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == INFO_NAME):
+            storage.write_bytes(storage.join(output, path.name), path.read_bytes())
+
+
+def _train_model(sample: TrainingSample, settings: TokenizerSettings) -> bytes:
+    try:
+        return _run_trainer(sample, settings.vocab_size, settings)
+    except RuntimeError as error:
+        message = str(error)
+    smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
+    largest = re.search(r"set it to a value <= (\d+)", message)
+    if smallest is None and largest is None:
+        raise UserError(f"SentencePiece could not train a tokenizer on this text: {message}") from None
+    lower = int(smallest[1]) if smallest else _limit(sample, settings, 0, r"required_chars\. \d+ vs (\d+)")
+    upper = int(largest[1]) if largest else None
+    if upper is None and sample.num_bytes <= _SMALL_SAMPLE_BYTES:
+        upper = _limit(sample, settings, 1 << 24, r"set it to a value <= (\d+)")
+    possible = f"from {lower} to {upper}" if upper is not None else f"from {lower} on"
+    parts = ["5 special tokens"]
+    parts += [f"{len(settings.user_symbols)} user symbols"] if settings.user_symbols else []
+    parts += ["256 bytes"] if settings.byte_fallback else []
+    raise UsageError(
+        f"vocab_size={settings.vocab_size} is too {'small' if smallest else 'large'} for this text, which can give "
+        f"{possible} pieces ({', '.join(parts)}, its characters, and what it holds of larger pieces); "
+        f"choose a size in that range{' or lower character_coverage' if smallest else ' or give more text'}"
+    )
+
+
+def _limit(sample: TrainingSample, settings: TokenizerSettings, vocab_size: int, pattern: str) -> int | None:
+    """The limit that the trainer names when it is asked for an impossible size."""
+    try:
+        _run_trainer(sample, vocab_size, settings)
+    except RuntimeError as error:
+        found = re.search(pattern, str(error))
+        return int(found[1]) if found else None
+    return None
+
+
+def _run_trainer(sample: TrainingSample, vocab_size: int, settings: TokenizerSettings) -> bytes:
+    return train_model(
+        sample.lines(),
+        vocab_size=max(vocab_size, len(SPECIAL_TOKENS)),  # below that, the trainer's errors name no limit
+        character_coverage=settings.character_coverage,
+        byte_fallback=settings.byte_fallback,
+        user_symbols=settings.user_symbols,
+        max_line_bytes=MAX_LINE_BYTES,
+    )
+
+
+def _say(message: str) -> None:
+    print(f"tokenizer: {message}", file=sys.stderr, flush=True)

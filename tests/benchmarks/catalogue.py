@@ -1,0 +1,204 @@
+"""Every benchmark: what it measures beside whom, its command, what that needs and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.benchmarks import rows
+from tests.benchmarks.reports import Report, Row
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One script with the arguments of its full and its quick run.
+
+    `{corpus}` in an argument is a folder of jsonl.gz files, `{corpus_file}` the first of them, `{tokenizer}` and
+    `{shards}` what preparation makes of it, `{work}` a folder for what is written meanwhile.
+    """
+
+    name: str
+    measures: str
+    script: str
+    rows: Callable[[Report], Sequence[Row]]
+    minutes: float
+    """About, on two cores."""
+    arguments: Sequence[str]
+    quick: Sequence[str]
+    packages: Sequence[str] = ()
+    """What must be installed here, the peers' too."""
+    peers_environment: bool = False
+    """It installs its peers into an environment of their own."""
+    results_option: str = "--results"
+    threads: int = 1
+    results: str = field(default="")
+    """File in results/; by default the name."""
+
+    @property
+    def file_name(self) -> str:
+        return self.results or f"{self.name}.json"
+
+
+TRANSFORMERS = ("transformers", "accelerate", "torch")
+
+BENCHMARKS = (
+    Benchmark(
+        "tokenising",
+        "MB/s of one core beside SentencePiece and tokenizers",
+        "tokenising.py",
+        rows.tokenising,
+        3,
+        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}"],
+        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}", "--limit-mb", "1", "--runs", "1"],
+        packages=("sentencepiece", "tokenizers"),
+    ),
+    Benchmark(
+        "preparation",
+        "text to verified shards, seconds by part and memory, beside SentencePiece alone",
+        "preparation.py",
+        rows.preparation,
+        9,
+        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}", "--check-ids"],
+        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}", "--limit-mb", "1", "--runs", "1"],
+        packages=("sentencepiece",),
+    ),
+    Benchmark(
+        "peers_preparation",
+        "text to shards beside datatrove and datasets.map",
+        "peers_preparation.py",
+        rows.peers_preparation,
+        4,
+        ["--corpus", "{corpus}/*.jsonl.gz", "--work", "{work}", "--limit-mb", "30"],
+        ["--corpus", "{corpus}/*.jsonl.gz", "--work", "{work}", "--limit-mb", "1", "--runs", "1"],
+        peers_environment=True,
+    ),
+    Benchmark(
+        "memory",
+        "the largest process of a preparation beside datatrove and datasets.map",
+        "memory.py",
+        rows.memory,
+        5,
+        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}"],
+        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}", "--limit-mb", "1", "--runs", "1"],
+        peers_environment=True,
+    ),
+    Benchmark(
+        "loader",
+        "masked batches beside DataCollatorForLanguageModeling; starting; 100G tokens; memory",
+        "loader.py",
+        rows.loader,
+        6,
+        ["--runs", "3", "--work", "{work}"],
+        ["--runs", "1", "--tokens", "20000000", "--work", "{work}"],
+        packages=TRANSFORMERS,
+    ),
+    Benchmark(
+        "resuming",
+        "from a stop to the next batch beside Trainer, which skips what it has seen",
+        "resuming.py",
+        rows.resuming,
+        9,
+        ["--work", "{work}"],
+        ["--work", "{work}", "--streamed-tokens", "1000000", "--indexed-tokens", "50000000", "--runs", "1"],
+        packages=TRANSFORMERS,
+    ),
+    Benchmark(
+        "encoder",
+        "training steps of bert_base beside transformers, SDPA",
+        "encoder.py",
+        rows.encoder,
+        12,
+        ["--shards", "{shards}", "--workloads", "documents", "full", "--modes", "eager", "--steps", "1"],
+        ["--smoke", "--modes", "eager", "--precision", "fp32"],
+        packages=TRANSFORMERS,
+        threads=0,
+        results="encoder_{device}.json",
+    ),
+    Benchmark(
+        "encoder_compiled",
+        "the same with both sides compiled",
+        "encoder.py",
+        rows.encoder,
+        15,
+        ["--shards", "{shards}", "--workloads", "documents", "--steps", "1"],
+        ["--smoke", "--workloads", "documents", "--precision", "fp32"],
+        packages=TRANSFORMERS,
+        threads=0,
+        results="encoder_{device}_compiled.json",
+    ),
+    Benchmark(
+        "training",
+        "whole training loops and their memory beside Trainer with padded batches",
+        "training.py",
+        rows.training,
+        10,
+        ["--shards", "{shards}", "--work", "{work}"],
+        ["--shards", "{shards}", "--work", "{work}", "--config", "tiny_cpu"]
+        + ["--steps", "2", "--warmup", "1", "--rounds", "1", "--length", "64", "--tokens", "256"],
+        packages=TRANSFORMERS,
+        threads=0,
+    ),
+    Benchmark(
+        "pretraining",
+        "loss by tokens and by time beside Trainer in run_mlm's style, judged alike",
+        "pretraining.py",
+        rows.pretraining,
+        25,
+        ["--config", "small_cpu", "--shards", "{shards}", "--tokens", "3000000", "--work", "{work}/pretraining"],
+        ["--smoke", "--shards", "{shards}", "--work", "{work}/pretraining"]
+        + ["--tokens", "2048", "--points", "2", "--valid-tokens", "1024"],
+        packages=TRANSFORMERS,
+        threads=0,
+        results="pretraining_{device}.json",
+    ),
+    Benchmark(
+        "downstream",
+        "labelled tasks with a pretrained encoder, frozen and trained, beside one from scratch",
+        "downstream.py",
+        rows.downstream,
+        60,
+        ["--labelled", "{corpus}/../labelled", "--shards", "{shards}", "--work", "{work}/downstream"],
+        ["--labelled", "{corpus}/../labelled", "--shards", "{shards}", "--work", "{work}/downstream"]
+        + ["--config", "tiny_cpu", "training.max_steps=2", "--rows", "40", "--seeds", "1", "--epochs", "1"]
+        + ["--learning-rates", "1e-3"],
+        packages=TRANSFORMERS,
+        threads=0,
+        results="downstream_{device}.json",
+    ),
+    Benchmark(
+        "near_duplicates",
+        "a million documents searched for near-duplicates: speed, memory, what is found",
+        "near_duplicates.py",
+        rows.near_duplicates,
+        3,
+        ["scale", "speed", "--tokenizer", "{tokenizer}", "--corpus", "{corpus_file}", "--work", "{work}"],
+        ["scale", "speed", "--tokenizer", "{tokenizer}", "--corpus", "{corpus_file}", "--work", "{work}"]
+        + ["--documents", "5000", "--limit-mb", "1", "--runs", "1"],
+        packages=("rensa",),
+        results="near_duplicates_scale.json",
+    ),
+    Benchmark(
+        "near_duplicates_quality",
+        "which near-duplicates are found, by threshold, n-gram and number of hashes",
+        "near_duplicates.py",
+        rows.near_duplicates_quality,
+        5,
+        ["quality", "--tokenizer", "{tokenizer}", "--corpus", "{corpus_file}", "--work", "{work}"],
+        ["quality", "--tokenizer", "{tokenizer}", "--corpus", "{corpus_file}", "--work", "{work}"]
+        + ["--limit-mb", "0.3", "--edited", "20"],
+        packages=("rensa",),
+    ),
+)
+
+
+def named(name: str) -> Benchmark | None:
+    """The benchmark of that name."""
+    return next((benchmark for benchmark in BENCHMARKS if benchmark.name == name), None)
+
+
+def of_file(file_name: str) -> Benchmark | None:
+    """The benchmark whose results a file holds."""
+    for benchmark in BENCHMARKS:
+        if file_name in (benchmark.file_name.format(device=device) for device in ("cpu", "cuda")):
+            return benchmark
+    return None

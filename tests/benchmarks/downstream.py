@@ -1,0 +1,217 @@
+"""What pretraining is worth downstream: three labelled tasks from scratch, frozen and full. Figures, not tests.
+
+    python tests/benchmarks/downstream.py --labelled DIR --english HF --french HF --work DIR --results FILE
+    python tests/benchmarks/downstream.py --labelled DIR --shards DIR --work DIR --results FILE     (pretrains first)
+
+Each task is one run of `launch/finetune.py --compare scratch,frozen,full --seeds 3`: the first seed tries the learning
+rates, the epoch is chosen by the valid score, and scores are told of the test examples. Means and standard deviations
+are over the seeds. --labelled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv). Train files
+are cut to their first --rows rows, of which a tenth is the valid split; scores are of SST-2's `dev.tsv`, MRPC's
+`test.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the encoder was trained on.
+
+Without --english an encoder is pretrained on --shards by --config first. A task without an encoder of its language is
+left out, and one whose file is in --work is not done again, so that --tasks can cut the whole in several commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from data_prep.data_set.manifest import read_manifest
+from data_prep.errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VARIANTS = ("scratch", "frozen", "full")
+
+
+@dataclass(frozen=True)
+class LabelledTask:
+    """A task as `finetune.py` is told of it; files lie in the folder `name`."""
+
+    name: str
+    language: str
+    task: str
+    train: str
+    test: str
+    columns: tuple[str, ...]
+    epochs: int
+
+
+TASKS = (
+    LabelledTask(
+        "sst2",
+        "english",
+        "classification",
+        "train.tsv",
+        "dev.tsv",
+        ("--text-column", "sentence", "--label-column", "label"),
+        3,
+    ),
+    LabelledTask(
+        "fr_allocine_films",
+        "french",
+        "classification",
+        "train.csv",
+        "test.csv",
+        ("--text-column", "text", "--label-column", "label"),
+        4,
+    ),
+    LabelledTask(
+        "mrpc",
+        "english",
+        "pair_classification",
+        "train.tsv",
+        "test.tsv",
+        ("--text-column", "#1 String", "--pair-column", "#2 String", "--label-column", "Quality", "--no-quoting"),
+        4,
+    ),
+)
+
+
+def main() -> None:
+    arguments = _parse()
+    work = Path(arguments.work).absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    english = arguments.english or (pretrained(work, arguments) if arguments.shards else None)
+    models = {"english": english, "french": arguments.french}
+    report = machine.described("torch", "transformers", "numpy")
+    report |= {
+        "most_rows": arguments.rows,
+        "max_length": arguments.max_length,
+        "seeds": arguments.seeds,
+        "threads": arguments.threads,
+        "tasks": {},
+    }
+    for task in TASKS:
+        if task.name not in arguments.tasks:
+            continue
+        if models[task.language] is None:
+            print(f"{task.name}: left out, for there is no --{task.language}", flush=True)
+            continue
+        report["tasks"][task.name] = fitted(task, Path(models[task.language]).absolute(), work, arguments)
+        print("\n".join(table_lines(task.name, report["tasks"][task.name])), flush=True)
+        if arguments.results:
+            Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def fitted(task: LabelledTask, model: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The scores of a task, and the seconds of its whole command."""
+    path = work / f"{task.name}.json"
+    if not path.exists():
+        print(f"{task.name} ...", flush=True)
+        folder = Path(arguments.labelled).absolute() / task.name
+        train = first_rows(folder / task.train, arguments.rows, work)
+        command = [sys.executable, str(REPOSITORY / "launch" / "finetune.py"), "--model", str(model)]
+        command += ["--task", task.task, "--train", str(train), "--test", str(folder / task.test), *task.columns]
+        command += ["--compare", ",".join(VARIANTS), "--seeds", str(arguments.seeds), "--no-tracking"]
+        command += ["--epochs", str(arguments.epochs or task.epochs), "--max-length", str(arguments.max_length)]
+        command += ["--output", str(work / task.name), *_rates(arguments.learning_rates)]
+        seconds = _run(command, work / f"{task.name}.log", arguments.threads)
+        scores = json.loads((work / task.name / "scores.json").read_text())
+        path.write_text(json.dumps({"model": facts_of(model), "seconds": round(seconds, 1)} | scores, indent=1))
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def facts_of(model: Path) -> dict[str, Any]:
+    """What an exported folder says of its origin."""
+    path = model / "provenance.json"
+    origin = json.loads(path.read_text()) if path.exists() else {}
+    config = json.loads((model / "config.json").read_text())
+    named = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+    facts = {name: config[name] for name in named}
+    return facts | {name: origin[name] for name in ("tokens_seen", "scores") if name in origin}
+
+
+def pretrained(work: Path, arguments: argparse.Namespace) -> Path:
+    """The export of a pretraining on --shards, made where it is not there yet."""
+    run, folder = work / "pretraining", work / "english"
+    if not folder.exists():
+        print("pretraining ...", flush=True)
+        ranks = len(os.sched_getaffinity(0))
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+        launch += [str(REPOSITORY / "launch" / "pretrain.py"), "--config", arguments.config, f"output_dir={run}"]
+        shards = str(Path(arguments.shards).absolute())
+        launch += [f"data.shards={shards}", f"model.vocab_size={read_manifest(shards).tokenizer.vocab_size}"]
+        launch += [f"tracking.uri=sqlite:///{work}/mlflow.db"]
+        _run([*launch, *arguments.overrides], work / "pretraining.log", 1)
+        export = [sys.executable, str(REPOSITORY / "launch" / "export.py"), "--checkpoint", str(run)]
+        _run([*export, "--output", str(folder)], work / "export.log", ranks)
+    return folder
+
+
+def first_rows(path: Path, rows: int, work: Path) -> Path:
+    """A copy of the header and the first rows; a cell of a csv may have several lines."""
+    part = work / f"{path.parent.name}-{rows}{path.suffix}"
+    with open(path, encoding="utf-8", newline="") as source, open(part, "w", encoding="utf-8", newline="") as target:
+        if path.suffix == ".csv":
+            csv.writer(target).writerows(islice(csv.reader(source), rows + 1))
+        else:
+            target.writelines(islice(source, rows + 1))
+    return part
+
+
+def table_lines(name: str, found: dict[str, Any]) -> Iterator[str]:
+    """Mean and standard deviation by variant and metric."""
+    metrics = list(next(iter(found["variants"].values()))["mean"])
+    sizes = ", ".join(f"{count:,} {part}" for part, count in found["num_examples"].items())
+    yield f"\n{name}: {sizes}; {found['seconds']:,.0f} s in all"
+    yield f"  {'':10}{'rate':>9}" + "".join(f"{metric:>20}" for metric in metrics)
+    for variant, entry in found["variants"].items():
+        cells = (f"{entry['mean'][metric]:.4f} ± {entry['spread'][metric]:.4f}" for metric in metrics)
+        yield f"  {variant:10}{entry['learning_rate']:>9g}" + "".join(f"{cell:>20}" for cell in cells)
+
+
+def _rates(rates: Sequence[float] | None) -> list[str]:
+    return ["--learning-rates", *(f"{rate:g}" for rate in rates)] if rates else []
+
+
+def _run(command: list[str], log: Path, threads: int) -> float:
+    environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)}
+    started_at = time.perf_counter()
+    with open(log, "w", encoding="utf-8") as file:
+        done = subprocess.run(command, env=os.environ | environment, stdout=file, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise UserError(f"{log.stem} ended with status {done.returncode}; {log} ends:\n{log.read_text()[-3000:]}")
+    return time.perf_counter() - started_at
+
+
+def _parse() -> argparse.Namespace:
+    names = [task.name for task in TASKS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--labelled", required=True, metavar="DIR", help="folder of the labelled data")
+    parser.add_argument("--english", metavar="FOLDER", help="exported encoder")
+    parser.add_argument("--french", metavar="FOLDER", help="exported encoder")
+    parser.add_argument("--shards", metavar="DIR", help="without --english: pretrain on these")
+    parser.add_argument("--config", default="small_cpu", metavar="FILE", help="of that (default small_cpu)")
+    parser.add_argument("--tasks", nargs="+", choices=names, default=names, help="default: all")
+    parser.add_argument("--rows", type=int, default=10_000, help="of a train file, at most (default 10,000)")
+    parser.add_argument("--seeds", type=int, default=3, help="default 3")
+    parser.add_argument("--epochs", type=int, help="default: 3 for SST-2, 4 for the others")
+    parser.add_argument("--max-length", type=int, default=128, help="tokens (default 128)")
+    parser.add_argument("--learning-rates", nargs="+", type=float, help="default: those of finetune.py")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: the cores")
+    parser.add_argument("--work", required=True, metavar="DIR", help="where the fitted models go")
+    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="of the pretraining")
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

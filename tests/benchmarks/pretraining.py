@@ -1,0 +1,200 @@
+"""The same pretraining by us and by transformers' Trainer in the style of `run_mlm.py`: figures, not tests.
+
+    python tests/benchmarks/pretraining.py --config tiny_cpu --shards DIR --tokens 2000000 --work DIR --results FILE \\
+        [section.field=value ...]
+
+Both sides have the same architecture (the peer as transformers makes and initialises it), tokenizer and documents (all
+of the split `train`, see `pretraining_rows.py`), the same tokens and steps of the same global batch, peak learning
+rate, schedule, warm-up, betas, weight decay, clipping, dropout and precision, and all cores of the machine: ours a rank
+a core (a GPU), as `launch/pretrain.py` is used; for the peer a few ways are tried for some steps, and the fastest is
+taken. What differs is what is compared: rows and attention over documents, masks, initial weights, the training step.
+
+Models are saved on the way and judged afterwards by the same code in transformers, on the same rows with the same
+masks, in fp32: `documents` are our kind of rows, `grouped` the peer's. Seconds are those of training; saving and
+judging are counted for neither. Everything lies in --work; a stage whose file is there is not done again (`ours.json`,
+`place.json`, `peer.json`), so that one command can be cut in several by --until. FILE.png has the curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+import torch
+from pretraining_budget import Budget, budgeted
+from pretraining_peer import Order, new_model
+from pretraining_rows import FORMS, grouped_rows, judge, valid_rows
+from pretraining_sides import Place, choose_place, run_ours, run_peer
+from pretraining_table import draw, reached, table_lines
+from transformers import AutoTokenizer
+
+from data_prep.errors import UserError
+from data_prep.settings import load_settings, to_yaml
+from trainer.config import RunConfig
+from trainer.data.shard_set import ShardSet, open_shard_set
+
+STAGES = ("ours", "place", "peer")
+SMOKE = [
+    *("model.hidden_size=32", "model.num_hidden_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64"),
+    *("data.sequence_length=32", "training.global_batch_tokens=256", "training.micro_batch_tokens=128"),
+    *("training.phases=[]", "training.max_steps=8", "model.max_position_embeddings=64", "data.num_workers=0"),
+]
+
+
+def main() -> None:
+    arguments = _parse()
+    work = Path(arguments.work).absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    cores = len(os.sched_getaffinity(0))
+    processes = arguments.processes or torch.cuda.device_count() or cores
+    overrides = [*(SMOKE if arguments.smoke else ()), *arguments.overrides]
+    shards = str(Path(arguments.shards).absolute())
+    named = load_settings(RunConfig, arguments.config, [f"data.shards={shards}", "output_dir=run", *overrides])
+    shard_set = open_shard_set(shards)
+    budget = Budget(arguments.tokens, arguments.points, processes, shard_set.manifest.tokenizer.vocab_size)
+    config = budgeted(named, budget, shards, str(work))
+    check_same_settings(work, config)
+
+    sides: dict[str, Any] = {}
+    sides["ours"] = stage(work, "ours", lambda: run_ours(config, work, processes, cores))
+    if arguments.until == "ours":
+        return
+    order = peer_order(config, shard_set, work)
+    uses_cuda = torch.cuda.is_available()
+    found = stage(work, "place", lambda: _chosen(order, work, cores, uses_cuda))
+    if arguments.until == "place":
+        return
+    place = Place(**found["place"])
+    sides["transformers"] = stage(work, "peer", lambda: run_peer(order, place, work / "peer"))
+    if arguments.until == "peer":
+        return
+    report = machine.described("torch", "transformers", "deepspeed", "numpy")
+    report |= described(config, arguments, processes) | {"peer_tried": found["tried"], "peer": found["place"]}
+    report["sides"] = judged(sides, config, shard_set, work, arguments.valid_tokens)
+    report["reached"] = {form: reached(report["sides"], form) for form in FORMS}
+    print("\n".join(table_lines(report)))
+    if arguments.results:
+        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+        Path(arguments.results).with_suffix(".png").write_bytes(draw(report))
+
+
+def check_same_settings(work: Path, config: RunConfig) -> None:
+    """The stages of a folder belong together.
+
+    Raises:
+        UserError: --work holds stages of other settings.
+    """
+    path, text = work / "settings.yaml", to_yaml(config)
+    if path.exists() and path.read_text() != text:
+        raise UserError(f"{work} holds stages of other settings; give the same ones, or another --work")
+    path.write_text(text)
+
+
+def stage(work: Path, name: str, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a stage found, done once in a folder."""
+    path = work / f"{name}.json"
+    if not path.exists():
+        print(f"{name} ...", flush=True)
+        found = do()
+        path.write_text(json.dumps(found, indent=1))
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value
+
+
+def peer_order(config: RunConfig, shard_set: ShardSet, work: Path) -> Order:
+    """What the peer is to train; its rows are written to `work`."""
+    (phase,) = config.phases
+    rows = phase.global_batch_tokens // phase.sequence_length
+    path = work / "rows.npy"
+    if not path.exists():
+        np.save(path, grouped_rows(shard_set, "train", phase.sequence_length, config.max_steps * rows))
+    special = shard_set.manifest.tokenizer.special_tokens
+    return Order(
+        config=config.model_dump(mode="json"),
+        tokenizer=shard_set.tokenizer_folder,
+        rows=str(path),
+        special_ids=[special.cls, special.sep],
+        output="",
+        steps=config.max_steps,
+        point_steps=config.checkpoint.every_steps,
+        batch_rows=rows,
+        accumulation_steps=1,
+    )
+
+
+def judged(
+    sides: dict[str, Any], config: RunConfig, shard_set: ShardSet, work: Path, tokens: int
+) -> dict[str, dict[str, Any]]:
+    """The sides with scores at every point."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = valid_rows(shard_set, config, AutoTokenizer.from_pretrained(shard_set.tokenizer_folder), tokens)
+    (phase,) = config.phases
+    report = {}
+    for name, side in sides.items():
+        points = []
+        for point in side["points"]:
+            scores = judge(work / point["folder"], rows, device)
+            entry = {"step": point["step"], "tokens": point["step"] * phase.global_batch_tokens}
+            points.append(entry | {"seconds": round(point["seconds"], 2)} | scores)
+            print(f"  {name} after {entry['tokens']:,} tokens: {scores[FORMS[0]]['mlm_loss']:.4f}", flush=True)
+        seconds, last = points[-1]["seconds"], points[-1]["tokens"]
+        report[name] = {
+            "tokens_per_second": last / seconds,
+            "training_seconds": seconds,
+            "whole_command_seconds": round(side["whole_seconds"], 1),
+            "points": points,
+        }
+    return report
+
+
+def described(config: RunConfig, arguments: argparse.Namespace, processes: int) -> dict[str, Any]:
+    """What both sides were given."""
+    sections = ("model", "training", "optimizer", "schedule", "zero")
+    values = config.model_dump(mode="json", include=set(sections))
+    values["data"] = {"sequence_length": config.data.sequence_length, "mlm_probability": config.data.mlm_probability}
+    return {
+        "preset": Path(arguments.config).stem,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "parameters": sum(parameter.numel() for parameter in new_model(config).parameters()),
+        "our_ranks": processes,
+        "settings": values,
+    }
+
+
+def _chosen(order: Order, work: Path, cores: int, uses_cuda: bool) -> dict[str, Any]:
+    place, tried = choose_place(order, work, cores, uses_cuda)
+    return {"place": vars(place), "tried": tried}
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="tiny_cpu", metavar="FILE", help="YAML file or preset (default tiny_cpu)")
+    parser.add_argument("--shards", required=True, metavar="DIR")
+    parser.add_argument("--tokens", type=int, default=2_000_000, help="places that each side trains on (default 2M)")
+    parser.add_argument("--points", type=int, default=8, help="models of each side that are judged (default 8)")
+    parser.add_argument(
+        "--valid-tokens", type=int, default=131_072, help="places judged of each form (default 131,072)"
+    )
+    parser.add_argument("--processes", type=int, help="our ranks (default: the GPUs, else the cores)")
+    parser.add_argument("--work", required=True, metavar="DIR", help="where both train, and what is found again")
+    parser.add_argument("--until", choices=STAGES, help="stop after this stage; the same command goes on")
+    parser.add_argument("--results", metavar="FILE", help="write everything as JSON, and the curves beside it as PNG")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model: figures that mean nothing")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.field=value", help="settings that replace the config's"
+    )
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,69 @@
+"""The parts of README.md that are made from results/*.json: between `<!-- benchmarks: NAME -->` and its end.
+
+Every figure in them comes from a report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from data_prep.errors import UserError
+from tests.benchmarks import readme_tables
+from tests.benchmarks.readme_tables import Reports
+from tests.benchmarks.reports import Row, figure, machine_of, rows_of
+
+_BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end of benchmarks: \2 -->\n)", re.DOTALL)
+
+
+def rewritten(text: str, reports: Reports) -> str:
+    """README with every block made anew.
+
+    Raises:
+        UserError: a block has a name that nothing here makes, or its report is missing.
+    """
+    return _BLOCK.sub(lambda found: found[1] + made(found[2], reports) + found[4], text)
+
+
+def made(name: str, reports: Reports) -> str:
+    """The text of one block."""
+    if name not in BLOCKS:
+        raise UserError(f"README.md has a block of benchmarks named {name}; there are {', '.join(BLOCKS)}")
+    return "\n".join(BLOCKS[name](reports)) + "\n"
+
+
+def names_in(text: str) -> list[str]:
+    """The blocks that a README has."""
+    return [found[2] for found in _BLOCK.finditer(text)]
+
+
+def overview(reports: Reports) -> Iterator[str]:
+    """Every figure that a peer has too."""
+    yield "| what | ours | peer | | times better | runs |"
+    yield "|---|---|---|---|---|---|"
+    for row in compared_rows(reports):
+        assert row.peer is not None and row.ratio is not None
+        yield (
+            f"| {row.name} | {figure(row.ours)} {row.unit} | {figure(row.peer)} {row.unit} | {row.peer_name} | "
+            f"{figure(row.ratio)} | {row.runs} |"
+        )
+    yield ""
+    machines = sorted({machine_of(report) for report in reports.values()})
+    yield f"Medians of so many runs in turns with the peer's, on {' and '.join(machines)}; each file says which."
+
+
+def compared_rows(reports: Reports) -> list[Row]:
+    """The rows of the overview: every figure that a peer has, but for what `encoder` tells more of."""
+    told = [report for name, report in reports.items() if not name.endswith("_compiled")]
+    return [row for report in told for row in rows_of(report) if row.ratio is not None]
+
+
+BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
+    "overview": overview,
+    "preparation": readme_tables.preparation,
+    "loader": readme_tables.loader,
+    "encoder": readme_tables.encoder,
+    "training": readme_tables.training,
+    "pretraining": readme_tables.pretraining,
+    "downstream": readme_tables.downstream,
+}

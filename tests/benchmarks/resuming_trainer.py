@@ -1,0 +1,105 @@
+"""transformers' Trainer for `resuming.py`: its data path as it is, and a model that computes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from loader import MICRO_BATCH_TOKENS, VOCAB_SIZE
+from torch.utils.data import Dataset, IterableDataset
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
+)
+
+from data_prep.tokenizing.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+
+LENGTH = 512
+_BLOCK_ROWS = 8192
+
+
+class Rows(Dataset[dict[str, Any]]):
+    """`num_rows` full rows by number; row i is row i % 8192 of one block of random ids."""
+
+    def __init__(self, num_rows: int) -> None:
+        ids = np.random.default_rng(0).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, (_BLOCK_ROWS, LENGTH))
+        ids[:, 0], ids[:, -1] = CLS_TOKEN_ID, SEP_TOKEN_ID
+        self._ids, self._num_rows = ids.astype(np.uint16), num_rows
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {"input_ids": self._ids[number % _BLOCK_ROWS].tolist()}
+
+
+class StreamedRows(IterableDataset[dict[str, Any]]):
+    """The same rows one after another, as a corpus that is streamed gives them."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._rows = Rows(num_rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self._rows[number] for number in range(len(self._rows)))
+
+
+class DataOnlyTrainer(Trainer):
+    """Keeps the batches and trains nothing; `stop_at` ends it at the first batch after that step."""
+
+    def __init__(self, stop_at: int | None, **values: Any) -> None:
+        super().__init__(**values)
+        self.batches: list[dict[str, torch.Tensor]] = []
+        self.reached_at = 0.0
+        self._stop_at = stop_at
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Take note of a batch."""
+        if self._stop_at is not None:
+            assert self.state.global_step == self._stop_at, "Trainer did not resume where it should"
+            self.reached_at = time.perf_counter()
+            self.control.should_training_stop = True
+        self.batches = [*self.batches[-1:], dict(inputs)]
+        return torch.zeros(())
+
+
+def make_trainer(
+    folder: Path,
+    data_set: Dataset[dict[str, Any]],
+    max_steps: int,
+    stop_at: int | None = None,
+    save_at: int | None = None,
+) -> DataOnlyTrainer:
+    """A Trainer with the standard collator and batches of 65,536 places, which reads the data itself."""
+    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - len(SPECIAL_TOKENS)))]
+    tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
+    sizes = {"vocab_size": 64, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return DataOnlyTrainer(
+        stop_at,
+        model=BertForMaskedLM(BertConfig(**sizes, intermediate_size=8)),
+        args=TrainingArguments(
+            output_dir=str(folder),
+            per_device_train_batch_size=MICRO_BATCH_TOKENS // LENGTH,
+            max_steps=max_steps,
+            save_strategy="no" if save_at is None else "steps",
+            save_steps=save_at or 500,
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        ),
+        train_dataset=data_set,
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+    )
+
+
+def unmasked(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The ids as they were before masking."""
+    return torch.where(batch["labels"] != -100, batch["labels"], batch["input_ids"])

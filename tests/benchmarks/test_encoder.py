@@ -1,0 +1,43 @@
+"""What `encoder.py` refuses; its figures are no tests."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from data_prep.errors import UserError
+
+
+@pytest.fixture
+def encoder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("encoder")
+
+
+def test_a_model_of_another_family_than_the_peer_is_refused_before_it_is_made(
+    encoder: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["encoder.py", "--config", "modern_large"])
+    monkeypatch.setattr(encoder, "make_contestants", None)
+    with pytest.raises(UserError, match="--config modern_large is of family modernbert, and the peer is BERT"):
+        encoder.main()
+
+
+def test_models_that_do_not_fit_into_memory_are_an_error_of_one_paragraph(
+    encoder: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes")
+
+    arguments = argparse.Namespace(
+        length=64, layers=None, smoke=True, overrides=[], modes=["eager", "compiled"], only_backward=False
+    )
+    config = encoder._config("bert_base", "fp32", 512, arguments)
+    monkeypatch.setattr(encoder, "make_contestants", fail)
+    with pytest.raises(UserError, match="4 models of .* parameters with their optimizers do not fit"):
+        encoder.contestants_of(config, torch.device("cpu"), arguments)

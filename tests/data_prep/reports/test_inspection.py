@@ -1,0 +1,92 @@
+"""What `inspect` shows: the text of the corpus, where it lies and where it came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.data_set.manifest import read_manifest, write_manifest
+from data_prep.data_set.manifest_records import FileRecord, SplitRecord
+from data_prep.data_set.shards import Record, write_shard
+from data_prep.errors import UsageError
+from data_prep.preparing.mapping import document_id
+from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
+from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.tokenizing.tokenizer import Tokenizer
+from tests.hostile_shards import NAMES, write_hostile_shards
+
+
+@pytest.fixture(scope="module")
+def folder(small_tokenizer: Path, small_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inspect") / "set"
+    write_hostile_shards(folder, small_corpus, small_tokenizer)
+    return folder
+
+
+def shown_text(lines: list[str]) -> str:
+    return " ".join(line.removeprefix("  | ") for line in lines if line.startswith("  | "))
+
+
+def test_a_document_is_shown_whole_with_its_source_by_the_hash_of_its_text(folder: Path, small_corpus: Path) -> None:
+    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    longest = max(texts[150:], key=len)
+    normalised = normalise(longest, Normalisation())
+    lines = list(document_report(str(folder), document_id(normalised)))
+    assert shown_text(lines) == normalised.strip()
+    assert sum(line.startswith("  | ") for line in lines) > 12
+    assert f"document {document_id(normalised):016x}" in lines
+    assert any(line.startswith("source   $\\frac{$ \\u202e\\x1b[31m") for line in lines)
+    assert "licence  CC0-1.0" in lines and "language fr" in lines and "url      -" in lines
+    assert not any(NAMES[2] in line or "\x1b" in line for line in lines)
+
+
+def test_all_pieces_of_a_split_document_are_shown_in_order(folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    pieces = [tokenizer.encode(text) for text in (" The first piece.", " The second piece.", " Another text.")]
+    ids = np.array([7, 7, 8], np.uint64)
+    starts = np.cumsum([0, *map(len, pieces)])[:3].astype(np.uint32)
+    record = Record(np.concatenate(pieces), starts, starts, np.array([1, 1, 0], np.uint16), ids)
+    shard = write_shard(str(tmp_path), "train-000000", [record])
+    manifest = read_manifest(str(folder))
+    split = SplitRecord(shards=(shard,), documents=3, sentences=3, tokens=shard.tokens, unigram_entropy_nats=None)
+    none = SplitRecord(shards=(), documents=0, sentences=0, tokens=0, unigram_entropy_nats=None)
+    counts = FileRecord(name="x", bytes=0, sha256="0" * 64)
+    write_manifest(str(tmp_path), manifest.model_copy(update={"train": split, "valid": none, "token_counts": counts}))
+    (tmp_path / "tokenizer").symlink_to(folder / "tokenizer")
+    lines = list(document_report(str(tmp_path), 7))
+    assert shown_text(lines) == "The first piece. The second piece."
+    assert [line for line in lines if line.startswith("---")] == [
+        f"--- {number} of 2 pieces or copies with this id" for number in (1, 2)
+    ]
+    assert sum(line.startswith("source   <script>") for line in lines) == 2
+    with pytest.raises(UsageError, match="has no valid shards"):
+        list(inspect_report(str(tmp_path), "valid", 0, 1))
+
+
+def test_documents_of_a_shard_are_shown_from_any_place(folder: Path) -> None:
+    lines = list(inspect_report(str(folder), "train", 1, 6))
+    heads = [line for line in lines if line.startswith("===")]
+    assert len(heads) == 6 and all(" train-000001.tar record 000001-0000" in head for head in heads)
+    later = [line for line in inspect_report(str(folder), "train", 1, 3, 2) if line.startswith("===")]
+    assert later == heads[2:5]
+    (shard,) = read_manifest(str(folder)).valid.shards
+    last = [line for line in inspect_report(str(folder), "valid", 0, 9, shard.documents - 1) if line.startswith("===")]
+    assert len(last) == 1
+    with pytest.raises(UsageError, match=f"has {shard.documents} documents; give --skip"):
+        list(inspect_report(str(folder), "valid", 0, 1, shard.documents))
+    with pytest.raises(UsageError, match="no train shard 3; its 3 train shards bear numbers from 0 to 2"):
+        list(inspect_report(str(folder), "train", 3, 1))
+
+
+@pytest.mark.parametrize(("text", "number"), [("00ff", 255), ("0xFF", 255), ("f" * 16, 2**64 - 1)])
+def test_an_id_is_hexadecimal(text: str, number: int) -> None:
+    assert parse_document_id(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "xyz", "f" * 17, "-1", "12 "])
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no id of a document"):
+        parse_document_id(text)

@@ -1,0 +1,16 @@
+"""A small tokenizer of made-up words."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.tokenizing.training import train_tokenizer
+from tests.made_up_documents import SMALL, documents
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(documents(), folder, SMALL, {"files": 1})
+    return Tokenizer.load(folder)

@@ -1,0 +1,90 @@
+"""The report of a tokenizer counts what its held-out text holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UserError
+from data_prep.text.cleaning import normalise
+from data_prep.tokenizing.report import REPORT_NAME, read_report, report_lines
+from data_prep.tokenizing.sampling import CorpusCounts
+from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizing.training import train_on_sample
+from data_prep.tokenizing.training_sample import TrainingSample
+
+ENGLISH = [f"the house number {number} stands by the river, and the other house does not" for number in range(60)]
+CHINESE = [f"\u4f60\u597d\u4e16\u754c\u3002\u6211\u5f88\u597d\u5c71{number}" for number in range(20)]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["bytes", "no bytes"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sample, counts = TrainingSample(1_500, 0), CorpusCounts()
+    for source, language, texts in (("books", "en", ENGLISH), ("wiki", "zh", CHINESE)):
+        for text in texts:
+            sample.add([text], source, language)
+            counts.documents[source, language] += 1
+            counts.text_bytes[source, language] += len(text.encode())
+    counts.dropped["books", "empty"] = 3
+    settings = TokenizerSettings(vocab_size=340 if request.param else 90, byte_fallback=request.param)
+    output = tmp_path_factory.mktemp("report")
+    train_on_sample(sample, counts, output, settings)
+    return output
+
+
+def test_the_figures_are_those_of_the_held_out_text(folder: Path) -> None:
+    tokenizer, report = Tokenizer.load(folder), read_report(folder)
+    assert report is not None and report.fingerprint == tokenizer.fingerprint
+    assert set(report.sources) == {"books", "wiki"} and set(report.languages) == {"en", "zh"}
+    everything = report.everything
+    for name in ("documents", "text_bytes", "characters", "words", "tokens", "byte_tokens", "unknown_tokens"):
+        parts = [getattr(group, name) for group in report.sources.values()]
+        assert getattr(everything, name) == sum(parts)
+    chinese = report.languages["zh"]
+    assert chinese.words == chinese.documents and chinese.tokens_per_word > 2
+    assert 0.3 < chinese.tokens_per_character < 2
+    if report.held_out_in_sample == 0 and everything.documents == 80 - report.sample_documents:
+        texts = [*ENGLISH, *CHINESE]
+        encoded = tokenizer.encode_many([normalise(text, tokenizer.normalisation) for text in texts])
+        assert everything.tokens < sum(map(len, encoded))
+    has_bytes = tokenizer.info.settings.byte_fallback
+    assert (everything.unknown_tokens == 0) is has_bytes or everything.byte_tokens == 0
+    assert report.corpus_documents == 80 and report.dropped == {"books": {"empty": 3}}
+    assert sum(group.corpus_share or 0 for group in report.sources.values()) == pytest.approx(1, abs=1e-5)
+    assert sum(group.sample_share or 0 for group in report.languages.values()) == pytest.approx(1, abs=1e-5)
+    assert all(report.longest_pieces[i] >= "" for i in range(3))
+    assert max(map(len, tokenizer.pieces[5 + 256 * has_bytes :])) == len(report.longest_pieces[0])
+
+
+def test_held_out_documents_are_unseen_where_that_can_be(folder: Path) -> None:
+    report = read_report(folder)
+    assert report is not None
+    assert 0 < report.sample_documents < 80
+    assert report.held_out_in_sample == 0 and report.everything.documents == 80 - report.sample_documents
+
+
+def test_the_lines_name_sources_languages_and_shares(folder: Path) -> None:
+    report = read_report(folder)
+    assert report is not None
+    text = "\n".join(report_lines(report))
+    for expected in (
+        "by source",
+        "by language",
+        "books",
+        "zh",
+        "unseen",
+        "longest pieces",
+        "left out of books: 3 empty",
+    ):
+        assert expected in text
+    row = next(line for line in text.splitlines() if line.startswith("  wiki"))
+    assert f"{report.sources['wiki'].tokens_per_character:.3f}" in row
+    assert len(report.examples) == 6 and all(report.examples)
+
+
+def test_a_folder_without_a_report_has_none_and_a_damaged_one_is_told(folder: Path, tmp_path: Path) -> None:
+    assert read_report(tmp_path) is None
+    (tmp_path / REPORT_NAME).write_bytes((folder / REPORT_NAME).read_bytes()[:-30])
+    with pytest.raises(UserError, match="tokenizer_report.json is damaged"):
+        read_report(tmp_path)

@@ -1,0 +1,125 @@
+"""Training: what decides the pieces, impossible sizes, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from data_prep.errors import UsageError, UserError
+from data_prep.text.cleaning import Normalisation
+from data_prep.tokenizing import training
+from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
+from data_prep.tokenizing.training import train_tokenizer
+from tests.made_up_documents import SMALL, documents
+
+
+def test_training_depends_on_the_documents_not_on_their_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    shuffled = documents()
+    random.Random(1).shuffle(shuffled)
+    assert train_tokenizer([*shuffled, shuffled[0]], tmp_path, SMALL).fingerprint == tokenizer.fingerprint
+    smaller = SMALL.model_copy(update={"sample_bytes": 20_000, "vocab_size": 500})
+    infos = [train_tokenizer(texts, tmp_path, smaller) for texts in (documents(), shuffled)]
+    assert infos[0] == infos[1]
+    other_seed = train_tokenizer(shuffled, tmp_path, smaller.model_copy(update={"seed": 1}))
+    assert other_seed.fingerprint != infos[0].fingerprint
+
+
+def test_the_fingerprint_knows_the_normalisation(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    uncased = SMALL.model_copy(update={"normalisation": Normalisation(form="NFKC")})
+    info = train_tokenizer(documents(), tmp_path, uncased)
+    assert Tokenizer.load(tmp_path).pieces == tokenizer.pieces
+    assert info.fingerprint != tokenizer.fingerprint
+
+
+def test_long_lines_and_reserved_characters_are_learned_from(tmp_path: Path) -> None:
+    text = " ".join(documents(40)).replace("\n", " ") + " \u2585 "
+    assert len(text) > 3 * 4_192
+    train_tokenizer([text + "\u5c71" * 5_000], tmp_path, SMALL)
+    assert "\u5c71" in "".join(Tokenizer.load(tmp_path).pieces)
+
+
+@pytest.mark.parametrize("vocab_size", [3, 200, 100_000])
+def test_an_impossible_vocabulary_size_names_the_possible_range(tmp_path: Path, vocab_size: int) -> None:
+    settings = TokenizerSettings(vocab_size=vocab_size, character_coverage=1.0)
+    text = ["the cat sat on the mat, the rat too"]
+    with pytest.raises(UsageError, match=r"from (\d+) to (\d+) pieces") as raised:
+        train_tokenizer(text, tmp_path, settings)
+    words = str(raised.value).split()
+    low, high = (int(words[words.index(word) + 1]) for word in ("from", "to"))
+    assert low == 5 + 256 + len(set(text[0].replace(" ", "\u2581")))
+    for size in (low, high):
+        assert train_tokenizer(text, tmp_path, settings.model_copy(update={"vocab_size": size})).vocab_size == size
+
+
+@pytest.mark.parametrize("texts", [[], ["", " \n\t\x00"]])
+def test_no_text_is_a_user_error(tmp_path: Path, texts: list[str]) -> None:
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer(texts, tmp_path, SMALL)
+    assert TokenizerInfo.read(tmp_path) is None
+
+
+def test_a_training_that_fails_leaves_the_one_before_or_no_marker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprint = train_tokenizer(documents(), tmp_path, SMALL).fingerprint
+    with pytest.raises(UsageError):
+        train_tokenizer(["a b"], tmp_path, SMALL)
+    assert Tokenizer.load(tmp_path).fingerprint == fingerprint
+
+    def refuse(*arguments: object) -> None:
+        raise UserError("other ids")
+
+    # Its files are being replaced now.
+    monkeypatch.setattr(training, "compare_with_hugging_face", refuse)
+    with pytest.raises(UserError, match="other ids"):
+        train_tokenizer(documents(), tmp_path, SMALL)
+    assert TokenizerInfo.read(tmp_path) is None
+
+
+def test_without_bytes_the_possible_range_does_not_count_them(tmp_path: Path) -> None:
+    settings = TokenizerSettings(vocab_size=9, character_coverage=1.0, byte_fallback=False, user_symbols=("<x>", "<y>"))
+    with pytest.raises(UsageError, match=r"from 11 to \d+ pieces \(5 special tokens, 2 user symbols, its characters,"):
+        train_tokenizer(["abcab abc <x>"], tmp_path, settings)
+    train_tokenizer(["abcab abc <x>"], tmp_path, settings.model_copy(update={"vocab_size": 11}))
+
+
+def test_the_metaspace_is_a_piece_where_spaces_are_rare(tmp_path: Path) -> None:
+    text = ["".join(random.Random(number).choices("\u65e5\u672c\u8a9e\u5b66\u6821", k=1_300)) for number in range(20)]
+    train_tokenizer(text, tmp_path, TokenizerSettings(vocab_size=300, character_coverage=0.99))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.decode(tokenizer.encode(" \u65e5 \u672c")) == " \u65e5 \u672c"
+    assert "\u2581" in tokenizer.pieces
+
+
+def test_literal_special_tokens_in_the_text_disturb_no_training(tmp_path: Path) -> None:
+    text = [document.replace("ba", "[MASK]").replace("de", "<0x41>").replace("fi", "[PAD]") for document in documents()]
+    train_tokenizer(text, tmp_path, SMALL)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert min(tokenizer.encode(" a[MASK] [PAD]<0x41>").tolist()) > 4
+
+
+def test_a_tokenizer_json_that_differs_writes_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = training.write_hugging_face_files
+
+    def damaging(tokenizer: Tokenizer, folder: Path) -> None:
+        original(tokenizer, folder)
+        values = json.loads((folder / "tokenizer.json").read_text())
+        values["model"]["merges"] = values["model"]["merges"][:20]
+        (folder / "tokenizer.json").write_text(json.dumps(values))
+
+    monkeypatch.setattr(training, "write_hugging_face_files", damaging)
+    with pytest.raises(UserError, match="does not give the ids of preparation"):
+        train_tokenizer(documents(), tmp_path, SMALL)
+    assert TokenizerInfo.read(tmp_path) is None
+
+
+def test_a_url_gets_the_same_folder(tokenizer: Tokenizer) -> None:
+    train_tokenizer(documents(), "memory://trained/one", SMALL, {"files": 1})
+    assert Tokenizer.load("memory://trained/one").fingerprint == tokenizer.fingerprint
+    filesystem = fsspec.filesystem("memory")
+    for path in tokenizer.folder.iterdir():
+        assert filesystem.cat_file(f"/trained/one/{path.name}") == path.read_bytes(), path.name

@@ -1,0 +1,104 @@
+"""A whole data set of which one file was changed: `verify` finds it, whichever file and whatever the change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
+from data_prep.data_set.shards import ShardIndex, read_index, read_records
+from data_prep.data_set.verify import verify_shards
+from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo
+from tests.fuzzing.mutations import fuzz, mutated_bytes, mutated_document
+from tests.fuzzing.watching import read_or_refuse, temporary_folder
+from trainer.data.shard_set import open_shard_set
+
+TAR, INDEX = "train-000000.tar", "train-000000.index.safetensors"
+
+
+def copied(shards: Path, factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(shards, factory.mktemp("copy") / "shards"))
+
+
+@fuzz(60, slow=True)
+@given(data=st.data())
+def test_verify_accepts_no_data_set_with_a_changed_file(
+    data: st.DataObject, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    names = sorted(str(path.relative_to(tiny_shards)) for path in tiny_shards.rglob("*") if path.is_file())
+    name = data.draw(st.sampled_from(names))
+    original = (tiny_shards / name).read_bytes()
+    is_json = name.endswith(".json")
+    changed = data.draw(mutated_document(json.loads(original)) if is_json else mutated_bytes(original))
+    folder = copied(tiny_shards, tmp_path_factory)
+    (folder / name).write_bytes(changed)
+    found = read_or_refuse(lambda: verify_shards(str(folder))[1], folder.parent, temporary_folder())
+    if changed != original and not found and found is not None:
+        # What tokenizer_info.json says of the training, and how it is laid out, is under no checksum.
+        assert name == f"{TOKENIZER_FOLDER}/{INFO_NAME}", f"{name} was changed and verify finds nothing"
+        assert _what_counts(folder) == _what_counts(tiny_shards)
+
+
+def _what_counts(folder: Path) -> tuple[object, ...]:
+    """What the information on a tokenizer decides."""
+    info = TokenizerInfo.read(folder / TOKENIZER_FOLDER)
+    assert info is not None and info.settings is not None
+    settings = info.settings
+    decisive = (settings.normalisation, settings.user_symbols)
+    return (info.fingerprint, info.vocab_size, info.kind, info.special_tokens, *decisive)
+
+
+@fuzz(150)
+@given(data=st.data())
+def test_a_damaged_tar_gives_whole_records_or_is_refused(
+    data: st.DataObject, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    original = (tiny_shards / TAR).read_bytes()
+    path = tmp_path_factory.mktemp("tar") / TAR
+    path.write_bytes(data.draw(mutated_bytes(original)))
+    records = read_or_refuse(lambda: list(read_records(path)), path.parent)
+    for _, record, offset in records or ():
+        tokens = record.tokens.tobytes()
+        assert path.read_bytes()[offset : offset + len(tokens)] == tokens
+
+
+@fuzz(150)
+@given(data=st.data())
+def test_an_index_with_a_checksum_of_its_own_is_consistent_or_refused(
+    data: st.DataObject, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whoever made the index made the manifest too: sha256 and size agree."""
+    record = read_manifest(str(tiny_shards)).train.shards[0]
+    changed = data.draw(mutated_bytes((tiny_shards / INDEX).read_bytes()))
+    folder = tmp_path_factory.mktemp("index")
+    (folder / INDEX).write_bytes(changed)
+    file = record.index.model_copy(update={"bytes": len(changed), "sha256": hashlib.sha256(changed).hexdigest()})
+    record = record.model_copy(update={"index": file})
+    index: ShardIndex | None = read_or_refuse(lambda: read_index(str(folder), record), folder)
+    if index is not None:
+        assert int(index.document_lengths.sum(dtype=np.int64)) == record.tokens
+        assert len(index.document_ids) == len(index.document_sources) == record.documents
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_token_counts_with_a_checksum_of_their_own_are_refused_or_usable(
+    data: st.DataObject, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    values = json.loads((tiny_shards / MANIFEST_NAME).read_bytes())
+    name = values["token_counts"]["name"]
+    changed = data.draw(mutated_bytes((tiny_shards / name).read_bytes()))
+    folder = tmp_path_factory.mktemp("counts")
+    (folder / name).write_bytes(changed)
+    values["token_counts"] |= {"bytes": len(changed), "sha256": hashlib.sha256(changed).hexdigest()}
+    (folder / MANIFEST_NAME).write_text(json.dumps(values))
+    counts = read_or_refuse(lambda: open_shard_set(str(folder)).token_counts("train"), folder)
+    if counts is not None:
+        assert counts.shape == (values["tokenizer"]["vocab_size"],) and counts.dtype == np.int64

@@ -1,0 +1,117 @@
+"""Input JSONL, plain and compressed, after damage: the documents that it truly holds, or a refusal."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.config import DocumentSettings
+from data_prep.inputs.documents import DocumentReader
+from data_prep.inputs.input_units import split_into_units
+from tests.fuzzing.mutations import HOSTILE_JSON, fuzz, mutated_bytes, mutated_document
+from tests.fuzzing.watching import read_or_refuse, temporary_folder
+
+SKIP = DocumentSettings(on_bad_input="skip", max_document_bytes=100_000)
+STOP = DocumentSettings(max_document_bytes=100_000)
+OBJECTS = [
+    {"text": "One sentence. Another.\n\nA paragraph.", "source": {"name": "tales", "year": 1901}},
+    {"text": "Ünïcode 漢字 🙂", "tags": ["a", "b"]},
+    {"text": "third"},
+]
+LINES = [json.dumps(values, ensure_ascii=number == 0).encode() for number, values in enumerate(OBJECTS)]
+
+
+def read(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 20) -> tuple[list[str], Counter[str]]:
+    units = split_into_units(str(path), path.stat().st_size, unit_bytes, 0)
+    readers = [DocumentReader(unit, settings) for unit in units]
+    texts = [document.text for reader in readers for document in reader]
+    return texts, sum((reader.dropped for reader in readers), Counter())
+
+
+def said_by(content: bytes) -> tuple[list[str], int]:
+    """The texts of a JSONL file and the number of its lines that hold none, by the plainest reading."""
+    texts, num_bad = [], 0
+    for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        if line.strip():
+            try:
+                assert len(line) <= SKIP.max_document_bytes
+                text = json.loads(line.decode())["text"]
+                assert isinstance(text, str)
+                texts.append(text)
+            except (ValueError, KeyError, TypeError, IndexError, AssertionError, RecursionError):
+                num_bad += 1
+    return texts, num_bad
+
+
+damaged_lines = st.lists(
+    st.sampled_from(LINES)
+    | st.sampled_from(OBJECTS).flatmap(mutated_document)
+    | st.sampled_from(HOSTILE_JSON).map(str.encode),
+    min_size=1,
+    max_size=4,
+).map(b"\n".join)
+
+
+@fuzz(250)
+@given(content=damaged_lines | mutated_bytes(b"\n".join(LINES)), unit_bytes=st.sampled_from((40, 1 << 20)))
+def test_of_damaged_lines_every_whole_document_is_read(
+    content: bytes, unit_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "input.jsonl"
+    path.write_bytes(content)
+    texts, num_bad = said_by(content)
+    for settings in (SKIP, STOP):
+        found = read_or_refuse(lambda settings=settings: read(path, settings, unit_bytes), path.parent)
+        if found is not None:
+            assert found[0] == texts and found[1].total() == num_bad
+        else:
+            assert (settings is STOP and num_bad) or _is_of_another_kind(content)
+
+
+def _is_of_another_kind(content: bytes) -> bool:
+    """An array over several lines, or what begins as a compressed file does, is refused as a whole."""
+    return content.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{") or content[:2] in (
+        b"\x1f\x8b",
+        b"\x28\xb5",
+        b"BZ",
+        b"\xfd7",
+        b"PA",
+    )
+
+
+@fuzz(250)
+@given(data=st.data())
+def test_a_damaged_gzip_file_is_refused_or_gives_what_it_holds(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    written = data.draw(mutated_bytes(gzip.compress(b"\n".join(LINES), mtime=0)))
+    path = tmp_path_factory.mktemp("gzip") / "input.jsonl.gz"
+    path.write_bytes(written)
+    found = read_or_refuse(lambda: read(path, SKIP), path.parent, temporary_folder())
+    if found is not None and written:
+        texts, num_bad = said_by(gzip.decompress(written))  # which raises where the file is damaged
+        assert found[0] == texts and found[1].total() == num_bad
+
+
+@fuzz(250)
+@given(data=st.data())
+def test_a_damaged_zstandard_file_is_refused_or_gives_what_it_holds(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = zstandard.ZstdCompressor(write_checksum=data.draw(st.booleans())).compress(b"\n".join(LINES))
+    written = data.draw(mutated_bytes(whole))
+    path = tmp_path_factory.mktemp("zstandard") / "input.jsonl.zst"
+    path.write_bytes(written)
+    found = read_or_refuse(lambda: read(path, SKIP), path.parent, temporary_folder())
+    if found is not None:
+        reader = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(written), read_across_frames=True)
+        texts, num_bad = said_by(reader.read())
+        assert found[0] == texts and found[1].total() == num_bad

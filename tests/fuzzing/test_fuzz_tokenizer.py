@@ -1,0 +1,133 @@
+"""A tokenizer's folder after damage to one of its files: the very same ids or a refusal, and never a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from data_prep.tokenizing.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
+from tests.fuzzing.mutations import EXAMPLES, fuzz, mutated_bytes, mutated_document
+from tests.fuzzing.watching import read_or_refuse
+
+TEXT = "The old cat crossed the river.\n\nIt rained 漢字 [MASK] [CLS] on <0x41> ships, \u00e9."
+_OPEN_MANY = """
+import sys
+from pathlib import Path
+from data_prep.errors import UserError
+from data_prep.tokenizing.sentencepiece_model import open_model, token_spans, vocabulary_of
+num_opened = 0
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    print(path.name, flush=True)
+    try:
+        processor = open_model(path.read_bytes(), path.name)
+    except UserError:
+        continue
+    vocabulary_of(processor)
+    processor.encode([" The old cat crossed the river.", " \\u6f22"], num_threads=1)
+    token_spans(processor, " It rained.")
+    num_opened += 1
+print("opened", num_opened)
+"""
+
+
+def copied(tokenizer: Path, factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(tokenizer, factory.mktemp("copy") / "tokenizer"))
+
+
+def ids_of(folder: Path) -> list[int]:
+    tokenizer = Tokenizer.load(folder)
+    ids = tokenizer.encode_text(TEXT)
+    tokenizer.decode(ids.tolist())
+    return [int(number) for number in ids]
+
+
+@pytest.mark.spawn
+def test_no_damaged_model_crashes_the_process_that_opens_it(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    """In a process of its own, which a fault of the C++ library would end."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    original = (tiny_tokenizer / MODEL_NAME).read_bytes()
+    written: list[bytes] = []
+
+    @fuzz(500)
+    @given(data=mutated_bytes(original))
+    def write(data: bytes) -> None:
+        (folder / f"{len(written):06d}").write_bytes(data)
+        written.append(data)
+
+    write()
+    command = [sys.executable, "-c", _OPEN_MANY, str(folder)]
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60 + EXAMPLES)
+    lines = answer.stdout.split("\n")
+    assert answer.returncode == 0, f"{lines[-2]} of {folder}: status {answer.returncode}\n{answer.stderr[-2000:]}"
+    assert lines[-2].startswith("opened") and len(written) >= 200
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_a_damaged_model_is_refused_or_gives_the_same_ids(
+    data: st.DataObject, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = copied(tiny_tokenizer, tmp_path_factory)
+    (folder / MODEL_NAME).write_bytes(data.draw(mutated_bytes((tiny_tokenizer / MODEL_NAME).read_bytes())))
+    found = read_or_refuse(lambda: ids_of(folder), folder)
+    assert found is None or found == ids_of(tiny_tokenizer)
+
+
+@fuzz(150)
+@given(data=st.data())
+def test_damaged_information_is_refused_or_gives_the_same_ids(
+    data: st.DataObject, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = copied(tiny_tokenizer, tmp_path_factory)
+    (folder / INFO_NAME).write_bytes(data.draw(mutated_document(json.loads((folder / INFO_NAME).read_bytes()))))
+    found = read_or_refuse(lambda: ids_of(folder), folder)
+    assert found is None or found == ids_of(tiny_tokenizer)
+
+
+@fuzz(150)
+@given(data=st.data())
+def test_a_damaged_foreign_tokenizer_is_refused_or_says_that_it_is_another(
+    data: st.DataObject, tiny_foreign_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """There is no information file, so any sound tokenizer is taken; its fingerprint tells whether it is this one."""
+    folder = copied(tiny_foreign_tokenizer, tmp_path_factory)
+    name = data.draw(st.sampled_from((TOKENIZER_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME)))
+    (folder / name).write_bytes(data.draw(mutated_document(json.loads((folder / name).read_bytes()))))
+
+    def read() -> tuple[str, list[int], int]:
+        tokenizer = Tokenizer.load(folder)
+        ids = tokenizer.encode_text(TEXT)
+        tokenizer.decode(ids.tolist())
+        assert not np.isin(ids, tokenizer.special_tokens.never_in_text).any()
+        assert len(ids) == 0 or int(ids.max()) < tokenizer.vocab_size
+        return tokenizer.fingerprint, ids.tolist(), tokenizer.vocab_size
+
+    found = read_or_refuse(read, folder)
+    original = Tokenizer.load(tiny_foreign_tokenizer)
+    if found is not None and found[0] == original.fingerprint:
+        assert found[1] == original.encode_text(TEXT).tolist() and found[2] == original.vocab_size
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_a_foreign_tokenizer_with_information_is_refused_or_gives_the_same_ids(
+    data: st.DataObject, tiny_foreign_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = copied(tiny_foreign_tokenizer, tmp_path_factory)
+    Tokenizer.load(tiny_foreign_tokenizer).info.write(folder)
+    name = data.draw(st.sampled_from((TOKENIZER_NAME, INFO_NAME)))
+    (folder / name).write_bytes(data.draw(mutated_document(json.loads((folder / name).read_bytes()))))
+    found = read_or_refuse(lambda: ids_of(folder), folder)
+    assert found is None or found == ids_of(tiny_foreign_tokenizer)

@@ -1,0 +1,202 @@
+"""Writes the golden files of a release, which every later release must read: `python tests/golden/make.py FOLDER`.
+
+Run once when a format is new, never again for the same folder. FOLDER then holds
+
+    corpus.jsonl     docstrings of this project
+    run.yaml         the settings of the run
+    shards/          a data set of them, with its tokenizer
+    run/             a run of that data: tokenizer, configuration, the checkpoint after RESUMED_STEP of MAX_STEPS steps
+    export/          the model after MAX_STEPS steps as a Hugging Face folder
+    expected.json    what all of that gave when it was written
+
+Everything is made in FOLDER with relative paths, by the commands that users run.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+RESUMED_STEP, MAX_STEPS = 3, 6
+TEXTS = (
+    "The tokenizer of the shards, and what it was made with.",
+    "  Spaces,\ttabs\n\nand a [MASK] stay what they are; \u00e9 and e\u0301 too, \u6f22\u5b57 become bytes.",
+)
+MASKED_TEXT = "The [MASK] of the shards."
+CONFIG = f"""\
+output_dir: run
+model:
+  vocab_size: 400
+  hidden_size: 16
+  num_hidden_layers: 2
+  num_attention_heads: 2
+  intermediate_size: 32
+  max_position_embeddings: 64
+  hidden_dropout_prob: 0.1
+data:
+  shards: shards
+  sequence_length: 64
+  sentence_pairs: next_sentence
+  num_workers: 0
+training:
+  max_steps: {MAX_STEPS}
+  seed: 5
+  micro_batch_tokens: 256
+  global_batch_tokens: 512
+  precision: fp32
+optimizer:
+  learning_rate: 3.0e-3
+zero:
+  stage: 1
+checkpoint:
+  every_steps: {RESUMED_STEP}
+  keep_last: 9
+logging:
+  every_steps: 1
+tracking:
+  uri: sqlite:///mlflow.db
+"""
+
+
+def environment() -> dict[str, str]:
+    """That of the commands: one thread, and nothing of the caller's tracking."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    return kept | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def run(folder: Path, *command: str) -> None:
+    """A command of this project in `folder`."""
+    answer = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment(), capture_output=True, text=True, timeout=900
+    )
+    assert answer.returncode == 0, f"{command}: {answer.stdout[-2000:]}{answer.stderr[-4000:]}"
+
+
+def train(folder: Path) -> None:
+    """Train in `folder`, or go on with the run that is there, to MAX_STEPS."""
+    run(folder, str(ROOT / "launch" / "pretrain.py"), "--config", "run.yaml")
+
+
+def losses(folder: Path) -> dict[str, float]:
+    """The training loss of every step, by the run's own record."""
+    found = {}
+    for line in (folder / "run" / "tracking" / "points.jsonl").read_text(encoding="utf-8").splitlines():
+        values = json.loads(line)
+        if "train/loss" in values["m"]:
+            found[str(values["s"])] = values["m"]["train/loss"]
+    return found
+
+
+def digest_of_tensors(tensors: dict[str, Any]) -> str:
+    """sha256 over names and values."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + np.ascontiguousarray(tensors[name].numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def first_rows(folder: Path) -> dict[str, Any]:
+    """The first rows that training sees: ids, and what of them is predicted."""
+    from data_prep.settings import load_settings
+    from trainer.config import RunConfig
+    from trainer.data.loader import Loader, Position
+    from trainer.data.shard_set import open_shard_set
+
+    config = load_settings(RunConfig, folder / "run.yaml")
+    shard_sets = [open_shard_set(str(folder / "shards"))]
+    seed = config.training.seed
+    loader = Loader(shard_sets, config.data, config.phases[0], Position(0, 0, 0), seed, 0, 1, lambda step: 0.15, 0)
+    micro = next(iter(loader)).micro_batches[0]
+    return {
+        "input_ids": micro.input_ids[:64].tolist(),
+        "labels": [label for label in micro.labels.tolist() if label >= 0][:20],
+    }
+
+
+def logits(folder: Path) -> list[float]:
+    """Of the export, the first logits of the masked place of MASKED_TEXT."""
+    import torch
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "export", local_files_only=True)
+    model = AutoModelForMaskedLM.from_pretrained(folder / "export", local_files_only=True).eval()
+    inputs = tokenizer(MASKED_TEXT, return_tensors="pt")
+    with torch.no_grad():
+        found = model(**inputs).logits[0]
+    place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    return [round(value, 6) for value in found[place, :40].tolist()]
+
+
+def write_corpus(path: Path) -> None:
+    """Docstrings of this project, a module a document, until 30 kB are together."""
+    lines, num_bytes = [], 0
+    for module in sorted((ROOT / "data_prep").rglob("*.py")):
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+        documented = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+        text = "\n\n".join(text for node in documented if (text := ast.get_docstring(node)))
+        if len(text) > 200 and num_bytes < 30_000:
+            lines.append(json.dumps({"text": text}))
+            num_bytes += len(text)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def expected(folder: Path) -> dict[str, Any]:
+    """What the files of `folder` give."""
+    from data_prep.data_set.manifest import read_manifest
+    from data_prep.tokenizing.tokenizer import Tokenizer
+    from trainer.checkpoints.format import read_state, read_weights, step_folder
+
+    manifest = read_manifest(str(folder / "shards"))
+    tokenizer = Tokenizer.load(folder / "shards" / "tokenizer")
+    checkpoint = step_folder(folder / "run", RESUMED_STEP)
+    return {
+        "manifest_digest": manifest.digest,
+        "tokens": [manifest.train.tokens, manifest.valid.tokens],
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "ids": [tokenizer.encode_text(text).tolist() for text in TEXTS],
+        "first_rows": first_rows(folder),
+        "weights_sha256": digest_of_tensors(read_weights(checkpoint)),
+        "state": read_state(checkpoint).state.model_dump(mode="json"),
+        "logits": logits(folder),
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]).absolute()
+    folder.mkdir(parents=True)  # a folder that is there stays as it is
+    write_corpus(folder / "corpus.jsonl")
+    (folder / "run.yaml").write_text(CONFIG, encoding="utf-8")
+    shards = ("shards.min_shards=1", "shards.valid_fraction=0.2", "shards.record_tokens=2000", "num_workers=1")
+    tokenizer = ("--output", "tokenizer", "tokenizer.vocab_size=400", "num_workers=1")
+    run(folder, "-m", "data_prep", "tokenizer", "--input", "corpus.jsonl", *tokenizer)
+    run(
+        folder,
+        *("-m", "data_prep", "shards", "--input", "corpus.jsonl", "--tokenizer", "tokenizer", "--output", "shards"),
+        *shards,
+    )
+    train(folder)
+    run(folder, str(ROOT / "launch" / "export.py"), "--checkpoint", "run", "--output", "export")
+    values = expected(folder) | {"losses": losses(folder)}
+    (folder / "expected.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    for name in ("tokenizer", "mlruns", "mlflow.db", f"run/checkpoints/step-{MAX_STEPS:08d}"):
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    kept = {"checkpoints", "tokenizer", "config.yaml"}
+    for path in (folder / "run").iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

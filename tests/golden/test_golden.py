@@ -1,0 +1,112 @@
+"""The files of every released format still load, and give what they gave when they were written."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_prep.data_set.manifest import FORMAT_VERSION, read_manifest
+from data_prep.data_set.verify import verify_shards
+from data_prep.tokenizing.hugging_face import check_parity
+from data_prep.tokenizing.tokenizer import Tokenizer
+from tests.golden import make
+from trainer.checkpoints.format import read_state, read_weights, step_folder
+from trainer.checkpoints.resuming import find_latest
+from trainer.exporting.source import read_source
+from trainer.using.fill_mask import FillMask
+
+GOLDEN = Path(__file__).parent
+RELEASES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.json"))
+LOSS_TOLERANCE = 1e-4
+"""Of a loss of about 6, after three steps of fp32: other versions of torch order its sums otherwise."""
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of a release's folder, which readers may write into."""
+    return Path(shutil.copytree(GOLDEN / request.param, tmp_path / request.param))
+
+
+@pytest.fixture
+def expected(release: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((release / "expected.json").read_text(encoding="utf-8"))
+    return values
+
+
+def test_every_format_has_golden_files() -> None:
+    """A new format of the manifest needs a folder of its own (`make.py` writes it)."""
+    versions = {
+        json.loads((GOLDEN / name / "shards" / "manifest.json").read_bytes())["format_version"] for name in RELEASES
+    }
+    assert FORMAT_VERSION in versions
+
+
+def test_the_golden_files_are_small() -> None:
+    for name in RELEASES:
+        num_bytes = sum(path.stat().st_size for path in (GOLDEN / name).rglob("*") if path.is_file())
+        assert num_bytes < 1_500_000, name
+
+
+def test_the_data_set_is_whole_and_has_its_digest(release: Path, expected: dict[str, Any]) -> None:
+    manifest, problems = verify_shards(str(release / "shards"))
+    assert problems == []
+    assert manifest.digest == expected["manifest_digest"]
+    assert [manifest.train.tokens, manifest.valid.tokens] == expected["tokens"]
+
+
+def test_the_tokenizer_gives_the_same_ids(release: Path, expected: dict[str, Any]) -> None:
+    folder = release / "shards" / "tokenizer"
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.fingerprint == expected["tokenizer_fingerprint"]
+    assert [tokenizer.encode_text(text).tolist() for text in make.TEXTS] == expected["ids"]
+    check_parity(folder, make.TEXTS)
+
+
+def test_training_sees_the_same_rows(release: Path, expected: dict[str, Any]) -> None:
+    assert make.first_rows(release) == expected["first_rows"]
+
+
+def test_the_checkpoint_has_the_same_weights_and_state(release: Path, expected: dict[str, Any]) -> None:
+    found = find_latest(release / "run", warn=pytest.fail)
+    assert found is not None and found.step == make.RESUMED_STEP
+    folder = step_folder(release / "run", make.RESUMED_STEP)
+    assert make.digest_of_tensors(read_weights(folder)) == expected["weights_sha256"]
+    state = read_state(folder).state.model_dump(mode="json")
+    assert {name: state[name] for name in expected["state"]} == expected["state"]
+    assert state["step"] == make.RESUMED_STEP and state["tokens_seen"] > 0
+
+
+def test_the_checkpoint_can_be_exported(release: Path) -> None:
+    source = read_source(release / "run")
+    assert source.config.model.hidden_size == 16
+    assert source.facts.step == make.RESUMED_STEP
+    assert source.facts.data_digests["shards"] == read_manifest(str(release / "shards")).digest
+
+
+def test_the_export_gives_the_same_logits(release: Path, expected: dict[str, Any]) -> None:
+    found = make.logits(release)
+    assert np.allclose(found, expected["logits"], rtol=0, atol=2e-5)
+    assert max(map(abs, found)) > 0.01
+
+
+def test_the_export_fills_a_mask(release: Path) -> None:
+    prediction = FillMask.load(release / "export").predict(make.MASKED_TEXT)
+    assert len(prediction.masks) == 1 and len(prediction.masks[0]) == 5
+    assert "[MASK]" not in prediction.filled
+
+
+@pytest.mark.slow
+@pytest.mark.spawn
+def test_the_run_goes_on_as_it_did(release: Path, expected: dict[str, Any]) -> None:
+    make.train(release)
+    found = make.losses(release)
+    resumed = [str(step) for step in range(make.RESUMED_STEP + 1, make.MAX_STEPS + 1)]
+    assert sorted(found) == resumed
+    for step in resumed:
+        assert math.isclose(found[step], expected["losses"][step], abs_tol=LOSS_TOLERANCE), step

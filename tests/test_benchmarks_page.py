@@ -1,0 +1,265 @@
+"""README's figures are those of tests/benchmarks/results, and `python -m tests.benchmarks` measures and tells."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.errors import UserError
+from tests.benchmarks import __main__ as command
+from tests.benchmarks import catalogue, plots, readme_blocks, reports, rows, running
+from tests.benchmarks.catalogue import Benchmark
+from tests.benchmarks.reports import Row, figure
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+AGAIN = "run python -m tests.benchmarks --readme"
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, reports.Report]:
+    """The reports that lie in the repository; each is in the common shape, or reading would rewrite it."""
+    for path in reports.RESULTS.glob("*.json"):
+        assert catalogue.of_file(path.name) is not None, f"{path.name} is the result of no benchmark"
+        assert reports.is_in_common_shape(reports.read(path)), f"{path.name} is as its script wrote it: {AGAIN}"
+    return command.load_reports(reports.RESULTS)
+
+
+def test_readmes_tables_are_exactly_what_the_results_give(measured: dict[str, reports.Report]) -> None:
+    assert {"overview", "loader", "encoder", "preparation"} <= set(readme_blocks.names_in(README))
+    assert readme_blocks.rewritten(README, measured) == README, AGAIN
+
+
+def test_the_picture_of_all_ratios_is_that_of_the_results(measured: dict[str, reports.Report]) -> None:
+    picture = (reports.RESULTS / command.RATIOS).read_text(encoding="utf-8")
+    assert picture == command.ratios_picture(measured), AGAIN
+    assert len(picture) < 100_000
+
+
+def test_no_speed_stands_in_readme_outside_those_tables() -> None:
+    by_hand = re.sub(
+        r"<!-- benchmarks: (\w+) -->.*?<!-- end of benchmarks: \1 -->|```.*?```", "", README, flags=re.DOTALL
+    )
+    assert re.findall(r".*\d (?:[MG]B/s|tok(?:ens)?/s|(?:million |billion )?tokens a second).*", by_hand) == []
+
+
+def test_every_result_says_where_and_how_it_was_measured(measured: dict[str, reports.Report]) -> None:
+    assert len(measured) >= 6
+    for name, report in measured.items():
+        benchmark = catalogue.named(report["benchmark"])
+        assert benchmark is catalogue.of_file(f"{name}.json")
+        assert set(report) == {"benchmark", "date", "machine", "versions", "command", "rows", "details"}
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", report["date"])
+        assert report["machine"]["cores"] and report["versions"]["python"]
+        assert re.match(r"python tests/benchmarks/\w+\.py", report["command"]), report["command"]
+        assert not re.search(r"(^| )/", report["command"])
+        assert report["rows"]
+        for row, saved in zip(reports.rows_of(report), report["rows"], strict=True):
+            assert row.ratio == pytest.approx(saved["ratio"]) if row.ratio is not None else saved["ratio"] is None
+            assert row.runs >= 1 and row.unit
+
+
+def test_a_ratio_above_one_means_that_ours_is_better() -> None:
+    assert Row("speed", 20.0, 5.0, "peer", "MB/s", "more", 3).ratio == 4.0
+    assert Row("memory", 20.0, 5.0, "peer", "MB", "less", 3).ratio == 0.25
+    assert Row("alone", 20.0, None, None, "s", "less", 3).ratio is None
+
+
+def raw_tokenising() -> dict[str, Any]:
+    runs = {name: [{"seconds": seconds}] * 3 for name, seconds in (("ours", 2.0), ("sentencepiece", 8.0))}
+    runs["tokenizers"] = [{"seconds": seconds} for seconds in (1.0, 5.0, 90.0)]  # the median counts
+    machine = {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1, "python": "3.11.7"}
+    return machine | {
+        "date": "2026-01-02",
+        "versions": {"sentencepiece": "0.2.3"},
+        "command": "python /somewhere/tests/benchmarks/tokenising.py --corpus /corpora/books --work /w --runs 3",
+        "text_mb": 20.0,
+        "runs": runs,
+    }
+
+
+def test_a_scripts_report_becomes_rows_of_medians_without_the_machines_paths() -> None:
+    report = reports.in_common_shape("tokenising", raw_tokenising(), rows.tokenising)
+    assert [(row["ours"], row["peer"], row["ratio"]) for row in report["rows"]] == [(10.0, 2.5, 4.0), (10.0, 4.0, 2.5)]
+    assert report["command"] == "python tokenising.py --corpus books --runs 3"
+    assert report["machine"] == {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1}
+    assert report["versions"] == {"sentencepiece": "0.2.3", "python": "3.11.7"}
+    assert report["date"] == "2026-01-02" and set(report["details"]) == {"text_mb", "runs"}
+    argv = ["/somewhere/tests/benchmarks/peers_preparation.py", "--corpus", "../corpora/*.jsonl.gz"]
+    assert reports.without_folders(argv) == "python tests/benchmarks/peers_preparation.py --corpus *.jsonl.gz"
+
+
+def test_what_a_script_wrote_into_results_itself_is_brought_into_the_common_shape(tmp_path: Path) -> None:
+    (tmp_path / "tokenising.json").write_text(json.dumps(raw_tokenising()))
+    found = command.load_reports(tmp_path)
+    assert found["tokenising"]["rows"][0]["ratio"] == 4.0
+    assert reports.read(tmp_path / "tokenising.json") == found["tokenising"]
+
+
+def test_a_figure_changed_by_hand_is_put_right_and_nothing_else_is_touched(measured: dict[str, reports.Report]) -> None:
+    block = f"<!-- benchmarks: loader -->\n{readme_blocks.made('loader', measured)}<!-- end of benchmarks: loader -->\n"
+    text = f"before 1.23 MB/s\n{block}after\n"
+    spoilt = re.sub(r"\| \d+\.\d \|", "| 999.9 |", text, count=1)
+    assert spoilt != text
+    assert readme_blocks.rewritten(spoilt, measured) == text
+
+
+def test_a_block_that_cannot_be_made_is_told(measured: dict[str, reports.Report]) -> None:
+    with pytest.raises(UserError, match="named nonsense"):
+        readme_blocks.rewritten("<!-- benchmarks: nonsense -->\n<!-- end of benchmarks: nonsense -->\n", measured)
+    with pytest.raises(UserError, match=r"results/loader\.json"):
+        readme_blocks.made("loader", {})
+
+
+def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
+    def points(*losses: float) -> list[dict[str, Any]]:
+        return [
+            {"step": step, "tokens": 1000 * step, "seconds": 2.0 * step, "documents": {"mlm_loss": loss}}
+            for step, loss in enumerate(losses, start=1)
+        ]
+
+    side = {"tokens_per_second": 500.0, "training_seconds": 4.0}
+    raw = raw_tokenising() | {
+        "preset": "tiny_cpu",
+        "parameters": 1234,
+        "sides": {"ours": side | {"points": points(5.0, 3.0)}, "transformers": side | {"points": points(6.0, 4.0)}},
+        "reached": {"documents": {"tokens": 1500.0, "seconds": 3.0}},
+    }
+    report = reports.in_common_shape("pretraining", raw, rows.pretraining)
+    assert [row["ratio"] for row in report["rows"]] == pytest.approx([1.0, 4.0 / 3.0, 4.0 / 3.0])
+    text = readme_blocks.made("pretraining", {"pretraining_cpu": report})
+    assert "| 2,000 | 4 | 3.000 | 4 | 4.000 |" in text and "reached by ours after 1,500 tokens and 3 s" in text
+    variants = {
+        name: {"mean": {"accuracy": mean}, "spread": {"accuracy": 0.01}, "fits": [0, 0, 0]}
+        for name, mean in (("scratch", 0.5), ("frozen", 0.6), ("full", 0.75))
+    }
+    raw = raw_tokenising() | {"seeds": 3, "most_rows": 1000, "tasks": {"sst2": {"variants": variants}}}
+    report = reports.in_common_shape("downstream", raw, rows.downstream)
+    assert [(row["ours"], row["ratio"]) for row in report["rows"]] == [(75.0, 1.5), (60.0, pytest.approx(1.2))]
+    assert "| sst2 | full | accuracy 0.750 ± 0.010 |" in readme_blocks.made("downstream", {"downstream_cpu": report})
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.0634, "0.063"), (0.634, "0.634"), (8.254, "8.25"), (9.996, "10.0"), (25.36, "25.4"), (163.2, "163")]
+    + [(99.96, "100"), (19970.0, "19,970")],
+)
+def test_figures_have_three_digits_that_count(value: float, told: str) -> None:
+    assert figure(value) == told
+
+
+def test_bars_are_as_long_as_their_figures_and_names_cannot_break_the_picture() -> None:
+    compared = [Row("a < b & c", 30.0, 10.0, "peer", "MB/s", "more", 3), Row("alone", 2.0, None, None, "s", "less", 1)]
+    picture = plots.draw_rows("title", compared)
+    widths = [int(width) for width in re.findall(r'<rect x="540" y="\d+" width="(\d+)"', picture)]
+    assert widths == [300, 100, 300]
+    assert "a &lt; b &amp; c" in picture
+    ratios = plots.draw_ratios("title", [*compared, Row("slow", 1.0, 2.0, "peer", "MB/s", "more", 3)])
+    assert re.findall(r">([\d.]+ x)<", ratios) == ["3.00 x", "0.500 x"]
+    assert re.findall(r'<rect x="540" y="\d+" width="(\d+)"', ratios) == ["300", "1"]
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose benchmarks are scripts of a line or two."""
+    folder = tmp_path / "tests" / "benchmarks"
+    folder.mkdir(parents=True)
+    (folder / "good.py").write_text(
+        "import json, os, sys\n"
+        f"raw = {raw_tokenising()!r} | {{'threads': os.environ['OMP_NUM_THREADS'], 'arguments': sys.argv[1:-2]}}\n"
+        "json.dump(raw, open(sys.argv[-1], 'w'))\n"
+    )
+    (folder / "bad.py").write_text("import sys; sys.exit('the disk is full')\n")
+    monkeypatch.setattr(running, "SCRIPTS", folder)
+    monkeypatch.setattr(running, "REPOSITORY", tmp_path)
+    return folder
+
+
+def fake(name: str, script: str = "good.py", **values: Any) -> Benchmark:
+    return Benchmark(name, "something", script, rows.tokenising, 1, ["--corpus", "{corpus}"], ["--quick"], **values)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, benchmarks: list[Benchmark], *words: str) -> int:
+    monkeypatch.setattr(command, "BENCHMARKS", benchmarks)
+    monkeypatch.setattr(catalogue, "BENCHMARKS", benchmarks)
+    return command.main(words)
+
+
+@pytest.mark.spawn
+def test_each_runs_on_its_own_and_what_cannot_run_says_why_and_stops_no_other(
+    scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    with gzip.open(corpus / "a.jsonl.gz", "wt") as lines:
+        lines.write('{"text": "a"}\n')
+    benchmarks = [
+        fake("lacking", packages=["no_such_package_a", "json"]),
+        fake("failing", script="bad.py"),
+        fake("tokenising"),
+    ]
+    results, pictures = tmp_path / "results", tmp_path / "pictures"
+    status = run(monkeypatch, benchmarks, "--corpus", str(corpus), "--results", str(results))
+    told = capfd.readouterr()
+    assert status == 1
+    assert re.search(r"lacking needs no_such_package_a, which.*pip install no_such_package_a'", told.err)
+    assert "the disk is full" in told.err and "failing ended with status 1" in told.err
+    assert "not measured: lacking, failing" in told.err
+    assert "[3/3]" in told.out and "10.0 MB/s  2.50 SentencePiece  4.00 times better" in told.out
+    assert [path.name for path in results.iterdir()] == ["tokenising.json"]
+    details = reports.read(results / "tokenising.json")["details"]
+    assert details["threads"] == "1" and details["arguments"] == ["--corpus", str(corpus)]
+    assert run(monkeypatch, benchmarks, "--results", str(results), "--plots", str(pictures)) == 0
+    assert {path.name for path in pictures.iterdir()} == {"tokenising.svg", "ratios.svg"}
+
+
+@pytest.mark.spawn
+def test_quick_figures_are_not_kept_and_a_missing_corpus_is_told(
+    scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CLOZEWORKS_CORPORA", raising=False)
+    before = {path: path.read_bytes() for path in reports.RESULTS.iterdir()}
+    assert run(monkeypatch, [fake("tokenising")], "--quick", "--work", str(tmp_path)) == 0
+    assert {path: path.read_bytes() for path in reports.RESULTS.iterdir()} == before
+    assert run(monkeypatch, [fake("tokenising")], "--results", str(tmp_path / "results")) == 1
+    assert "no --corpus is given" in capfd.readouterr().err
+    with pytest.raises(UserError, match="--only nonsense: there is no such benchmark"):
+        run(monkeypatch, [fake("tokenising")], "--only", "nonsense")
+
+
+def test_the_list_names_every_benchmark_and_every_script_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list"]) == 0
+    told = capsys.readouterr().out
+    for benchmark in catalogue.BENCHMARKS:
+        assert re.search(rf"^{benchmark.name} +(\d+ h )?\d+ min  \w", told, re.MULTILINE)
+        assert (running.SCRIPTS / benchmark.script).is_file()
+    names = [benchmark.file_name for benchmark in catalogue.BENCHMARKS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.slow
+@pytest.mark.spawn
+@pytest.mark.timeout(1800)
+def test_every_benchmark_that_needs_no_package_index_runs(
+    small_corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    corpus, results = tmp_path / "corpus", tmp_path / "results"
+    corpus.mkdir()
+    with gzip.open(corpus / "small.jsonl.gz", "wb") as target:
+        target.write(small_corpus.read_bytes())
+    own = [
+        benchmark.name
+        for benchmark in catalogue.BENCHMARKS
+        if not benchmark.peers_environment and "--labelled" not in benchmark.quick
+    ]
+    words = ["--quick", "--corpus", str(corpus), "--results", str(results), "--work", str(tmp_path), "--only", *own]
+    assert command.main(words) == 0, capfd.readouterr().err
+    found = command.load_reports(results)
+    assert {report["benchmark"] for report in found.values()} == set(own)
+    assert sys.executable not in "".join(report["command"] for report in found.values())

@@ -1,0 +1,131 @@
+"""The table of faults: what it makes of outcomes, that reports add up, and that README shows a row for every fault."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fault_table import (
+    BEGIN,
+    END,
+    REPOSITORY,
+    ROWS,
+    Outcome,
+    as_markdown,
+    combine,
+    main,
+    put_into,
+    read_outcomes,
+    rows_of_table,
+    write_outcomes,
+)
+
+HERE = "tests/test_fault_table.py::test_a_row_fails_with_any_of_its_tests"
+
+
+def outcome(row: str, kind: str = "passed", happened: str = "", test: str = HERE) -> Outcome:
+    return Outcome(test, row, f"fault of {row}", f"required of {row}", kind, happened)
+
+
+def test_a_row_fails_with_any_of_its_tests() -> None:
+    outcomes = [
+        outcome("2", happened="it said so"),
+        outcome("28b"),
+        outcome("28b", "failed"),
+        outcome("3"),
+        outcome("3", "skipped", "no disk"),
+        outcome("4", "skipped", "no network"),
+    ]
+    rows = {row.row: row for row in combine(outcomes)}
+    assert [(rows[name].outcome, rows[name].lost) for name in ("1", "2", "3", "4", "28b")] == [
+        ("missing", "not tried"),
+        ("passed", "nothing"),
+        ("partly", "nothing of what was tried"),
+        ("skipped", "not tried"),
+        ("failed", "see the failure"),
+    ]
+    assert rows["1"].happened == "no test ran" and rows["2"].happened == "it said so"
+    assert rows["3"].happened == "required of 3; not tried: fault of 3 (no disk)"
+    assert rows["28b"].happened == f"not what is required: {HERE}"
+    assert list(rows)[27:30] == ["28", "28b", "29"]
+
+
+def test_several_runs_make_one_report(tmp_path: Path) -> None:
+    path, gone = tmp_path / "report.json", "tests/test_fault_table.py::test_of_another_time"
+    write_outcomes(path, [outcome("2", "failed"), outcome("1", test=f"{HERE}[x]"), outcome("3", test=gone)])
+    write_outcomes(path, [outcome("2"), outcome("4")])
+    assert [(each.row, each.outcome) for each in read_outcomes(path)] == [
+        ("1", "passed"),
+        ("2", "passed"),
+        ("4", "passed"),
+    ]
+    assert [values["row"] for values in json.loads(path.read_text())] == ["1", "2", "4"], "a test that is gone"
+
+
+def test_the_table_goes_between_the_marks_of_a_page() -> None:
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    rows = combine([outcome("2", happened="a | b\nc")])
+    new = put_into(page, as_markdown(rows))
+    assert new.startswith(f"before\n{BEGIN}\n| row |") and new.endswith(f"{END}\nafter\n") and "old" not in new
+    assert rows_of_table(new)["2"] == ("fault of 2", "a \\| b c", "nothing")
+    assert tuple(rows_of_table(new)) == tuple(row.row for row in rows)
+    assert put_into(new, as_markdown(rows)) == new
+    with pytest.raises(ValueError, match="once each"):
+        put_into(page + BEGIN, "")
+
+
+def test_the_command_puts_several_reports_into_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_outcomes(tmp_path / "one.json", [outcome("1", "failed"), outcome("2", test=f"{HERE}[x]")])
+    write_outcomes(tmp_path / "two.json", [outcome("1")])
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    reports = [str(tmp_path / "one.json"), str(tmp_path / "two.json")]
+    monkeypatch.setattr("sys.argv", ["fault_table", *reports, "--into", str(page)])
+    main()
+    rows = rows_of_table(page.read_text())
+    assert [rows[name][2] for name in ("1", "2", "3")] == ["nothing", "nothing", "not tried"]
+    monkeypatch.setattr("sys.argv", ["fault_table", *reports])
+    main()
+    assert capsys.readouterr().out in page.read_text()
+
+
+def marked_tests() -> list[tuple[str, str, str]]:
+    """Row, file and name of every test with a mark, as the files have them."""
+    found = []
+    for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        constants = {ast.unparse(each.targets[0]): each.value for each in body if isinstance(each, ast.Assign)}
+        for function in body:
+            if isinstance(function, ast.FunctionDef):
+                marks = [constants.get(ast.unparse(mark), mark) for mark in function.decorator_list]
+                rows = [row for mark in marks if (row := row_of(mark)) is not None]
+                found += [(row, str(path.relative_to(REPOSITORY)), function.name) for row in rows]
+    return found
+
+
+def row_of(mark: ast.expr) -> str | None:
+    if not isinstance(mark, ast.Call) or ast.unparse(mark.func) not in ("pytest.mark.fault", "fault"):
+        return None
+    named = [word.value for word in mark.keywords if word.arg == "row"]
+    return str(ast.literal_eval((named or mark.args)[0]))
+
+
+def test_every_row_of_the_fault_list_has_a_system_test_that_is_named_after_it() -> None:
+    found = marked_tests()
+    assert {row for row, _, _ in found} == set(ROWS)
+    system = [(row, name) for row, path, name in found if path.startswith("tests/system/")]
+    assert {row for row, _ in system} == set(ROWS)
+    names = {row: "test_row_" + row.zfill(3 if row.endswith("b") else 2) + "_" for row in ROWS}
+    assert [name for row, name in system if not name.startswith(names[row])] == []
+
+
+def test_readme_shows_a_row_for_every_fault() -> None:
+    rows = rows_of_table((REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    assert tuple(rows) == tuple(row.row for row in combine([]))
+    assert {name: cells for name, cells in rows.items() if len(cells) != 3 or "" in cells} == {}
+    assert [name for name, cells in rows.items() if cells[2] == "see the failure"] == []

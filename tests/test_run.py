@@ -1,0 +1,61 @@
+"""tests/run.sh, with stand-ins for the environment and Python: what it asks of pytest."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spawn
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ENVIRONMENT = """
+prepare_environment() { export CLOZEWORKS_VENV=$root/venv PATH=$root/venv/bin:$PATH; }
+install_debian_packages() { true; }
+count_gpus() { echo 0; }
+_die() { echo "$*" >&2; exit 1; }
+"""
+PYTHON = '#!/bin/sh\necho "$COVERAGE_FILE"\nshift 3\nfor word in "$@"; do echo "$word"; done\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository that holds run.sh and stand-ins for what it calls."""
+    for folder in ("tests", "launch", "venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(REPOSITORY / "tests" / "run.sh", tmp_path / "tests")
+    (tmp_path / "launch" / "environment.sh").write_text(ENVIRONMENT)
+    (tmp_path / "venv" / "bin" / "python").write_text(PYTHON)
+    (tmp_path / "venv" / "bin" / "python").chmod(0o755)
+    return tmp_path
+
+
+def asked(root: Path, *arguments: str) -> list[str]:
+    """The words after `python -m pytest --durations=15`."""
+    answer = subprocess.run(["bash", "tests/run.sh", *arguments], cwd=root, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0, answer.stderr
+    coverage_file, *words = answer.stdout.splitlines()
+    assert coverage_file == str(root / "venv" / "coverage" / "data"), "nothing of it lies among the sources"
+    return words
+
+
+def test_the_whole_run_measures_lines_and_keeps_the_floor(root: Path) -> None:
+    assert asked(root) == ["--cov"]
+
+
+def test_with_other_versions_it_is_the_whole_run_too(root: Path) -> None:
+    (root / "older.txt").write_text("torch==2.11.0\n")
+    assert asked(root, "--constraints", "older.txt") == ["--cov"]
+
+
+def test_of_a_part_no_floor_is_asked(root: Path) -> None:
+    words = asked(root, "tests/trainer", "-k", "masking or loader")
+    assert words == ["tests/trainer", "-k", "masking or loader", "--cov-fail-under=0"]
+    assert asked(root, "--cov", "tests/trainer") == ["--cov", "tests/trainer", "--cov-fail-under=0"]
+
+
+def test_every_test_runs_without_measuring_for_kills_lose_the_lines(root: Path) -> None:
+    words = asked(root, "--all")
+    assert words[:4] == ["-m", "", "-p", "tests.fault_table"] and "--cov" not in words

@@ -1,0 +1,221 @@
+"""Checkpoints copied to S3 in the background, and fetched from there."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.errors import UserError
+from data_prep.files import storage
+from tests.s3_server import S3Bucket, S3Server, run_server
+from tests.trainer.checkpoints.test_checkpoint import IDENTITY, StillEngine, flip_bytes, refuse
+from tests.trainer.toy_training import make_config
+from trainer.checkpoints import checkpoint as checkpoints
+from trainer.checkpoints import upload
+from trainer.checkpoints.fetch import needed_files
+from trainer.checkpoints.format import MARKER_NAME, TrainState, read_marker, read_weights
+from trainer.checkpoints.resuming import find_latest
+from trainer.checkpoints.store import stored_steps
+from trainer.checkpoints.upload import Uploader
+from trainer.ranks.distributed import Ranks
+from trainer.settings.watching import CheckpointSettings
+
+TENSORS = "rank-00000-of-00001.safetensors"
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    with run_server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
+    made = s3_server.make_bucket()
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+class Run:
+    """A run of one rank that saves and copies."""
+
+    def __init__(self, folder: Path, url: str, **settings: object) -> None:
+        self.folder, self.url, self.warnings = folder, url, list[str]()
+        self.settings = CheckpointSettings(upload_to=url, upload_wait_seconds=20, **settings)
+        self.uploader = Uploader(self.settings, checkpoints.ALONE, self.warnings.append)
+
+    def save(self, step: int, engine: StillEngine | None = None, **evaluation: float) -> Path:
+        config = make_config(str(self.folder), 0).model_copy(update={"checkpoint": self.settings})
+        metrics = {f"valid/{name}": value for name, value in evaluation.items()}
+        state = TrainState(step=step, evaluation=metrics)
+        saved = checkpoints.save(self.folder, engine or StillEngine(), state, config, IDENTITY)
+        assert saved is not None
+        self.uploader.submit(saved)
+        return saved.folder
+
+    def latest(self, folder: Path, **more: object) -> checkpoints.Checkpoint | None:
+        return find_latest(folder, remote=self.url, stage=0, **more)
+
+
+def test_an_empty_disk_goes_on_from_the_newest_complete_one_in_the_store(bucket, tmp_path):
+    run = Run(tmp_path / "run", f"{bucket.url}/runs/mine")
+    run.save(10)
+    engine = StillEngine(learning_rate=0.7)
+    run.save(20, engine)
+    assert run.uploader.close() and run.warnings == []
+    found = run.latest(tmp_path / "elsewhere", warn=refuse)
+    assert found.step == 20 and found.folder == tmp_path / "elsewhere" / "checkpoints" / "step-00000020"
+    assert torch.equal(read_weights(found.folder)["norm.weight"], engine.module.norm.weight)
+    assert find_latest(tmp_path / "elsewhere", warn=refuse).step == 20, "now it lies on the disk"
+
+
+def test_the_marker_comes_last(bucket, tmp_path, monkeypatch):
+    written = []
+    write_bytes, copy_file = storage.write_bytes, upload.copy_file
+    remember = lambda url: written.append(str(url).rpartition("/")[2]) if storage.is_remote(url) else None  # noqa: E731
+    monkeypatch.setattr(storage, "write_bytes", lambda url, data: (remember(url), write_bytes(url, data)))
+    monkeypatch.setattr(upload, "copy_file", lambda path, url: (remember(url), copy_file(path, url)))
+    run = Run(tmp_path, bucket.url)
+    run.save(10)
+    assert run.uploader.close()
+    assert written == [TENSORS, TENSORS + ".sha256", "state.json", MARKER_NAME]
+
+
+def test_a_copy_that_was_broken_off_is_none(bucket, tmp_path):
+    run = Run(tmp_path / "run", bucket.url, keep_last=5)
+    run.save(10)
+    run.save(20)
+    assert run.uploader.close()
+    storage.remove(f"{bucket.url}/step-00000020/{MARKER_NAME}")
+    assert stored_steps(bucket.url) == [10]
+    assert run.latest(tmp_path / "elsewhere").step == 10
+
+
+def test_a_store_that_fails_is_warned_of_and_the_next_save_catches_up(bucket, tmp_path, monkeypatch):
+    run = Run(tmp_path, bucket.url, keep_last=5)
+    copy_file, failed = upload.copy_file, threading.Event()
+
+    def away(path: Path, url: str) -> None:
+        failed.set()
+        raise UserError(f"{url} cannot be written: the store is away")
+
+    monkeypatch.setattr(upload, "copy_file", away)
+    run.save(10)
+    assert failed.wait(20)
+    while not run.warnings:
+        failed.wait(0.01)
+    assert "step-00000010 was not copied" in run.warnings[0] and "the store is away" in run.warnings[0]
+    monkeypatch.setattr(upload, "copy_file", copy_file)
+    run.save(20)
+    assert run.uploader.close() and len(run.warnings) == 1
+    assert stored_steps(bucket.url) == [20, 10]
+
+
+def test_what_the_store_lacks_of_a_run_that_is_started_again_is_copied_at_once(bucket, tmp_path):
+    config = make_config(str(tmp_path), 0)
+    saved = checkpoints.save(tmp_path, StillEngine(), TrainState(step=10), config, IDENTITY)
+    again = Run(tmp_path, bucket.url)
+    again.uploader.submit_if_missing(saved)
+    assert again.uploader.close() and again.warnings == []
+    assert stored_steps(bucket.url) == [10]
+    written = bucket.objects()
+    third = Run(tmp_path, bucket.url)
+    third.uploader.submit_if_missing(saved)
+    assert third.uploader._pending == {} and third.uploader.close()
+    assert bucket.objects() == written
+
+
+def test_the_store_keeps_what_the_disk_keeps_and_the_best(bucket, tmp_path):
+    run = Run(tmp_path, bucket.url, keep_last=1, keep_best=1, keep_every_steps=40)
+    for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)):
+        run.save(step, mlm_loss=loss)
+        while step not in stored_steps(bucket.url):
+            threading.Event().wait(0.05)
+    assert run.uploader.close()
+    assert stored_steps(bucket.url) == [50, 40, 20]
+    folders = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert folders == {"step-00000020", "step-00000040", "step-00000050"}
+    names = {key.rpartition("/")[2] for key in bucket.objects("step-00000010")}
+    assert names == set(), "nothing of a removed one is left"
+
+
+@pytest.mark.parametrize("damage", ["tensors gone", "tensors flipped", "marker gone", "state empty"])
+def test_what_is_damaged_on_disk_is_fetched_again(damage, bucket, tmp_path):
+    run = Run(tmp_path, bucket.url)
+    folder = run.save(10)
+    assert run.uploader.close()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if damage == "tensors flipped":
+        flip_bytes(folder / TENSORS)
+    elif damage == "state empty":
+        (folder / "state.json").write_bytes(b"")
+    else:
+        (folder / {"tensors gone": TENSORS, "marker gone": MARKER_NAME}[damage]).unlink()
+    assert run.latest(tmp_path, warn=lambda message: None).step == 10
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_store_that_cannot_be_read_is_no_fresh_start(bucket, tmp_path):
+    run = Run(tmp_path / "run", f"{bucket.url}-missing")
+    with pytest.raises(UserError, match="whether there is a checkpoint to go on from cannot be told"):
+        run.latest(tmp_path / "elsewhere")
+    local = tmp_path / "local"
+    assert checkpoints.save(local, StillEngine(), TrainState(step=3), make_config(str(local), 0), IDENTITY)
+    warnings: list[str] = []
+    assert run.latest(local, warn=warnings.append).step == 3
+    assert "only the checkpoints on disk are looked at" in warnings[0]
+
+
+def test_a_save_of_the_same_step_replaces_the_stored_one(bucket, tmp_path):
+    run = Run(tmp_path / "run", bucket.url)
+    run.save(10)
+    engine = StillEngine(learning_rate=0.7)
+    run.save(10, engine)
+    assert run.uploader.close()
+    found = run.latest(tmp_path / "elsewhere", warn=refuse)
+    assert torch.equal(read_weights(found.folder)["norm.weight"], engine.module.norm.weight)
+
+
+def test_a_rank_needs_its_own_file_and_with_other_ranks_or_another_stage_all(tmp_path):
+    folder = checkpoints.save(
+        tmp_path, StillEngine(), TrainState(step=3), make_config(str(tmp_path), 0), IDENTITY
+    ).folder
+    marker = read_marker(folder)
+    state = (folder / "state.json").read_text()
+    first, second = marker.files[0], marker.files[0].model_copy(update={"name": "rank-00001-of-00002.safetensors"})
+    marker = marker.model_copy(
+        update={"files": (first.model_copy(update={"name": "rank-00000-of-00002.safetensors"}), second)}
+    )
+    (folder / "state.json").write_text(
+        state.replace('"world_size": 1', '"world_size": 2').replace('"zero_stage": 0', '"zero_stage": 2')
+    )
+    cpu = torch.device("cpu")
+
+    def names(stage: int, rank: int, world_size: int, local_rank: int) -> list[str]:
+        return [r.name[:10] for r in needed_files(marker, folder, stage, Ranks(rank, world_size, local_rank, cpu))]
+
+    assert names(2, 1, 2, 0) == ["rank-00001"]
+    assert names(3, 1, 2, 0) == ["rank-00000", "rank-00001"] and names(3, 1, 2, 1) == []
+    assert names(2, 0, 1, 0) == ["rank-00000", "rank-00001"]
+
+
+@pytest.mark.spawn
+def test_with_one_nodes_folder_gone_both_nodes_go_on(bucket, tmp_path):
+    """Two nodes of one rank each, each with a disk of its own."""
+    from tests.trainer.toy_processes import run_jobs
+
+    job = {"stage": 1, "accumulation": 2, "output_dir": f"{tmp_path}/node-RANK", "steps": 2, "upload_to": bucket.url}
+    run_jobs(tmp_path, 2, [job])
+    names = {node: {p.name for p in tmp_path.glob(f"{node}/checkpoints/*/*")} for node in ("node-0", "node-1")}
+    assert names["node-0"] == {"rank-00000-of-00002.safetensors", "state.json", MARKER_NAME}
+    assert names["node-1"] == {"rank-00001-of-00002.safetensors", "state.json", MARKER_NAME}
+    shutil.rmtree(tmp_path / "node-1")
+    (report,) = run_jobs(tmp_path, 2, [job])
+    assert report["first"] == 2

@@ -1,0 +1,114 @@
+"""With stand-ins for ssh; tests/system/test_nodes.py asks two real hosts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.settings import load_settings
+from trainer.config import RunConfig
+from trainer.preflight import host_checks
+from trainer.preflight.preflight import Finding
+
+
+def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
+    return load_settings(RunConfig, "tiny_cpu", [f"data.shards={shards}", f"output_dir={folder}/run", *overrides])
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """It runs the command here: as another version on the host `old`, without the folders on `far`, not on `gone`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(
+        f"#!{sys.executable}\n"
+        "import os, subprocess, sys\n"
+        f"open({str(tmp_path / 'words')!r}, 'a').write(repr(sys.argv) + chr(10))\n"
+        "if '-G' in sys.argv:\n    sys.exit(print('serveraliveinterval', os.environ.get('ALIVE', '0')))\n"
+        "host, command = sys.argv[-2:]\n"
+        "if host == 'gone':\n    sys.exit('ssh: connect to host gone port 22: No route to host')\n"
+        "answer = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout\n"
+        "old = 'import importlib.metadata as m; print(m.version(\"deepspeed\"))'\n"
+        "deepspeed = subprocess.run([sys.executable, '-c', old], capture_output=True, text=True).stdout.strip()\n"
+        "answer = answer.replace(deepspeed, '0.1.2') if host == 'old' else answer\n"
+        "print(answer.replace('true', 'false') if host == 'far' else answer)\n"
+    )
+    (folder / "ssh").chmod(0o755)
+    (folder / "pdsh").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith((*host_checks.LAUNCHER_PREFIXES, *host_checks.NEEDED_PREFIXES)):
+            monkeypatch.delenv(name)
+    return folder
+
+
+@pytest.mark.spawn
+def test_hosts_with_other_versions_other_folders_or_no_answer_fail(ssh, tmp_path, small_shards):
+    config = config_of(small_shards, tmp_path)
+    same, old, far, gone = host_checks.check_hosts(["same", "old", "far", "gone"], config)
+    assert same.level == "ok" and "same versions, the same folders" in same.text, same
+    assert old.level == "fail" and "deepspeed 0.1.2 (here " in old.text
+    assert far.level == "fail" and "far does not see" in far.text and "checkpoint.upload_to" in far.text
+    assert gone.level == "fail" and "No route to host" in gone.text
+    assert not list(tmp_path.glob(".clozeworks-doctor-*")), "the probe is gone"
+    stored = config_of(small_shards, tmp_path, "checkpoint.upload_to=s3://bucket/run")
+    (far,) = host_checks.check_hosts(["far"], stored)
+    assert far.level == "fail" and str(small_shards) in far.text, "the shards are not there either"
+
+
+def forwarding() -> dict[str, Finding]:
+    return {finding.name: finding for finding in host_checks.check_forwarding(["one", "two"], "cpu")}
+
+
+def test_what_the_launcher_forwards_is_told_and_what_it_forgets_is_warned_of(ssh, tmp_path, monkeypatch):
+    monkeypatch.setenv("ALIVE", "15")
+    (tmp_path / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
+    found = forwarding()
+    assert found["forwarding"].level == "ok" and "GLOO_SOCKET_IFNAME by .deepspeed_env" in found["forwarding"].text
+    assert found["ssh"].level == "ok" and "ServerAliveInterval 15 s" in found["ssh"].text
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    found = forwarding()["forwarding"]
+    assert found.level == "warn" and found.text.startswith("AWS_PROFILE set here")
+
+
+def test_an_ssh_that_waits_for_ever_and_a_missing_interface_are_warned_of(ssh):
+    found = forwarding()
+    assert found["ssh"].level == "warn" and "ServerAliveInterval is 0" in found["ssh"].text
+    assert any("GLOO_SOCKET_IFNAME" in finding.text for finding in host_checks.check_forwarding(["one"], "cpu"))
+
+
+@pytest.mark.parametrize("line", ["", "# comment", "export A=1", "A"])
+def test_a_line_on_which_the_launcher_would_fail_fails(line, ssh, tmp_path):
+    (tmp_path / ".deepspeed_env").write_text(f"GLOO_SOCKET_IFNAME=eth0\n{line}\n")
+    found = forwarding()["forwarding"]
+    assert found.level == "fail" and ".deepspeed_env, line 2" in found.text
+
+
+@pytest.mark.fault(
+    row="47b",
+    fault="a secret in .deepspeed_env, or in a variable that the deepspeed launcher forwards",
+    required="the doctor fails and names the variable, not its value",
+)
+def test_secrets_that_the_launcher_would_show_fail(ssh, tmp_path, monkeypatch):
+    (tmp_path / ".deepspeed_env").write_text("AWS_SECRET_ACCESS_KEY=correct-horse\n")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:battery@mlflow.example.org")
+    found = forwarding()["secrets"]
+    assert found.level == "fail" and found.text.startswith("AWS_SECRET_ACCESS_KEY, MLFLOW_TRACKING_URI would stand")
+    assert "horse" not in found.text and "battery" not in found.text
+
+
+@pytest.mark.fault(
+    row="48", fault="shell metacharacters in a path that is asked for on a host", required="passed as data"
+)
+@pytest.mark.spawn
+def test_a_path_with_shell_characters_is_data_for_the_other_host(ssh, tmp_path):
+    strange = tmp_path / "a; touch broken #$(touch broken)"
+    strange.mkdir()
+    answer = host_checks.ask_host("same", [str(strange), str(tmp_path / "none")])
+    assert not isinstance(answer, str) and answer.has_paths == [True, False]
+    assert not (tmp_path / "broken").exists()

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PROGRAM = """
+import sys, time
+from trainer.ranks import deepspeed_launcher as launcher
+
+def main():
+    print(launcher.runner.subprocess.Popen(["sleep", "600"]).pid, flush=True)
+    time.sleep(600)
+
+launcher.runner.main = main
+launcher.main()
+"""
+
+
+@pytest.mark.spawn
+def test_what_the_launcher_starts_ends_with_it_even_by_sigkill():
+    """As pdsh, which deepspeed's launcher starts by the name `subprocess.Popen` of its module."""
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"}
+    launcher = subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    child = psutil.Process(int(launcher.stdout.readline()))
+    assert child.name() == "sleep"
+    launcher.kill()
+    launcher.wait()
+    _, alive = psutil.wait_procs([child], timeout=30)
+    assert not alive
+
+
+def test_the_launcher_of_this_release_starts_pdsh_by_that_name():
+    from deepspeed.launcher import runner
+
+    source = Path(runner.__file__).read_text()
+    assert "result = subprocess.Popen(cmd, env=env)" in source

@@ -1,0 +1,106 @@
+"""Sending a tracked folder from elsewhere; with a server in trouble in tests/system/test_faults_tracking.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import UsageError, UserError
+from launch import sync_tracking
+from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker
+from trainer.settings.watching import TrackingSettings
+from trainer.tracking.mlflow_server import connect
+from trainer.tracking.sync import sync, tracking_folders
+from trainer.tracking.tracking import Tracker
+
+
+def untracked(folder: Path, **more: str) -> None:
+    """A run that reached no server."""
+    tracker = open_tracker("http://127.0.0.1:1", folder, Warnings(), patience=0.0, **more)
+    log_steps(tracker, range(1, 21))
+    tracker.close("FINISHED", timeout_seconds=0.1)
+
+
+def test_every_tracking_folder_is_sent_once(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untracked(tmp_path / "fits")
+    untracked(tmp_path / "fits" / "runs" / "one", run_name="one")
+    before = {path: path.read_bytes() for path in (tmp_path / "fits").rglob("*") if path.is_file()}
+    monkeypatch.setattr(sys, "argv", ["sync_tracking.py", str(tmp_path / "fits"), "--tracking-uri", database])
+    for _ in range(2):
+        sync_tracking.main()
+    out = capsys.readouterr().out
+    assert out.count("the run is FINISHED") == 4 and out.count("sent 0 bytes of points and 0 artifacts") == 2
+    assert {path: path.read_bytes() for path in before} == before, "the training's own files are left alone"
+    runs = all_runs(database)
+    assert sorted(run.info.run_name for run in runs) == ["fits", "one"]
+    for run in runs:
+        assert_complete(database, run.info.run_id, 20)
+
+
+def test_runs_that_never_saw_a_server_stand_under_their_parent_once_they_are_sent(
+    database: str, tmp_path: Path
+) -> None:
+    parent = open_tracker("http://127.0.0.1:1", tmp_path / "fits", Warnings(), patience=0.0)
+    folder = tmp_path / "fits" / "runs" / "one"  # which sorts before the parent's own folder
+    child = Tracker.open(TrackingSettings(uri="http://127.0.0.1:1"), folder, Warnings(), 0.0, parent.run_uuid)
+    for tracker in (child, parent):
+        log_steps(tracker, range(1, 4))
+        tracker.close("FINISHED", timeout_seconds=0.1)
+    for _ in range(2):
+        older, younger = sync(tmp_path / "fits", database, Warnings())
+    tags = {run.info.run_id: run.data.tags for run in all_runs(database)}
+    assert len(tags) == 2 and "mlflow.parentRunId" not in tags[older.run_id]
+    assert tags[younger.run_id]["mlflow.parentRunId"] == older.run_id
+
+
+def test_a_run_whose_parent_is_not_there_is_sent_and_found_wanting(database: str, tmp_path: Path) -> None:
+    told = Warnings()
+    settings = TrackingSettings(uri=database)
+    child = Tracker.open(settings, tmp_path / "one", told, parent_uuid="of-nobody")
+    log_steps(child, range(1, 4))
+    child.close("FINISHED", timeout_seconds=1.0)
+    assert len(told) == 1 and "not everything was sent" in told[0]
+    assert child.run_id is not None
+    assert_complete(database, child.run_id, 3)
+    parent = open_tracker(database, tmp_path / "parent")
+    path = tmp_path / "one" / "tracking" / "run.json"
+    path.write_text(path.read_text().replace("of-nobody", parent.run_uuid))
+    again = Tracker.open(settings, tmp_path / "one", told)
+    again.close("FINISHED")
+    parent.close("FINISHED")
+    assert len(told) == 1
+    assert connect(database).get_run(child.run_id).data.tags["mlflow.parentRunId"] == parent.run_id
+
+
+def test_a_torn_last_line_is_left_to_its_writer(database: str, tmp_path: Path) -> None:
+    untracked(tmp_path / "run")
+    points = tmp_path / "run" / "tracking" / "points.jsonl"
+    whole = points.read_bytes()
+    points.write_bytes(whole + b'{"t":1,"s":21,"m":{"train/lo')
+    (synced,) = sync(tmp_path / "run", database, Warnings())
+    assert synced.num_bytes == len(whole)
+    assert points.read_bytes().endswith(b"train/lo")
+
+
+def test_the_time_of_the_end_is_the_trainings(database: str, tmp_path: Path) -> None:
+    untracked(tmp_path / "run")
+    assert len(list(sync(tmp_path / "run", database, Warnings()))) == 1
+    (run,) = all_runs(database)
+    (folder,) = tracking_folders(tmp_path / "run")
+    assert f'"ended_at": {run.info.end_time}' in (folder / "run.json").read_text()
+
+
+def test_what_cannot_be_sent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.tracking.sync.MAX_RETRIES", 0)
+    untracked(tmp_path / "run")
+    with pytest.raises(UserError, match="was not sent to http://127.0.0.1:1 whole.*run the same command again"):
+        list(sync(tmp_path / "run", "http://127.0.0.1:1", Warnings()))
+    with pytest.raises(UserError, match="nothing was tracked"):
+        tracking_folders(tmp_path / "run" / "tracking" / "artifacts")
+    monkeypatch.setattr(sys, "argv", ["sync_tracking.py", str(tmp_path / "nowhere")])
+    with pytest.raises(UsageError, match="is no folder"):
+        sync_tracking.main()

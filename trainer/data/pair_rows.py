@@ -1,0 +1,92 @@
+"""Planned sentence pairs in rows: what the plan of a shard holds, and the segments of any of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from trainer.data.batch import IGNORED
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments, expand_ranges
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What became of the sentences of an epoch's shards; the 50% hold over chunks of two sentences and more."""
+
+    pairs: int = 0
+    random_pairs: int = 0
+    """Pairs whose B is from another document."""
+    swapped_pairs: int = 0
+    """Pairs in the wrong order."""
+    single_sentence_chunks: int = 0
+    """A document's only or last sentence, or a long one: B is always random, or with sentence order there is none."""
+    dropped_chunks: int = 0
+    """Chunks of one sentence in a shard without another document to take B from."""
+    truncated_tokens: int = 0
+    """Tokens cut from pairs longer than a row, and of dropped chunks."""
+    rows: int = 0
+    filled_places: int = 0
+
+    def __add__(self, other: PairCounts) -> PairCounts:
+        names = [field.name for field in fields(self)]
+        return PairCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def __str__(self) -> str:
+        kinds = (
+            f"{self.random_pairs:,} with a random B" if not self.swapped_pairs else f"{self.swapped_pairs:,} swapped"
+        )
+        return (
+            f"{self.pairs:,} sentence pairs ({kinds}), {self.single_sentence_chunks:,} chunks of a single sentence, "
+            f"{self.dropped_chunks:,} chunks dropped, {self.truncated_tokens:,} tokens cut to fit"
+        )
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """The pairs of one shard, K of them, in the order of its rows; starts count tokens as `document_starts` does.
+
+    A single has a B of no tokens and no label.
+    """
+
+    row_starts: np.ndarray
+    """(num_rows + 1,) int64: first pair of each row, then K."""
+    starts: np.ndarray
+    """(K, 2) int64: first token of A and of B."""
+    lengths: np.ndarray
+    """(K, 2) int32: tokens of A and of B."""
+    labels: np.ndarray
+    """(K,) int8: IS_NEXT or IS_RANDOM; IN_ORDER or IS_SWAPPED; -100 for a single."""
+    counts: PairCounts
+
+
+class PairRows:
+    """The rows of a few shards' plans, one shard's after the other's."""
+
+    def __init__(self, plans: Sequence[PairPlan]) -> None:
+        num_pairs = np.cumsum([0, *(len(plan.labels) for plan in plans)])
+        self._row_starts = np.concatenate(
+            [plan.row_starts[:-1] + before for plan, before in zip(plans, num_pairs[:-1], strict=True)]
+            + [num_pairs[-1:]]
+        )
+        self.num_rows = len(self._row_starts) - 1
+        self._starts = np.concatenate([plan.starts for plan in plans])
+        self._lengths = np.concatenate([plan.lengths for plan in plans])
+        self._labels = np.concatenate([plan.labels for plan in plans])
+        self._shards = np.repeat(np.arange(len(plans)), np.diff(num_pairs))
+
+    def segments(self, rows: np.ndarray) -> Segments:
+        starts = self._row_starts[rows]
+        of_rows, pairs = expand_ranges(starts, self._row_starts[rows + 1] - starts)
+        labels = np.stack([self._labels[pairs].astype(np.int64), np.full(len(pairs), IGNORED)], axis=1)
+        lengths = self._lengths[pairs].astype(np.int64).reshape(-1)
+        there = lengths > 0  # a single has no B
+        return Segments(
+            rows=np.repeat(of_rows, 2)[there],
+            shards=np.repeat(self._shards[pairs], 2)[there],
+            starts=self._starts[pairs].reshape(-1)[there],
+            lengths=lengths[there],
+            types=np.tile([SEGMENT_A, SEGMENT_B], len(pairs))[there],
+            labels=labels.reshape(-1)[there],
+        )

@@ -1,0 +1,108 @@
+"""The files of an exported folder, each written from the model, the tokenizer and the training's facts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from data_prep.files import storage
+from data_prep.settings import to_yaml
+from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME
+from data_prep.tokenizing.hugging_face import write_hugging_face_tokenizer
+from data_prep.tokenizing.report import REPORT_NAME
+from data_prep.tokenizing.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
+from trainer.config import RunConfig, without_secrets
+from trainer.exporting.checks import ParityReport
+from trainer.exporting.model_card import TrainingFacts, model_card
+from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
+from trainer.model.pretraining import PretrainingModel
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentencepiece")
+
+
+def write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokenizer: Tokenizer) -> None:
+    """config.json, with the ids of the tokenizer's special tokens, and model.safetensors."""
+    has_pairs = model.pooler is not None
+    _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs, tokenizer.special_tokens))
+    weights = to_hugging_face(model.state_dict(), family_in_transformers(config.model, has_pairs))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> None:
+    """The SentencePiece model with its description, and the Hugging Face files made from it; or a foreign one's."""
+    for name in (MODEL_NAME, INFO_NAME, REPORT_NAME):
+        if (tokenizer.folder / name).is_file():  # a foreign one has no model, one of earlier releases no report
+            shutil.copyfile(tokenizer.folder / name, folder / name)
+    write_hugging_face_tokenizer(tokenizer.folder, folder, model_max_length=config.longest_sequence)
+    if config.model.type_vocab_size == 0:  # the model would refuse the token types that the tokenizer gives
+        path = folder / TOKENIZER_CONFIG_NAME
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        _write_json(path, settings | {"model_input_names": ["input_ids", "attention_mask"]})
+
+
+def write_sentence_transformer(folder: Path, config: RunConfig) -> None:
+    """What `SentenceTransformer(folder)` reads: mean pooling over the hidden states."""
+    types = "sentence_transformers.models"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{types}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{types}.Pooling"},
+    ]
+    _write_json(folder / "modules.json", modules)
+    lengths = {"max_seq_length": config.longest_sequence, "do_lower_case": False}
+    _write_json(folder / "sentence_bert_config.json", lengths)
+    (folder / "1_Pooling").mkdir()
+    pooling = {
+        "word_embedding_dimension": config.model.hidden_size,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    _write_json(folder / "1_Pooling" / "config.json", pooling)
+
+
+def write_origin(
+    folder: Path,
+    name: str,
+    config: RunConfig,
+    facts: TrainingFacts,
+    tokenizer: Tokenizer,
+    parity: ParityReport,
+) -> None:
+    """The model card, the resolved configuration, and where all of it comes from."""
+    (folder / "training_config.yaml").write_text(to_yaml(without_secrets(config)), encoding="utf-8")
+    card = model_card(name, config, facts, tokenizer.fingerprint)
+    (folder / "README.md").write_text(card + "\n", encoding="utf-8")
+    provenance = {
+        "clozeworks_version": _version("clozeworks"),
+        "libraries": {library: _version(library) for library in LIBRARIES},
+        "checkpoint": facts.checkpoint,
+        "step": facts.step,
+        "tokens_seen": facts.tokens_seen,
+        "mlflow_run_id": facts.mlflow_run_id,
+        "git_revision": facts.git_revision,
+        "data_digests": dict(facts.data_digests),
+        "data_lineage": list(facts.data_lineage),
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "scores": dict(facts.scores),
+        "parity": asdict(parity),
+        "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
+    }
+    _write_json(folder / "provenance.json", provenance)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return None
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,243 @@
+"""Checks of the other hosts of a run: reached by ssh, alike, handed what they need, and fast enough together."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.files.urls import is_remote
+from trainer.config import RunConfig
+from trainer.preflight.launch_checks import SECRET_REMEDY, secrets_of
+from trainer.preflight.preflight import LARGEST_SKEW_SECONDS, Finding
+from trainer.preflight.service_checks import describe_bandwidth
+
+PACKAGES = ("torch", "deepspeed", "clozeworks")
+PROBE = (
+    "import importlib.metadata as m, json, os, sys, time; "
+    f"print(json.dumps([sys.version.split()[0], [m.version(p) for p in {PACKAGES!r}], time.time(), "
+    "[os.path.exists(p) for p in sys.argv[1:]]]))"
+)
+"""What is run on every host; it imports no package, so it takes as long as the connection."""
+
+SSH_SECONDS = 20
+COLLECTIVE_SECONDS = 120
+LAUNCHER_PREFIXES = ("MLFLOW", "PYTHON", "MV2", "UCX")
+"""What deepspeed 0.19.8 forwards by itself; NCCL_ too where there is CUDA."""
+NEEDED_PREFIXES = ("AWS_", "GLOO_", "HF_", "NCCL_", "OMP_", "DS_ACCELERATOR", "TORCH_", "CUBLAS_", "XDG_CACHE_HOME")
+"""What the ranks of other hosts need as well, where it is set."""
+_COLLECTIVE_PREFIXES = ("GLOO_", "NCCL_", "OMP_", "DS_ACCELERATOR")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host says of itself; the clock as seconds ahead of ours."""
+
+    python: str
+    versions: list[str]
+    skew_seconds: float
+    has_paths: list[bool]
+
+
+def check_hosts(hosts: Sequence[str], config: RunConfig) -> Iterator[Finding]:
+    """That each host lets us in by ssh, has the same versions and time, and sees the same folders."""
+    here = [sys.version.split()[0], *(importlib.metadata.version(package) for package in PACKAGES)]
+    local_shards = [part.url for part in config.data.components if not is_remote(part.url)]
+    folder = Path(config.output_dir).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    probe = there / f".clozeworks-doctor-{secrets.token_hex(4)}"
+    try:
+        probe.touch()
+        paths = [str(probe), *(str(Path(url.removeprefix("file://")).absolute()) for url in local_shards)]
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            answers = list(pool.map(lambda host: ask_host(host, paths), hosts))
+    finally:
+        probe.unlink(missing_ok=True)
+    for host, answer in zip(hosts, answers, strict=True):
+        yield judge_host(host, answer, here, there, local_shards, config.checkpoint.upload_to is not None)
+
+
+def judge_host(
+    host: str, answer: Answer | str, here: list[str], shared: Path, local_shards: list[str], has_store: bool
+) -> Finding:
+    """What a host's answer means for the run."""
+    if isinstance(answer, str):
+        text = f"{host}: {answer}; 'ssh {host} {sys.executable} --version' must work without a password"
+        return Finding("fail", "host", text)
+    there = [answer.python, *answer.versions]
+    if there != here:
+        names = ("python", *PACKAGES)
+        other = [f"{name} {b} (here {a})" for name, a, b in zip(names, here, there, strict=True) if a != b]
+        return Finding("fail", "host", f"{host} has {', '.join(other)}; install the same versions on every host")
+    if not answer.has_paths[0] and not has_store:
+        text = f"{host} does not see {shared}: output_dir must be a folder that all hosts share; or set "
+        return Finding("fail", "host", text + "checkpoint.upload_to to a store that all reach")
+    unseen = [url for url, seen in zip(local_shards, answer.has_paths[1:], strict=True) if not seen]
+    if unseen:
+        text = f"{host} does not see {', '.join(unseen)}; put the shards where all hosts see them, or into a store"
+        return Finding("fail", "host", text)
+    if abs(answer.skew_seconds) > LARGEST_SKEW_SECONDS:
+        text = f"{host}: its clock is {answer.skew_seconds:+.1f} s off; set the clocks by a time server"
+        return Finding("warn", "host", text)
+    folders = "the same folders" if answer.has_paths[0] else "an output_dir of its own (checkpoint.upload_to is set)"
+    return Finding("ok", "host", f"{host}: same versions, {folders}, clock {answer.skew_seconds:+.1f} s")
+
+
+def ask_host(host: str, paths: Sequence[str] = ()) -> Answer | str:
+    """A host's answer to `PROBE`, or what went wrong."""
+    before = time.time()
+    try:
+        done = _ssh(host, [sys.executable, "-c", PROBE, *paths], SSH_SECONDS)
+    except FileNotFoundError:
+        return "there is no ssh on this machine"
+    except subprocess.TimeoutExpired:
+        return f"no answer in {SSH_SECONDS} s"
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    try:
+        python, versions, clock, has_paths = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return f"an answer that is none: {done.stdout[:100]!r}"
+    return Answer(python, versions, clock - (before + time.time()) / 2, has_paths)
+
+
+def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding]:
+    """What the deepspeed launcher hands to the ranks of other hosts, and what it must not."""
+    if shutil.which("pdsh") is None:
+        yield Finding("fail", "pdsh", "is not found, and 'deepspeed --hostfile' starts the ranks by it; install pdsh")
+    problems = environment_file_problems()
+    for problem in problems:
+        yield Finding("fail", "forwarding", problem)
+    forwarded = dict(_environment_file_lines())
+    given = {name: value for name, value in os.environ.items() if name.startswith(LAUNCHER_PREFIXES)}
+    exposed = sorted({*secrets_of(given), *secrets_of(forwarded)})
+    if exposed:
+        text = f"{', '.join(exposed)} would stand on the command lines of pdsh, ssh and bash; {SECRET_REMEDY}"
+        yield Finding("fail", "secrets", text)
+    own = ("NCCL",) if device_type == "cuda" else ()
+    forgotten = sorted(
+        name
+        for name in os.environ
+        if name.startswith(NEEDED_PREFIXES) and not name.startswith(own or ("\0",)) and name not in forwarded
+    )
+    forgotten = [name for name in forgotten if name not in secrets_of(os.environ)]
+    if forgotten:
+        text = f"{', '.join(forgotten)} set here, but not in .deepspeed_env, so only this host has it; write lines "
+        yield Finding("warn", "forwarding", text + "NAME=VALUE there, or start with launch/nodes.py")
+    if device_type == "cpu" and "GLOO_SOCKET_IFNAME" not in forwarded:
+        text = (
+            "GLOO_SOCKET_IFNAME is not in .deepspeed_env: gloo may dial 127.0.0.1; write the network interface's name"
+        )
+        yield Finding("warn", "forwarding", text)
+    if not problems and not exposed and not forgotten:
+        yield Finding("ok", "forwarding", f"{', '.join(sorted(forwarded)) or 'nothing'} by .deepspeed_env; no secrets")
+    yield from _check_keep_alive(hosts[0])
+
+
+def environment_file_problems() -> list[str]:
+    """Lines on which the launcher's reader of `.deepspeed_env` would fail."""
+    found = []
+    for path in _environment_files():
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            name, equals, _ = line.partition("=")
+            if not equals or not name.strip().isidentifier():
+                text = f"{path}, line {number}: {line.strip()[:40]!r} is not NAME=VALUE, and the launcher fails on it"
+                found.append(f"{text}; blank lines and comments must go too")
+    return found
+
+
+def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device_type: str) -> Iterator[Finding]:
+    """All-reduce between all ranks of all hosts, and its bandwidth."""
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    address = address or _address_of(next(iter(hosts)))
+    if address is None:
+        yield Finding("fail", "collective", f"{next(iter(hosts))} tells no address; give --master-addr")
+        return
+    environment = dict(_environment_file_lines()) | dict(os.environ)
+    wanted = {name: value for name, value in environment.items() if name.startswith(_COLLECTIVE_PREFIXES)}
+    common = ["env", *(f"{name}={value}" for name, value in sorted(wanted.items()) if name not in secrets_of(wanted))]
+    common += [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", f"--master_addr={address}"]
+    common += [f"--master_port={20000 + secrets.randbelow(20000)}"]
+    words = [
+        [
+            *common,
+            f"--node_rank={number}",
+            f"--nproc_per_node={slots}",
+            "-m",
+            "trainer.preflight.service_checks",
+            backend,
+        ]
+        for number, slots in enumerate(hosts.values())
+    ]
+    try:
+        with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+            done = list(pool.map(lambda host, command: _ssh(host, command, COLLECTIVE_SECONDS), hosts, words))
+    except subprocess.TimeoutExpired:
+        text = (
+            f"{sum(hosts.values())} ranks over {backend} did not end in {COLLECTIVE_SECONDS} s; see to firewalls and "
+        )
+        yield Finding("fail", "collective", text + "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME")
+        return
+    lines = [line for one in done for line in one.stdout.splitlines() if line.startswith("{")]
+    failed = [host for host, one in zip(hosts, done, strict=True) if one.returncode != 0]
+    if failed or not lines:
+        errors = [one.stderr.strip().splitlines() for one in done if one.returncode != 0]
+        said = next((lines[-1] for lines in errors if lines), "no word")
+        text = f"failed on {', '.join(failed)}: {said[:200]}; set NCCL_DEBUG=INFO, see to firewalls and interfaces"
+        yield Finding("fail", "collective", text)
+        return
+    yield Finding("ok", "collective", f"{len(hosts)} hosts, {describe_bandwidth(json.loads(lines[0]))}")
+
+
+def _check_keep_alive(host: str) -> Iterator[Finding]:
+    command = ["ssh", "-G", *_ssh_arguments(), host]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=SSH_SECONDS).stdout
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return  # `check_hosts` tells it
+    seconds = next((line.split()[1] for line in told.splitlines() if line.startswith("serveraliveinterval ")), "0")
+    if seconds == "0":
+        text = "ServerAliveInterval is 0: the launcher would wait for hours for a host that is cut off; set it in "
+        yield Finding("warn", "ssh", text + "~/.ssh/config, or start with launch/nodes.py")
+    else:
+        yield Finding("ok", "ssh", f"notices a host that is cut off (ServerAliveInterval {seconds} s)")
+
+
+def _address_of(host: str) -> str | None:
+    """As the deepspeed launcher finds it."""
+    done = _ssh(host, ["hostname", "-I"], SSH_SECONDS)
+    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.split() else None
+
+
+def _ssh(host: str, words: Sequence[str], seconds: int) -> subprocess.CompletedProcess[str]:
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_SECONDS // 2}", *_ssh_arguments()]
+    command = ["ssh", *options, "--", host, shlex.join(words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+
+
+def _ssh_arguments() -> list[str]:
+    return os.environ.get("PDSH_SSH_ARGS_APPEND", "").split()  # as the launcher's own connections
+
+
+def _environment_files() -> list[Path]:
+    name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+    found = [path.resolve() for path in (Path.home() / name, Path(name)) if path.is_file()]
+    return list(dict.fromkeys(found))
+
+
+def _environment_file_lines() -> Iterator[tuple[str, str]]:
+    for path in _environment_files():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, equals, value = line.partition("=")
+            if equals:
+                yield name.strip(), value.strip()

@@ -1,0 +1,22 @@
+"""The memory that a rank needs in a phase, on paper, by what the configuration says."""
+
+from __future__ import annotations
+
+from trainer.config import RunConfig
+from trainer.model.sizes import memory_per_rank
+from trainer.settings.training import Phase, ZeroStage
+
+
+def memory_in_phase(config: RunConfig, phase: Phase, stage: ZeroStage, world_size: int) -> dict[str, int]:
+    """Bytes on one rank by part, at a ZeRO stage and a number of ranks that need not be the run's."""
+    return memory_per_rank(
+        config.model,
+        stage=stage,
+        world_size=world_size,
+        micro_batch_tokens=phase.micro_batch_tokens,
+        sequence_length=phase.sequence_length,
+        precision=config.training.precision,
+        mlm_probability=config.data.max_mlm_probability,
+        next_sentence=config.data.has_sentence_pairs,
+        activation_checkpointing=config.training.activation_checkpointing,
+    )

@@ -1,0 +1,116 @@
+"""Checks of what a run talks to: MLflow, and the other ranks of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed
+
+from trainer.config import RunConfig
+from trainer.preflight.preflight import Finding
+from trainer.tracking.mlflow_server import connect, redact, request_limits, resolve_tracking_uri
+
+REQUEST_SECONDS = 10
+COLLECTIVE_BYTES = 64 << 20
+
+
+def check_mlflow(config: RunConfig) -> Iterator[Finding]:
+    """That the tracking server answers and that its registry takes and gives up a model's name."""
+    uri = resolve_tracking_uri(config.tracking.uri)
+    client = connect(uri)
+    with request_limits(max_retries=0, timeout_seconds=REQUEST_SECONDS):
+        try:
+            client.search_experiments(max_results=1)
+        except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does
+            text = f"{redact(uri)} does not answer ({first_line(error)}); start it, or set tracking.uri"
+            yield Finding("warn", "mlflow", f"{text}. Training would go on and send its points later")
+            return
+        yield Finding("ok", "mlflow", f"{redact(uri)} answers")
+        name = f"clozeworks-doctor-{secrets.token_hex(4)}"
+        try:
+            client.create_registered_model(name)
+            client.delete_registered_model(name)
+        except Exception as error:  # noqa: BLE001 - as above
+            yield Finding(
+                "warn", "registry", f"cannot be written ({first_line(error)}); see to the rights of this user"
+            )
+        else:
+            yield Finding("ok", "registry", "takes models")
+
+
+def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
+    """All-reduce between processes of this machine, and its bandwidth."""
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    if world_size < 2:
+        yield Finding("ok", "collective", "one rank: nothing to reduce")
+        return
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
+    command += ["-m", "trainer.preflight.service_checks", backend]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        yield Finding(
+            "fail", "collective", f"{world_size} ranks over {backend} did not end in 120 s; see NCCL_DEBUG=INFO"
+        )
+        return
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not lines:
+        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        yield Finding("fail", "collective", f"{world_size} ranks over {backend} failed: {said}; set NCCL_DEBUG=INFO")
+        return
+    yield Finding("ok", "collective", describe_bandwidth(json.loads(lines[-1])))
+
+
+def describe_bandwidth(result: dict[str, float | int | str]) -> str:
+    """`measure_all_reduce`'s figures in words."""
+    return (
+        f"{result['world_size']} ranks over {result['backend']}: all-reduce of {COLLECTIVE_BYTES >> 20} MiB in "
+        f"{result['seconds']:.3f} s, {result['gigabytes_per_second']:.2f} GB/s a rank"
+    )
+
+
+def measure_all_reduce(backend: str) -> dict[str, float | int | str]:
+    """The time of one all-reduce in the group that is there; bandwidth counts what each rank sends in a ring."""
+    world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if backend == "nccl" else torch.device("cpu")
+    values = torch.full((COLLECTIVE_BYTES // 4,), float(rank), device=device)
+    torch.distributed.all_reduce(values)
+    assert float(values[0]) == world_size * (world_size - 1) / 2, "the sum is wrong"
+    if backend == "nccl":
+        torch.cuda.synchronize(device)
+    started_at = time.perf_counter()
+    torch.distributed.all_reduce(values)
+    if backend == "nccl":
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - started_at
+    sent = 2 * (world_size - 1) / world_size * COLLECTIVE_BYTES
+    speed = sent / seconds / 1e9
+    return {"world_size": world_size, "backend": backend, "seconds": seconds, "gigabytes_per_second": speed}
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first, without secrets."""
+    return redact((str(error).strip().splitlines() or [type(error).__name__])[0])[:200]
+
+
+def _main() -> None:
+    backend = sys.argv[1]
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group(backend)
+    result = measure_all_reduce(backend)
+    if torch.distributed.get_rank() == 0:
+        print(json.dumps(result), flush=True)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main()

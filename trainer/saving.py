@@ -1,0 +1,57 @@
+"""Saving a checkpoint of a run: what goes with it, and what becomes of the run where it fails."""
+
+from __future__ import annotations
+
+import time
+
+from data_prep.errors import UserError
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.branching import leave_stored_course
+from trainer.run import Run
+from trainer.watching.reporting import on_disk
+from trainer.watching.status import append_history
+
+
+def save(run: Run, is_end: bool) -> None:
+    """Save a checkpoint; where that fails, the last good one stays, and training goes on if there is more to do.
+
+    Raises:
+        UserError: it could not be saved, and the run ends here or is to stop then.
+    """
+    run.watchdog.mark(f"saving after step {run.state.step}")
+    started_at = time.perf_counter()
+    saved = checkpoint.save(run.config.output_dir, run.engine, run.state, run.config, run.data)
+    if saved is not None:
+        seconds = time.perf_counter() - started_at
+        run.say(f"saved {saved.folder} in {seconds:.1f} s")
+        values = {"step": saved.step, "seconds": round(seconds, 3)}
+        on_disk(run, lambda: append_history(run.output_dir, "saved", values))
+        if run.uploader is not None:
+            run.uploader.submit(saved)
+        if run.registrar is not None:
+            run.registrar.submit(saved.step, saved.folder)
+    elif is_end:
+        raise UserError(
+            f"the run ends after step {run.state.step:,} and its last checkpoint was not saved, for the reason warned "
+            "of; see to it and start the same command again, which goes on from the last good one"
+        )
+    elif run.config.checkpoint.on_failed_save == "stop":
+        raise UserError(
+            f"the checkpoint of step {run.state.step:,} was not saved, for the reason warned of, and "
+            "checkpoint.on_failed_save=stop; see to it and start the same command again, which goes on from the last "
+            "good one"
+        )
+    run.saved_at = time.monotonic()
+    run.recorder.restart_clock()
+
+
+def settle_branch(run: Run) -> None:
+    """Where the run has just gone back to this step, save it as the beginning of the new course; the old one's go."""
+    state = run.state
+    if state.branched_at != state.step or state.mlflow_run_id is not None:
+        return
+    if run.config.checkpoint.upload_to is not None and run.ranks.is_first:
+        leave_stored_course(run.config.checkpoint.upload_to, state.step)
+    skipped = ", ".join(str(range_) for range_ in state.skipped_samples) or "none"
+    run.say(f"a new course from step {state.step:,}; skipped: {skipped}; checkpoints of later steps go")
+    save(run, is_end=False)
