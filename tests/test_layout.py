@@ -41,7 +41,7 @@ SEAMS = {
     "tenacity": ("data_prep", 1),
     "braceexpand": ("data_prep", 1),
     "deepspeed": ("trainer", 4),
-    "mlflow": ("trainer", 4),
+    "mlflow": ("trainer", 5),
 }
 
 # What works on a laptop without deepspeed: these modules may reach it at no depth of imports at module level.
