@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 import omegaconf
 import yaml
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from data_prep.errors import UsageError
 
@@ -27,9 +27,17 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
+    @field_validator("*")
+    @classmethod
+    def _countable(cls, value: object) -> object:
+        if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+            raise ValueError(f"is beyond {_LARGEST_INTEGER:,}, the largest integer of 64 bits; lower it")
+        return value
+
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
+_LARGEST_INTEGER = 2**63 - 1
 _MOST_LEVELS = 100  # of a document's nesting
 _LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
 # PyYAML's constructors of tagged values (`!!timestamp x`, `!!bool x`, `!!int ''`) let whatever they meet pass.

@@ -237,7 +237,7 @@ def _config(preset: str, precision: str, tokens: int, arguments: argparse.Namesp
         "model.attention_probs_dropout_prob=0.0",
         "data.sentence_pairs=none",
         "data.num_workers=0",
-        "schedule.warmup_ratio=0",
+        "schedule={name: linear, warmup_ratio: 0, decay_steps: 0}",
         "zero.stage=1",
     ]
     if arguments.layers:

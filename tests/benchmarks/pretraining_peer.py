@@ -105,7 +105,7 @@ def training_arguments(order: Order, config: RunConfig) -> TrainingArguments:
         use_cpu=not uses_cuda,
         dataloader_pin_memory=uses_cuda,
         remove_unused_columns=False,  # else the special places are found row by row again
-        ddp_backend=None if uses_cuda else "gloo",
+        ddp_backend="gloo" if "WORLD_SIZE" in os.environ and not uses_cuda else None,
         logging_strategy="no",
         save_strategy="no",
         report_to="none",

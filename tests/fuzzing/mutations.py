@@ -71,6 +71,7 @@ def fuzz(examples: int, slow: bool = False) -> Callable[[Callable[..., None]], C
     return settings(
         max_examples=most,
         deadline=None,
+        derandomize=not EXAMPLES,  # the default run finds today what it found yesterday
         database=None,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),

@@ -39,6 +39,7 @@ def losses(training, folder: str = "tracking") -> dict[int, float]:
     return {point["s"]: point["m"]["train/loss"] for point in points if "train/loss" in point["m"]}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_an_earlier_step_without_some_samples(training):
     from mlflow import MlflowClient
 

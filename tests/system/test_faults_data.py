@@ -92,6 +92,7 @@ def check_error_on_every_rank(kind: str, shards: Path, training: Callable[..., T
     fault="a shard with one flipped bit, in a training on 2 ranks",
     required="named before or when read; error by default, no hang on any rank",
 )
+@pytest.mark.slow
 def test_row_17_a_flipped_bit_ends_every_rank(shards: Path, training: Callable[..., Training]) -> None:
     check_error_on_every_rank("one flipped bit", shards, training)
 

@@ -202,6 +202,7 @@ def test_row_33_a_deleted_experiment_is_told_with_its_remedies(database: str, tm
     fault="passwords in the server's URL, in the environment and in the configuration of a real training",
     required="in no log, run, artifact, error or saved config",
 )
+@pytest.mark.slow
 def test_row_47_no_secret_of_a_training_is_kept_anywhere(server: Server, small_shards: Path, tmp_path: Path) -> None:
     uri = server.uri.replace("://", f"://me:{URL_PASSWORD}@")
     config = tmp_path / "secret.yaml"

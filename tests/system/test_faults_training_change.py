@@ -23,6 +23,7 @@ SETTINGS = ("training.max_steps=4", "schedule.warmup_steps=1", "checkpoint.every
     fault="the same output_dir with another seed, model size and batch; with other logging; with another torch",
     required="the first is refused with its differences, or goes on with --allow-change; the others go on, told",
 )
+@pytest.mark.slow
 def test_row_26_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes_on(training):
     changed = training(*SETTINGS)
     run(changed, 1)

@@ -86,6 +86,7 @@ def is_upload(request) -> bool:
     fault="the store of checkpoints breaks every upload of a whole run; then the disk is lost and the data grown",
     required="training ends well, warning; the same command copies what is missing; an empty disk goes on from there",
 )
+@pytest.mark.slow
 def test_row_27_a_store_that_is_away_is_caught_up_with_and_an_empty_disk_goes_on_from_it(
     training, s3_bucket: S3Bucket, proxy
 ):

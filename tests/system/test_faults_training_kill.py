@@ -96,6 +96,7 @@ def test_row_23_ranks_killed_in_step_after_step_go_on_bitwise(training, straight
 
 
 @TORN
+@pytest.mark.slow
 def test_row_24_a_damaged_newest_checkpoint_is_passed_over_by_both_ranks_for_the_one_before(straight):
     whole = straight(2)
     expected = final_tensors(whole)

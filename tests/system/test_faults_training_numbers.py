@@ -64,6 +64,7 @@ def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_t
     fault="a loss that is not finite from a step on",
     required="the run ends after the limit with steps and samples; going back and skipping them is a new MLflow run",
 )
+@pytest.mark.slow
 def test_row_30_too_many_bad_steps_end_the_run_with_the_samples_which_a_new_course_skips(training):
     bad = training(*SETTINGS)
     output = run(bad, 1, trouble={"bad": dict.fromkeys(map(str, range(12, 41)), "nan")}, status=1)

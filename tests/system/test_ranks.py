@@ -32,6 +32,7 @@ def test_one_rank_and_two_ranks_with_other_cuts_give_the_same_curve(training):
     fault="a run of two ranks at ZeRO 1 resumed on one rank at ZeRO 3 with another micro-batch and no workers",
     required="it goes on at the next global sample; the losses agree within rounding",
 )
+@pytest.mark.slow
 def test_row_25_a_run_goes_on_with_another_number_of_ranks_and_another_stage(training):
     straight = training("training.max_steps=12", "checkpoint.every_steps=6", "model.hidden_dropout_prob=0")
     straight.run(2)

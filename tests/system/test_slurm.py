@@ -71,6 +71,7 @@ def of_the_step(run: Training) -> list[psutil.Process]:
     return [each for each in run.processes() if Path((each.cmdline() or [""])[0]).name.startswith("python")]
 
 
+@pytest.mark.slow
 def test_a_job_saves_on_slurms_signal_goes_back_into_the_queue_and_ends(environment, training):
     run = training("training.max_steps=60", "checkpoint.every_steps=1000", "evaluation.every_steps=1000")
     state = Path(environment["STATE"])

@@ -18,6 +18,7 @@ MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluat
     fault="SIGINT to the launcher and all ranks at once, as Ctrl-C in a terminal",
     required="a checkpoint, status.json says stopped; the same command goes on",
 )
+@pytest.mark.slow
 def test_row_28_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training):
     stopped = training(*MANY_STEPS)
     process = stopped.start()

@@ -105,6 +105,7 @@ def test_phases_are_the_runs_steps_and_lengths():
             "model.hidden_size=129 is odd",
         ),
         (["model.family=roberta"], "model.family"),
+        ([f"training.max_steps={10**30}"], "is beyond 9,223,372,036,854,775,807, the largest integer of 64 bits"),
         (["model.family=[bert]"], "model.family"),
     ],
 )
