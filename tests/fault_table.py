@@ -193,7 +193,10 @@ def main() -> None:
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
     for report in arguments.reports:
-        outcomes = replaced(outcomes, read_outcomes(report))
+        try:
+            outcomes = replaced(outcomes, read_outcomes(report))
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            parser.error(f"{report} is no report of --fault-report: {error}")
     table = as_markdown(combine(outcomes))
     if arguments.into is None:
         print(table, end="")

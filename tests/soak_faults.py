@@ -6,6 +6,7 @@ Each strikes the command of its phase, knows what has to follow, and mends what 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import random
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 NOTICED_SECONDS = 180.0
 
 
-class Fault:
+class Fault(abc.ABC):
     """One fault, drawn; `strike` is asked again and again while a command of its phase runs."""
 
     name: str
@@ -38,18 +39,18 @@ class Fault:
         self.share = chance.uniform(0.1, 0.9)
         """Of another command: after which share of its usual time it strikes."""
 
+    @abc.abstractmethod
     def strike(self, at: Round) -> str | None:
         """Strike if the moment is right; what was done, or None where the moment was not right."""
-        raise NotImplementedError
 
-    def check(self, at: Round, output: str) -> None:
+    def check(self, at: Round, output: str) -> None:  # noqa: B027 - not every fault shows in its own command
         """Assert what the command, which has ended, had to say or do. Not asked of a training that was done before."""
 
     def check_next(self, at: Round, output: str) -> bool:
         """Assert the same of the next start of the command; False where that did not come so far."""
         return True
 
-    def mend(self, at: Round) -> None:
+    def mend(self, at: Round) -> None:  # noqa: B027 - most leave nothing for people to do
         """Do what people do before they start the same command again."""
 
     def is_time(self, at: Round) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import signal
 import time
@@ -140,8 +141,9 @@ class NewestCheckpointDamaged(Fault):
         self.damage(path)
         return f"all killed, and {path.parent.name}/{path.name} {self.what}"
 
+    @abc.abstractmethod
     def damage(self, path: Path) -> None:
-        raise NotImplementedError
+        """Make the file another than was saved."""
 
     what: str
 

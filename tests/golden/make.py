@@ -14,6 +14,7 @@ Everything is made in FOLDER with relative paths, by the commands that users run
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import json
@@ -172,8 +173,12 @@ def expected(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]).absolute()
-    folder.mkdir(parents=True)  # a folder that is there stays as it is
+    parser = argparse.ArgumentParser(description="Write the golden files of a release into a new folder.")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder that is not there yet")
+    folder = parser.parse_args().folder.absolute()
+    if folder.exists():
+        parser.error(f"{folder} is there; golden files are written once, so name the folder of a new format")
+    folder.mkdir(parents=True)
     write_corpus(folder / "corpus.jsonl")
     (folder / "run.yaml").write_text(CONFIG, encoding="utf-8")
     shards = ("shards.min_shards=1", "shards.valid_fraction=0.2", "shards.record_tokens=2000", "num_workers=1")
