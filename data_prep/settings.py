@@ -7,18 +7,18 @@ refused, so that a file from elsewhere reads no environment. Every mistake becom
 from __future__ import annotations
 
 import difflib
-import importlib
 import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import omegaconf
 import yaml
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+import configs
 from data_prep.errors import UsageError
 
 
@@ -76,9 +76,7 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
     path = Path(path)
     if path.is_file():
         return path
-    # Not importlib.resources: it fails on a namespace package of an editable install, whose path has a place holder.
-    folders = importlib.import_module("configs").__path__
-    presets = {file.stem: file for folder in folders for file in Path(folder).glob("*.yaml")}
+    presets = {file.stem: file for file in Path(configs.__path__[0]).glob("*.yaml")}
     if path.stem in presets and str(path) in (path.stem, f"{path.stem}.yaml", f"configs/{path.stem}.yaml"):
         return presets[path.stem]
     known = sorted(name for name, file in presets.items() if schema is None or _is_of(schema, file))
@@ -105,7 +103,9 @@ def describe(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
         default = (
             "required" if field.is_required() else f"default {_shown(field.get_default(call_default_factory=True))}"
         )
-        yield f"  {prefix}{name}  ({default})  {field.description or ''}".rstrip()
+        choices = [_shown(choice) for choice in _choices(field.annotation)]
+        others = ", ".join(choice for choice in choices if choice != default.removeprefix("default "))
+        yield f"  {prefix}{name}  ({default}{f', or {others}' if others else ''})  {field.description or ''}".rstrip()
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -189,7 +189,8 @@ def _explain(schema: type[BaseModel], error: Any) -> str:
     if error["type"] == "missing":
         return f"{where} is required and not set"
     message: str = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    if not where or isinstance(error.get("input"), (dict, BaseModel)):  # a rule of a section names its settings
+    is_rule = error["type"] == "value_error" and isinstance(error.get("input"), (dict, BaseModel))
+    if not where or is_rule:  # a rule of a section names its settings
         return message
     return f"{where}={_shown(error.get('input'))}: {message[:1].lower() + message[1:]}"
 
@@ -223,6 +224,14 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
         if nested is not None:
             return nested
     return None
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`, which may be one of several types."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    parts = () if _is_list(annotation) else get_args(annotation)
+    return tuple(choice for part in parts for choice in _choices(part))
 
 
 def _is_list(annotation: Any) -> bool:

@@ -14,6 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from data_prep.arguments import at_least
 from data_prep.errors import UsageError, UserError, run_command
 from data_prep.files import storage
 from data_prep.settings import load_settings
@@ -25,7 +26,8 @@ from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.data_version import open_data
-from trainer.ranks.distributed import Ranks, all_agree, initialize_distributed, run_rank, shut_down
+from trainer.ranks.distributed import Ranks, all_agree, initialize_distributed, shut_down
+from trainer.ranks.leaving import run_rank
 from trainer.settings.training import Phase
 from trainer.watching.memory import is_out_of_memory
 from trainer.watching.throughput import WorkClock
@@ -45,7 +47,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps (default 20)")
     parser.add_argument("--warmup-steps", type=int, default=5, metavar="N", help="steps before them (default 5)")
-    parser.add_argument("--phase", type=int, default=0, metavar="N", help="phase of training, counted from 0")
+    parser.add_argument(
+        "--phase", type=at_least(0), default=0, metavar="N", help="phase of training, counted from 0 (default)"
+    )
     parser.add_argument(
         "--sweep", action="store_true", help="a table over micro-batches, up to the largest that fits into memory"
     )

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="the file to write")
     parser.add_argument(
-        "--max-bytes", type=int, default=20_000_000, help="bytes of text to end at (default %(default)s)"
+        "--max-bytes", type=int, default=20_000_000, metavar="N", help="bytes of text to end at (default %(default)s)"
     )
     options = parser.parse_args(arguments)
     if options.max_bytes <= 0:

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--demo", required=True, type=Path, metavar="DIR", help="what the demo wrote")
     parser.add_argument("--model", required=True, metavar="URI", help="the registered model")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks of the training (default %(default)s)")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks of the training (default %(default)s)")
     options = parser.parse_args(arguments)
     status = read_status(options.demo / "run" / "status.json")
     manifest = read_manifest(str(options.demo / "shards"))

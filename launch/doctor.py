@@ -17,12 +17,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from data_prep.errors import run_command
+from data_prep.errors import UsageError, run_command
 from data_prep.files import storage
 from data_prep.settings import load_settings
 from launch.status import duration
 from trainer.config import RunConfig
-from trainer.preflight import host_checks, preflight, service_checks
+from trainer.preflight import host_checks, model_checks, preflight, service_checks
 from trainer.preflight.hostfile import read_hostfile
 from trainer.preflight.preflight import Finding, guarded
 from trainer.ranks.distributed import device_type
@@ -48,6 +48,8 @@ def main() -> None:
     parser.add_argument("--hostfile", metavar="FILE", help="the deepspeed launcher's: lines HOST slots=N")
     parser.add_argument("--master-addr", metavar="ADDRESS", help="of the first host (default: it is asked by ssh)")
     arguments = parser.parse_intermixed_args()
+    if arguments.ranks is not None and arguments.ranks < 1:
+        raise UsageError(f"--ranks {arguments.ranks} is not a number of ranks; give 1 or more")
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     storage.configure(config.storage_options)
     hosts = read_hostfile(arguments.hostfile) if arguments.hostfile else {}
@@ -65,6 +67,8 @@ def examine(
 ) -> Iterator[Finding]:
     """All checks, in the order in which a run would meet what they look at."""
     yield from guarded("batch", lambda: preflight.check_batches(config, world_size))
+    yield from guarded("deepspeed", lambda: model_checks.check_device(config, world_size, device))
+    yield from guarded("init_from", lambda: model_checks.check_initial_weights(config))
     yield from guarded("data", lambda: preflight.check_data(config, world_size))
     yield from guarded("memory", lambda: preflight.check_memory(config, world_size, device))
     yield from guarded("disk", lambda: preflight.check_disk(config))

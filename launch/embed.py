@@ -8,13 +8,15 @@ in the texts given.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data_prep.arguments import at_least
 from data_prep.errors import UsageError, UserError, run_command
-from launch.fill_mask import read_texts
+from launch.fill_mask import check_utf8, lines_of_stdin, without_last_empty
 
 if TYPE_CHECKING:
     from trainer.using.embedding import Embedder
@@ -29,18 +31,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
     parser.add_argument("--input", type=Path, metavar="FILE", help="texts, a line each, or a table (default -: stdin)")
     parser.add_argument("--text-column", metavar="NAME", help="of a table: the column with the texts")
+    parser.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")
     parser.add_argument("--output", type=Path, metavar="FILE", help="vectors as .npy (float32) or .parquet")
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help="of a text's tokens (default mean)")
     parser.add_argument("--layer", type=int, default=-1, metavar="N", help="0: embeddings, 1...: layers (default last)")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="texts at once (default 32)")
+    parser.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="texts at once (default 32)")
     parser.add_argument("--neighbours", metavar="WORD", help="show the nearest words instead of writing vectors")
-    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="how many of them (default 10)")
+    parser.add_argument("--top-k", type=at_least(1), default=10, metavar="K", help="how many of them (default 10)")
     parser.add_argument(
         "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
     )
     read = parser.parse_args(arguments)
-    if min(read.batch_size, read.top_k) < 1:
-        parser.error("--batch-size and --top-k count from 1")
     if read.neighbours is None and read.output is None:
         parser.error("give --output FILE for vectors, or --neighbours WORD")
     if read.output is not None and read.output.suffix not in (".npy", ".parquet"):
@@ -52,6 +53,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    if arguments.neighbours is not None:
+        check_utf8([arguments.neighbours])
+    else:
+        from trainer.finetune.tables import check_writable
+
+        check_writable(arguments.output, "--output")
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
     texts = input_texts(arguments) if arguments.neighbours is None or arguments.input is not None else []
     from trainer.registry.pull import pull
@@ -70,20 +77,40 @@ def main() -> None:
 def input_texts(arguments: argparse.Namespace) -> list[str]:
     """The texts of --input, or of standard input."""
     path: Path | None = arguments.input
-    if path is None or str(path) == "-":
-        return read_texts([])
-    if path.suffix in TABLES:
-        from trainer.finetune.tables import column, read_table
+    if path is not None and path.suffix in TABLES:
+        from trainer.finetune.examples import Columns, read_examples, text_of
 
-        return column(read_table(path), arguments.text_column, path, "--text-column")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--input {path} cannot be read ({error}); give a file of UTF-8 lines, or a table") from None
+        quoting = not arguments.no_quoting
+        return read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting).texts
+    name, lines = (
+        ("standard input", stdin_texts()) if path is None or str(path) == "-" else (str(path), file_texts(path))
+    )
     texts = [line.strip() for line in lines if line.strip()]
     if not texts:
-        raise UsageError(f"--input {path} holds no text; give a text a line")
+        raise UsageError(f"{name} holds no text; give a text a line")
+    if len(texts) < len(lines):
+        empty = f"{len(lines) - len(texts):,} empty lines of {name} are left out"
+        print(f"warning: {empty}, so the vectors are those of the lines with text", file=sys.stderr)
     return texts
+
+
+def stdin_texts() -> list[str]:
+    """The lines of standard input."""
+    if sys.stdin.isatty():
+        raise UsageError("no texts are given; name a file by --input, or give a text a line on standard input")
+    return lines_of_stdin()
+
+
+def file_texts(path: Path) -> list[str]:
+    """The lines of a file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return without_last_empty(path.read_text(encoding="utf-8-sig").split("\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--input {path} cannot be read ({error}); give a file of UTF-8 lines, or a table") from None
 
 
 def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:

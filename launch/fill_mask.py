@@ -11,8 +11,10 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
 from trainer.using.fill_mask import FillMask, MaskedText, as_json, is_right, mask_random_word, report
 
@@ -30,7 +32,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="MODEL",
         help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., an exported folder, or a run's output_dir",
     )
-    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="candidates for each mask (default 5)")
+    parser.add_argument(
+        "--top-k", type=at_least(1), default=5, metavar="K", help="candidates for each mask (default 5)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a text instead of lines for people")
     parser.add_argument(
         "--mask-random",
@@ -42,8 +46,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
     )
     arguments_read = parser.parse_intermixed_args(arguments)
-    if arguments_read.top_k < 1:
-        parser.error(f"--top-k {arguments_read.top_k} leaves no candidate; give 1 or more")
     if arguments_read.seed is not None and not arguments_read.mask_random:
         parser.error("--seed chooses the words of --mask-random; give both or neither")
     return arguments_read
@@ -76,16 +78,39 @@ def read_texts(texts: list[str]) -> list[str]:
     if not texts:
         if sys.stdin.isatty():
             raise UsageError('no text is given; put one behind the options, as in fill_mask.py --model M "a [MASK]"')
-        try:
-            texts = [line.strip() for line in sys.stdin.buffer.read().decode("utf-8").splitlines()]
-        except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not UTF-8 text ({error.reason} at byte {error.start})") from None
+        texts = [line.strip() for line in lines_of_stdin()]
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise UsageError("the text is empty; give a sentence")
-    if any("\udc80" <= character <= "\udcff" for text in texts for character in text):
-        raise UsageError("the text on the command line is not UTF-8; set a UTF-8 locale, or give it on standard input")
+    check_utf8(texts)
     return texts
+
+
+def lines_of_stdin() -> list[str]:
+    """The lines of standard input, without a byte order mark.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    data = sys.stdin.buffer.read()
+    try:
+        return without_last_empty(data.decode("utf-8-sig").split("\n"))  # other line separators may stand in a text
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"line {line:,} of standard input is not UTF-8 text ({error.reason}); convert it, for instance by iconv"
+        ) from None
+
+
+def without_last_empty(lines: list[str]) -> list[str]:
+    """The lines without the empty one behind the last line's end."""
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def check_utf8(texts: Sequence[str]) -> None:
+    """Refuse texts of the command line that were not UTF-8; Python has put half characters for such bytes."""
+    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+        raise UsageError("the text on the command line is not UTF-8; set a UTF-8 locale, or give it on standard input")
 
 
 def show_random(model: FillMask, texts: list[str], arguments: argparse.Namespace) -> None:

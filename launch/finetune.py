@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.errors import UsageError, run_command
+from data_prep.errors import UsageError, UserError, run_command
 
 if TYPE_CHECKING:
     from trainer.finetune.experiment import Setting
@@ -33,9 +33,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="finetune.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
-    parser.add_argument("--task", required=True, choices=TASKS)
+    parser.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     data = parser.add_argument_group("labelled data: tsv, csv, jsonl or parquet")
-    data.add_argument("--train", required=True, type=Path, metavar="FILE")
+    data.add_argument("--train", required=True, type=Path, metavar="FILE", help="examples to fit to")
     data.add_argument("--valid", type=Path, metavar="FILE", help="chooses learning rate and epoch")
     data.add_argument("--test", type=Path, metavar="FILE", help="what scores are told of")
     data.add_argument(
@@ -51,10 +51,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     variant.add_argument("--from-scratch", action="store_true", help="train encoder and head from random weights")
     variant.add_argument("--compare", metavar="A,B,...", help=f"several of {', '.join(VARIANTS)} side by side")
     how.add_argument("--seeds", type=int, default=3, metavar="N", help="fits with seeds 0 to N-1 (default 3)")
-    how.add_argument("--learning-rates", type=float, nargs="+", metavar="RATE", help="tried by the first seed, each")
+    how.add_argument(
+        "--learning-rates",
+        type=float,
+        nargs="+",
+        metavar="RATE",
+        help="tried by the first seed, each (default: by what is fitted)",
+    )
     how.add_argument("--epochs", type=int, default=3, metavar="N", help="default 3")
     how.add_argument("--batch-size", type=int, default=32, metavar="N", help="examples a step (default 32)")
-    how.add_argument("--early-stopping", type=int, metavar="N", help="end after N epochs without a better valid score")
+    how.add_argument(
+        "--early-stopping",
+        type=int,
+        metavar="N",
+        help="end after N epochs without a better valid score (default: never)",
+    )
     how.add_argument("--metric", metavar="NAME", help="what chooses (default: accuracy, spearman or f1, by the task)")
     how.add_argument("--split-seed", type=int, default=0, metavar="N", help="which examples are cut (default 0)")
     out = parser.add_argument_group("where it goes")
@@ -88,7 +99,7 @@ def main() -> None:
     if arguments.dry_run:
         say("dry run: nothing was fitted and nothing was written")
         return
-    request.output.mkdir(parents=True, exist_ok=True)
+    make_output(request.output)
     runs, best = open_runs(request), Best(setting.metric)
     try:
         folder = fit_all(request, setting, runs, best)
@@ -112,14 +123,20 @@ def fit_all(request: FitRequest, setting: Setting, runs: ExperimentRuns, best: B
     for variant in request.variants:
         results.append(run_variant(setting, variant, runs.child, best.keep))
         say(progress_line(results[-1], setting.metric))
-    picture = request.output / "curves.png"
-    picture.write_bytes(draw_comparison(results, setting.metric, f"{request.task}: {request.train.name}"))
     report = "\n".join(report_lines(setting, results))
-    (request.output / "report.txt").write_text(report + "\n", encoding="utf-8")
-    write_scores(request.output / "scores.json", setting, results)
+    say(f"\n{report}")  # before anything is written, so that a full disk takes no figure away
+    picture = request.output / "curves.png"
+    try:
+        picture.write_bytes(draw_comparison(results, setting.metric, f"{request.task}: {request.train.name}"))
+        (request.output / "report.txt").write_text(report + "\n", encoding="utf-8")
+        write_scores(request.output / "scores.json", setting, results)
+    except OSError as error:
+        raise UserError(
+            f"{request.output} cannot be written ({error.strerror or error}); see to it and fit again"
+        ) from None
     folder = save_best(best, setting, request, runs.parent.run_id)
     log_results(runs, results, report, setting, picture)
-    say(f"\n{report}\n\ncurves: {picture}\nmodel: {folder}")
+    say(f"\ncurves: {picture}\nmodel: {folder}")
     return folder
 
 
@@ -174,10 +191,33 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         check_names(arguments.register, arguments.alias)
 
 
+def make_output(output: Path) -> None:
+    """Make the new folder.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be made ({error.strerror}); give another folder") from None
+
+
 def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | None) -> None:
+    """Register the fitted model; where that fails, the fit is not lost, and the error says how to go on.
+
+    Raises:
+        UserError: the registry refuses or does not answer.
+    """
     from trainer.registry.registry import register
 
-    registration = register(folder, arguments.register, arguments.alias, arguments.tracking_uri, run_id)
+    try:
+        registration = register(folder, arguments.register, arguments.alias, arguments.tracking_uri, run_id)
+    except UserError as error:
+        raise UserError(
+            f"{error}. The fitted model is whole in {folder}; once that is mended: python launch/register.py --model "
+            f"{folder} --name {arguments.register}" + (f" --alias {arguments.alias}" if arguments.alias else "")
+        ) from error
     say(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
     say(f"  python launch/predict.py --model {registration.model_uri} --input FILE --output FILE")
 

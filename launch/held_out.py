@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 
+from data_prep.arguments import at_least
 from data_prep.data_set.manifest import read_manifest
 from data_prep.data_set.shards import Record, read_records
 from data_prep.errors import UserError, run_command
@@ -23,8 +24,10 @@ SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", required=True, metavar="DIR", help="folder of a shard set")
-    parser.add_argument("--num-sentences", type=int, default=8, help="how many (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="which ones (default %(default)s)")
+    parser.add_argument(
+        "--num-sentences", type=at_least(1), default=8, metavar="N", help="how many (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which ones (default %(default)s)")
     options = parser.parse_args(arguments)
     for sentence in held_out_sentences(options.shards, options.num_sentences, options.seed):
         print(sentence)

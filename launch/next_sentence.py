@@ -12,6 +12,7 @@ import json
 import sys
 
 from data_prep.errors import UsageError, run_command
+from launch.fill_mask import check_utf8, lines_of_stdin
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -54,17 +55,21 @@ def read_pairs(pair: list[str]) -> list[tuple[str, str]]:
     if pair:
         if len(pair) != 2:
             raise UsageError(f"{len(pair)} texts are given; give two sentences, each in quotation marks")
+        check_utf8(pair)
         return [(pair[0], pair[1])]
     if sys.stdin.isatty():
         raise UsageError("no sentences are given; put two behind the options, each in quotation marks")
     pairs = []
-    lines = sys.stdin.buffer.read().decode("utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines_of_stdin(), start=1):
         if line.strip():
             first, tab, second = line.partition("\t")
             if not tab:
                 raise UsageError(f"line {number} of standard input holds no tab; part the two sentences with one")
-            pairs.append((first, second))
+            if not first.strip() or not second.strip():
+                raise UsageError(
+                    f"line {number} of standard input has a tab with nothing on one side; give two sentences"
+                )
+            pairs.append((first.strip(), second.strip()))
     if not pairs:
         raise UsageError("standard input is empty; give two sentences a line, parted by a tab")
     return pairs

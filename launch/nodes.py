@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
 from trainer.preflight.host_checks import LAUNCHER_PREFIXES, NEEDED_PREFIXES
 from trainer.preflight.hostfile import read_hostfile
@@ -39,9 +40,13 @@ def main() -> None:
     )
     parser.add_argument("--hostfile", required=True, metavar="FILE", help="lines HOST slots=N")
     parser.add_argument("--master-addr", metavar="ADDRESS", help="of the first host (default: it is asked by ssh)")
-    parser.add_argument("--master-port", type=int, default=29500, metavar="PORT", help="default %(default)s")
-    parser.add_argument("--interface", metavar="NAME", help="network interface for gloo and NCCL, such as eth0")
-    parser.add_argument("--forward", action="append", default=[], metavar="NAME", help="one more variable to forward")
+    parser.add_argument("--master-port", type=at_least(1), default=29500, metavar="PORT", help="default %(default)s")
+    parser.add_argument(
+        "--interface", metavar="NAME", help="network interface for gloo and NCCL, such as eth0 (default: theirs)"
+    )
+    parser.add_argument(
+        "--forward", action="append", default=[], metavar="NAME", help="forward this variable too; as often as needed"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be started")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- and the arguments of pretrain.py")
     options = parser.parse_args()

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
 
 if TYPE_CHECKING:
@@ -28,23 +29,23 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text-column", metavar="NAME", help="default: the one it was fitted with")
     parser.add_argument("--pair-column", metavar="NAME", help="default: the one it was fitted with")
     parser.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="texts at once (default 32)")
+    parser.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="texts at once (default 32)")
     parser.add_argument(
         "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
     )
-    read = parser.parse_args(arguments)
-    if read.batch_size < 1:
-        parser.error("--batch-size counts from 1")
-    return read
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
     arguments = parse_arguments()
     from trainer.finetune.fitted_model import FittedModel
-    from trainer.finetune.tables import check_suffix, write_table
+    from trainer.finetune.tables import check_suffix, check_writable, write_table
     from trainer.registry.pull import pull
 
     check_suffix(arguments.output)
+    check_writable(arguments.output, "--output")
+    if arguments.output.resolve() == arguments.input.resolve():
+        raise UsageError(f"--output {arguments.output} is the input itself; give another file")
     model = FittedModel.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     table, num_long = predict_table(model, arguments)
     write_table(table, arguments.output)

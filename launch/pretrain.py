@@ -61,6 +61,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="A:B[,C:D]",
         help="with --resume-from: predict nothing in the samples A to B - 1 of that checkpoint's epoch",
     )
+    parser.add_argument(
+        "--skip-epoch",
+        type=int,
+        metavar="N",
+        help="epoch of --skip-samples, where the log names a later one of the same phase",
+    )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args(arguments)
 
@@ -76,16 +82,22 @@ def main() -> None:
             _explain(config, arguments)
         return
     check_launch()
+    from trainer.ranks.stop_signal import StopSignal
+
+    stop_signal = StopSignal()  # before the imports below, which take seconds
     from trainer.checkpoints.branching import Branch
-    from trainer.ranks.distributed import run_rank
+    from trainer.ranks.leaving import run_rank
     from trainer.train import train
 
-    run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None))
+    run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None, stop_signal))
 
 
 def world_size(arguments: argparse.Namespace) -> int:
     """The ranks to reckon with: those of --ranks, else the launcher's, else one."""
-    ranks = arguments.ranks if arguments.ranks is not None else int(os.environ.get("WORLD_SIZE", "1"))
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if not launched.isdigit():
+        raise UsageError(f"WORLD_SIZE={launched} in the environment is no number; start the ranks with a launcher")
+    ranks = arguments.ranks if arguments.ranks is not None else int(launched)
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} is not a number of ranks; give 1 or more")
     return ranks
@@ -99,12 +111,14 @@ def gpu_numbers(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def branch_of(arguments: argparse.Namespace) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-    """The step to go back to and the samples to skip there, where the command line asks for it."""
+def branch_of(arguments: argparse.Namespace) -> tuple[int, tuple[tuple[int, int], ...], int | None] | None:
+    """The step to go back to, the samples to skip and their epoch, where the command line asks for it."""
     skip = tuple(parse_ranges(arguments.skip_samples, "--skip-samples")) if arguments.skip_samples else ()
     if arguments.resume_from is None and skip:
         raise UsageError("--skip-samples counts in the epoch of a checkpoint; name its step with --resume-from STEP")
-    return None if arguments.resume_from is None else (arguments.resume_from, skip)
+    if arguments.skip_epoch is not None and (arguments.skip_epoch < 0 or not skip):
+        raise UsageError(f"--skip-epoch {arguments.skip_epoch} is the epoch (from 0) of --skip-samples; give both")
+    return None if arguments.resume_from is None else (arguments.resume_from, skip, arguments.skip_epoch)
 
 
 def is_first_rank() -> bool:

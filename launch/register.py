@@ -23,9 +23,9 @@ from trainer.registry.names import check_names
 from trainer.registry.promotion import Condition, parse_conditions
 from trainer.registry.pull import pull
 from trainer.registry.registry import Registration, register
-from trainer.registry.served_model import INPUT_EXAMPLE
+from trainer.registry.served_model import INPUT_EXAMPLE, PipelineTask, ServedModel, load_served
 from trainer.registry.versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
-from trainer.using.fill_mask import MASK_TOKEN, FillMask, report
+from trainer.using.fill_mask import FillMask, report
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -90,7 +90,8 @@ def show_versions(arguments: argparse.Namespace) -> None:
     versions: list[ModelVersion] = list_model_versions(arguments.name, arguments.tracking_uri)
     if arguments.trained_on:
         versions = trained_on(versions, arguments.trained_on)
-        print(f"{len(versions)} versions of {arguments.name} saw {arguments.trained_on} or data that grew from it")
+        count = f"{len(versions)} version{'s' if len(versions) != 1 else ''}"
+        print(f"{count} of {arguments.name} saw {arguments.trained_on} or data that grew from it")
     if versions:
         print("\n".join(version_lines(versions)))
 
@@ -98,17 +99,18 @@ def show_versions(arguments: argparse.Namespace) -> None:
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back through the registry and show how others load it."""
     if arguments.dry_run:
-        FillMask.load(pull(str(folder)))
+        load_served(pull(str(folder)))
         print(f"dry run: {folder} can be registered as {arguments.name}; nothing was written")
         return
     registration = register(folder, arguments.name, arguments.alias, arguments.tracking_uri)
     print(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         pulled = pull(registration.model_uri, Path(temporary) / "model", arguments.tracking_uri)
-        model = FillMask.load(pulled)
-        print(f"loaded back from {registration.model_uri}: {INPUT_EXAMPLE}")
-        print("\n".join(report(model.predict(INPUT_EXAMPLE.replace(MASK_TOKEN, model.mask_token), top_k=3))))
-    print(how_to_load(registration), flush=True)
+        served = load_served(pulled)
+        asked = f": {served.example}" if served.pipeline_task else ""
+        print(f"loaded back from {registration.model_uri}{asked}")
+        print("\n".join(answer_lines(served)))
+    print(how_to_load(registration, served.pipeline_task), flush=True)
     if arguments.promote:
         move_alias(registration.version, conditions, arguments)
 
@@ -125,14 +127,29 @@ def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argpa
     print(f"{arguments.promote} of {arguments.name} is version {version} now{reasons}")
 
 
-def how_to_load(registration: Registration) -> str:
+def answer_lines(served: ServedModel) -> list[str]:
+    """What the model that was loaded back makes of its example: masks filled, a class, or a tag a piece."""
+    if served.pipeline_task is None:
+        return ["(it answers questions, for which transformers has no pipeline; launch/predict.py asks it)"]
+    if served.pipeline_task == "fill-mask":
+        return report(FillMask(served.model, served.tokenizer).predict(served.example, top_k=3))
+    answers = served.pipeline()(served.example)
+    shown = (f"{each.get('label', each.get('entity'))} {each['score']:.3f}  {each.get('word', '')}" for each in answers)
+    return [line.rstrip() for line in shown] or ["(no word of it has a tag)"]
+
+
+def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
     """The lines by which others get the model."""
-    uri = registration.model_uri
+    uri, server = registration.model_uri, registration.tracking_uri
+    command = f"python launch/predict.py --model {uri} --tracking-uri {server} --input FILE --output FILE"
+    if task == "fill-mask":
+        command = f"python launch/fill_mask.py --model {uri} --tracking-uri {server} {INPUT_EXAMPLE!r}"
+    pipeline = f"  mlflow.transformers.load_model({uri!r})  # a {task} pipeline\n" if task else ""
     return (
         f"\nmodel: {uri}\n"
-        f"  python launch/fill_mask.py --model {uri} --tracking-uri {registration.tracking_uri} {INPUT_EXAMPLE!r}\n"
-        f"  import mlflow; mlflow.set_tracking_uri({registration.tracking_uri!r})\n"
-        f"  mlflow.transformers.load_model({uri!r})  # a fill-mask pipeline\n"
+        f"  {command}\n"
+        f"  import mlflow; mlflow.set_tracking_uri({server!r})\n"
+        f"{pipeline}"
         f"  mlflow.artifacts.download_artifacts({uri + '/hf'!r})  # the whole folder, for AutoModel"
     )
 

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from data_prep.errors import UsageError, UserError, run_command
+from launch.fill_mask import check_utf8
 
 MOST_MAPS = 144
 
@@ -37,6 +38,7 @@ def main() -> None:
         raise UsageError(f"{len(arguments.texts)} texts are given; give one sentence or two, in quotation marks")
     if arguments.output.suffix.lower() != ".png":
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
+    check_utf8(arguments.texts)
     from trainer.registry.pull import pull
     from trainer.using.attention_maps import attention_maps, choose
     from trainer.using.figures import draw_heads

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
 from data_prep.files import storage
 from data_prep.settings import load_settings
@@ -34,12 +35,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
-    parser.add_argument("--rows", type=int, default=4, metavar="N", help="how many rows (default 4)")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="the first row's place in the order")
+    parser.add_argument("--rows", type=at_least(1), default=4, metavar="N", help="how many rows (default 4)")
+    parser.add_argument(
+        "--sample", type=at_least(0), default=0, metavar="N", help="the first row's place in the order (default 0)"
+    )
     parser.add_argument("--samples", metavar="A:B", help="the rows A to B - 1, in place of --sample and --rows")
-    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="epoch, counted from 0")
-    parser.add_argument("--phase", type=int, default=0, metavar="N", help="phase of training, counted from 0")
-    parser.add_argument("--step", type=int, default=0, metavar="N", help="step whose masking rate is used")
+    parser.add_argument("--epoch", type=at_least(0), default=0, metavar="N", help="epoch, counted from 0 (default)")
+    parser.add_argument(
+        "--phase", type=at_least(0), default=0, metavar="N", help="phase of training, counted from 0 (default)"
+    )
+    parser.add_argument(
+        "--step", type=at_least(0), default=0, metavar="N", help="step whose masking rate is used (default 0)"
+    )
     parser.add_argument("--colour", choices=("auto", "always", "never"), default="auto", help="default: on a terminal")
     return parser.parse_intermixed_args(arguments)
 
@@ -77,10 +84,8 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
     Raises:
         UsageError: there is no such phase, or no such row.
     """
-    if not 0 <= arguments.phase < len(config.phases):
+    if arguments.phase >= len(config.phases):
         raise UsageError(f"--phase {arguments.phase} is not there: the run has phases 0 to {len(config.phases) - 1}")
-    if min(arguments.rows, arguments.sample + 1, arguments.epoch + 1, arguments.step + 1) < 1:
-        raise UsageError("--rows counts from 1, --sample, --epoch and --step from 0; give no less")
     length = config.phases[arguments.phase].sequence_length
     phase = config.phases[arguments.phase].model_copy(
         update={

@@ -48,7 +48,12 @@ def main() -> None:
     arguments = parser.parse_args()
     status = read_status(arguments.output_dir)
     if status is None:
-        raise UserError(f"{arguments.output_dir} holds no status.json: no training has begun there; check the folder")
+        raise UserError(
+            f"{arguments.output_dir} holds no status.json that can be read: no training has begun there, or it is "
+            "damaged; check the folder, or start the training again, which writes it anew"
+        )
+    if "max_steps" not in status:
+        raise UserError(f"{arguments.output_dir}: the run {status['state']} before its first step: {status['cause']}")
     figures = summarise(status, read_history(arguments.output_dir), time.time())
     print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
 

@@ -64,6 +64,17 @@ def with_pax_headers(data: bytes = npy(np.arange(5, 9, dtype=np.uint16)), **head
     return write
 
 
+def header_alone(kind: bytes, data: bytes = b"", size: int | None = None) -> Callable[[Path], None]:
+    """A member of this kind that says it has `size` bytes, whatever it has."""
+
+    def write(path: Path) -> None:
+        info = tarfile.TarInfo(_NAME)
+        info.type, info.size = kind, len(data) if size is None else size
+        path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + data + bytes(10240))
+
+    return write
+
+
 def sparse(path: Path) -> None:
     """An old GNU sparse member: 512 bytes in the tar that read as 64 MB."""
     info = tarfile.TarInfo(_NAME)
@@ -113,6 +124,10 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     ),
     "size of a terabyte": with_pax_headers(size=str(1 << 40)),
     "pax headers that are no numbers": with_pax_headers(GNU_sparse_map="a,b"),
+    "pax header of an endless length": header_alone(tarfile.XHDTYPE, b"99999999999999999999 a=b\n"),
+    "pax headers of a terabyte": header_alone(tarfile.XHDTYPE, size=1 << 40),
+    "long name of a terabyte": header_alone(tarfile.GNUTYPE_LONGNAME, size=1 << 40),
+    "long name of more bytes than can be counted": header_alone(tarfile.GNUTYPE_LONGNAME, size=1 << 70),
     "expression that exhausts the parser": shape("(" + "-" * 9000 + "1,)"),
     "unbalanced expression": shape("(" * 9000),
     "member twice": lambda path: members(path, whole_record()[0], *whole_record()),

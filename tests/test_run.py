@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,10 @@ pytestmark = pytest.mark.spawn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = """
-prepare_environment() { export CLOZEWORKS_VENV=$root/venv PATH=$root/venv/bin:$PATH; }
+prepare_environment() {
+    echo "${CLOZEWORKS_CONSTRAINTS:-} ${CLOZEWORKS_VENV:-}" >"$root/environment"
+    export CLOZEWORKS_VENV=$root/venv PATH=$root/venv/bin:$PATH
+}
 install_debian_packages() { true; }
 count_gpus() { echo 0; }
 _die() { echo "$*" >&2; exit 1; }
@@ -32,9 +36,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CLOZEWORKS_")}
+    command = ["bash", "tests/run.sh", *arguments]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60)
+
+
 def asked(root: Path, *arguments: str) -> list[str]:
     """The words after `python -m pytest --durations=15`."""
-    answer = subprocess.run(["bash", "tests/run.sh", *arguments], cwd=root, capture_output=True, text=True, timeout=60)
+    answer = run(root, *arguments)
     assert answer.returncode == 0, answer.stderr
     coverage_file, *words = answer.stdout.splitlines()
     assert coverage_file == str(root / "venv" / "coverage" / "data"), "nothing of it lies among the sources"
@@ -48,6 +58,29 @@ def test_the_whole_run_measures_lines_and_keeps_the_floor(root: Path) -> None:
 def test_with_other_versions_it_is_the_whole_run_too(root: Path) -> None:
     (root / "older.txt").write_text("torch==2.11.0\n")
     assert asked(root, "--constraints", "older.txt") == ["--cov"]
+    assert asked(root, "--constraints", "older.txt", "tests/trainer")[0] == "tests/trainer"
+
+
+def test_other_versions_have_an_environment_of_their_own(root: Path) -> None:
+    def environment(*arguments: str) -> list[str]:
+        asked(root, *arguments)
+        return (root / "environment").read_text().split(" ")
+
+    assert environment() == ["", "\n"], "the pinned versions, in the folder that launch/environment.sh takes"
+    folders = set()
+    for version in ("2.11.0", "2.12.0"):
+        (root / "other.txt").write_text(f"torch=={version}\n")
+        constraints, folder = environment("--constraints", "other.txt")
+        assert constraints == "other.txt"
+        folders.add(folder.strip())
+    assert len(folders) == 2 and all(Path(folder).parent == root for folder in folders)
+    assert all(Path(folder).name.startswith(".venv-") for folder in folders), "which git ignores"
+
+
+def test_a_missing_file_of_versions_is_told(root: Path) -> None:
+    for arguments in (["--constraints", "none.txt"], ["--constraints"]):
+        answer = run(root, *arguments)
+        assert answer.returncode != 0 and "--constraints needs a file of versions" in answer.stderr
 
 
 def test_of_a_part_no_floor_is_asked(root: Path) -> None:

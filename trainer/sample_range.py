@@ -40,7 +40,7 @@ def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:
     ranges = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
-        if match is None or int(match[1]) >= int(match[2]):
+        if match is None or int(match[1]) >= int(match[2]) or int(match[2]) >= 1 << 63:
             raise UsageError(
                 f"{option} {text}: {part.strip()!r} is no range of samples; give A:B with A less than B for the "
                 "samples A to B - 1, several parted by commas"

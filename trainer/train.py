@@ -30,7 +30,6 @@ from trainer.ranks.distributed import (
     device_type,
     gather_objects,
     initialize_distributed,
-    is_lost_peer,
     shut_down,
 )
 from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
@@ -39,15 +38,22 @@ from trainer.run import Run, set_up
 from trainer.saving import save, settle_branch
 from trainer.schedule import learning_rate
 from trainer.step import StepResult, Wishes, take_step
+from trainer.tracking.mlflow_server import resolve_tracking_uri
 from trainer.watching.memory import peak_memory_of_ranks, told_when_out_of_memory
 from trainer.watching.reporting import log, log_evaluation, report_end, report_start
 from trainer.watching.status import State, record_end
 
 
-def train(config: RunConfig, allow_change: bool = False, branch: Branch | None = None) -> int:
+def train(
+    config: RunConfig,
+    allow_change: bool = False,
+    branch: Branch | None = None,
+    stop_signal: StopSignal | None = None,
+) -> int:
     """Begin or resume the run of `config.output_dir`; returns the exit status, or ends the process with it.
 
-    `branch` goes back to an earlier checkpoint first (`trainer/checkpoints/branching.py`).
+    `branch` goes back to an earlier checkpoint first (`trainer/checkpoints/branching.py`); `stop_signal` listens from
+    before this module was imported.
 
     Raises:
         UserError: the data, the tokenizer, the checkpoints or DeepSpeed's settings do not fit the configuration.
@@ -55,35 +61,40 @@ def train(config: RunConfig, allow_change: bool = False, branch: Branch | None =
     launched_at = time.time()
     check_precision(config, device_type())
     check_sections(config, int(os.environ.get("WORLD_SIZE", "1")), device_type())
+    resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
     storage.configure(config.storage_options)
     shard_sets = open_data(config, allow_change)
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     check_own_tokenizer(shard_sets[0])
     check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
-    stop_signal = StopSignal()
+    stop_signal = stop_signal or StopSignal()
     ranks = initialize_distributed(config.distributed, config.training.deterministic)
-    refuse_exposed(lambda found: gather_objects(found, ranks))
-    if ranks.is_first:
-        for finding in cheap_findings(config, ranks.world_size, ranks.device):
-            if finding.level != "ok":
-                warn_on_stderr(f"{finding.name}: {finding.text} (launch/doctor.py tells more)")
+    stop_signal.ranks_have_met()
     watchdog = watch(config, ranks)
-    with told_when_out_of_memory(ranks, "while it was set up"):
+    with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "while it was set up"):
+        refuse_exposed(lambda found: gather_objects(found, ranks))
+        warn_of_findings(config, ranks)
         run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
     report_start(run, launched_at)
     try:
-        settle_branch(run)
-        with told_when_out_of_memory(ranks, "in training"):
+        with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "in training"):
+            settle_branch(run)
             ended = training_loop(run)
     except Exception as error:
-        if is_lost_peer(error):
-            run.watchdog.leave_if_ranks_are_lost()
         report_end(run, "failed", str(error))
         run.tracker.log_pictures()
         run.tracker.close("FAILED")
         raise
     all_registered = leave(run, ended)
     shut_down(ranks, STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
+
+
+def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
+    """Rank 0: what the cheap part of `launch/doctor.py` finds."""
+    if ranks.is_first:
+        for finding in cheap_findings(config, ranks.world_size, ranks.device):
+            if finding.level != "ok":
+                warn_on_stderr(f"{finding.name}: {finding.text} (launch/doctor.py tells more)")
 
 
 def training_loop(run: Run) -> State:
@@ -194,7 +205,7 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
     """Start the watchdog of this rank; on rank 0 it notes on disk why the run ended."""
 
     def note(verdict: str) -> None:
-        if ranks.is_first:
+        if ranks.is_first and Path(config.output_dir).is_dir():  # which a run that has not been set up may lack
             record_end(Path(config.output_dir), "failed", verdict)
 
     watchdog = Watchdog(config.health, ranks, note)

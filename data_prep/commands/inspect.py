@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
+from data_prep.arguments import at_least
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
-from data_prep.errors import UsageError
 from data_prep.files import storage
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
 from data_prep.terminal import printable
@@ -18,10 +18,12 @@ HELP = "show decoded documents of a data set, or how its tokenizer takes a text 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_set(parser, "folder or URL of a data set (or of a tokenizer, for the last two)")
-    parser.add_argument("--split", choices=("train", "valid"), default="train")
-    parser.add_argument("--shard", type=int, default=0, metavar="N", help="number of the shard (default 0)")
-    parser.add_argument("--documents", type=int, default=3, metavar="K", help="how many documents (default 3)")
-    parser.add_argument("--skip", type=int, default=0, metavar="M", help="leave out the first M documents (default 0)")
+    parser.add_argument("--split", choices=("train", "valid"), default="train", help="which part (default train)")
+    parser.add_argument("--shard", type=at_least(0), metavar="N", help="number of the shard (default: the first)")
+    parser.add_argument("--documents", type=at_least(0), default=3, metavar="K", help="how many documents (default 3)")
+    parser.add_argument(
+        "--skip", type=at_least(0), default=0, metavar="M", help="leave out the first M documents (default 0)"
+    )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--document", metavar="ID", help="find this document in any shard; show it whole, with source")
     instead.add_argument("--tokenizer", metavar="TEXT", help="show pieces and ids of a text, and the merges one by one")
@@ -48,9 +50,6 @@ def _lines(arguments: argparse.Namespace) -> Iterable[str]:
         return _write_vocabulary(_tokenizer(folder), arguments.vocabulary)
     if arguments.document is not None:
         return document_report(folder, parse_document_id(arguments.document))
-    for name in ("documents", "skip"):
-        if getattr(arguments, name) < 0:
-            raise UsageError(f"--{name}={getattr(arguments, name)} is not possible; give 0 or more")
     return inspect_report(folder, arguments.split, arguments.shard, arguments.documents, arguments.skip)
 
 

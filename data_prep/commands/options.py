@@ -51,7 +51,7 @@ def add_preparation(command: argparse.ArgumentParser, output_help: str = "folder
         nargs="+",
         default=[],
         metavar="FILE",
-        help=".txt .jsonl .json, also .gz .zst .bz2 .xz, and .parquet; patterns",
+        help="files, URLs or quoted patterns: .txt .jsonl .json .parquet, each also with .gz .zst .bz2 .xz after it",
     )
     command.add_argument("--output", metavar="DIR", help=output_help)
     command.add_argument("--config", metavar="FILE", help="YAML file of settings")
@@ -154,9 +154,15 @@ def workers_for(arguments: argparse.Namespace, request: Request) -> int:
     """The number of processes asked for, or as many as there are cores and the text is worth.
 
     Raises:
-        UsageError: it is not positive.
+        UsageError: it is not positive, or over one for what lies in the memory of this process.
     """
     wanted = arguments.workers if arguments.workers is not None else request.config.num_workers
+    urls = (*(file.url for file in request.inputs), request.tokenizer, request.output)
+    in_memory = next((url for url in urls if url.startswith("memory://")), None)
+    if in_memory is not None and wanted is not None and wanted > 1:
+        raise UsageError(f"{in_memory} is in the memory of one process, so --workers={wanted} cannot reach it; give 1")
+    if in_memory is not None:
+        return num_workers(1 if wanted is None else wanted)
     if wanted is None:
         return max(1, min(default_num_workers(), int(text_bytes(request.inputs) / _TEXT_BYTES_A_WORKER)))
     return num_workers(wanted)

@@ -15,7 +15,7 @@ from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.inputs.input_files import InputFile, find_inputs, find_units
 from data_prep.terminal import printable
-from data_prep.tokenizing.info import TokenizerInfo
+from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo
 from data_prep.tokenizing.report import read_report, report_lines
 from data_prep.tokenizing.sampling import draw_sample
 from data_prep.tokenizing.training import train_on_sample
@@ -54,9 +54,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     inputs = _described(files, config)
     if not arguments.fresh and _is_complete(output, config, inputs):
         print(f"{output} is complete already: the tokenizer of these inputs and settings; --fresh trains it again")
+        for url in _written_since(output, files)[:1]:
+            print(f"note: {url} was written since, at the same size; if its text is another now, train again")
         return
     units = find_units(files, config)
     with storage.hold_lock(output), _local_work_folder(output) as work_folder:
+        storage.remove_unfinished(output)
         sample, counts = draw_sample(config, units, work_folder, workers)
         train_on_sample(sample, counts, output, config.tokenizer, inputs)
     report = read_report(output)
@@ -98,6 +101,13 @@ def _is_complete(output: str, config: PreparationConfig, inputs: dict[str, Any])
             "choose another folder, or replace it with --fresh"
         )
     return True
+
+
+def _written_since(output: str, files: Sequence[InputFile]) -> list[str]:
+    """The inputs that were written after the tokenizer, as far as clocks tell; their sizes are what they were."""
+    made_at = storage.modified_at(storage.join(output, INFO_NAME))
+    times = [(storage.redact(file.url), storage.modified_at(file.url)) for file in files]
+    return [url for url, written_at in times if made_at is not None and written_at is not None and written_at > made_at]
 
 
 @contextmanager

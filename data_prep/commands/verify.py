@@ -18,6 +18,8 @@ from data_prep.terminal import printable
 
 HELP = "check every byte and count of a data set"
 
+_SHOWN = 5
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_set(parser)
@@ -54,10 +56,20 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def _sound(manifest: Manifest) -> str:
     splits = (manifest.train, manifest.valid)
-    removed = sum(removal.documents for removal in manifest.removals)
-    return (
+    return printable(
         f"ok: {len(manifest.shards)} shards, {sum(split.documents for split in splits):,} documents, "
         f"{sum(split.sentences for split in splits):,} sentences, {sum(split.tokens for split in splits):,} tokens, "
         f"version {manifest.version} ({manifest.digest[:16]}), tokenizer {manifest.tokenizer.fingerprint[:16]}"
-        + (f"; none of the {removed:,} removed documents is there" if removed else "")
+        + (f"; nothing is there of {_removed(manifest)}" if manifest.removals else "")
     )
+
+
+def _removed(manifest: Manifest) -> str:
+    """What is gone. Of a source that was removed the text may have come back under the name of another."""
+    by_id = sum(removal.documents for removal in manifest.removals if removal.source is None)
+    sources = [removal for removal in manifest.removals if removal.source is not None]
+    parts = [f"source {removal.source!r} ({removal.documents:,} documents)" for removal in sources[:_SHOWN]]
+    if len(sources) > _SHOWN:
+        parts.append(f"{len(sources) - _SHOWN:,} more sources")
+    parts.extend([f"the {by_id:,} documents removed by id"] if by_id else [])
+    return ", ".join(parts)

@@ -13,7 +13,8 @@ import safetensors.numpy
 
 from data_prep.data_set.manifest import TOKEN_COUNTS_NAME, Manifest
 from data_prep.data_set.manifest_records import FileRecord, ShardRecord, SplitRecord
-from data_prep.data_set.shards import TENSOR_FAULTS, Record
+from data_prep.data_set.shard_index import TENSOR_FAULTS
+from data_prep.data_set.shards import Record
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import METASPACE
@@ -75,7 +76,7 @@ def unigram_entropy_nats(token_counts: np.ndarray) -> float | None:
     total = int(token_counts.sum())
     shares = token_counts[token_counts > 0] / total if total else token_counts[:0]
     # fsum: the same on every machine, whatever the order in which its vector units add.
-    return -math.fsum(share * math.log(share) for share in shares.tolist()) if total else None
+    return math.fsum(-share * math.log(share) for share in shares.tolist()) if total else None
 
 
 def split_record(shards: Sequence[ShardRecord], token_counts: np.ndarray) -> SplitRecord:

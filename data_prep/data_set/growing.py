@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.data_set.counting import read_tensors, read_token_counts, split_record, token_counts_file
 from data_prep.data_set.manifest import Manifest
 from data_prep.data_set.manifest_records import FileRecord
-from data_prep.data_set.shards import read_index
+from data_prep.data_set.shard_index import read_index
 from data_prep.data_set.versions import publish
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage

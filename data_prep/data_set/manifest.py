@@ -41,6 +41,8 @@ TOKEN_COUNTS_NAME = "token_counts.safetensors"
 TOKENIZER_FOLDER = "tokenizer"
 FORMAT_VERSION = 2
 _MAX_VERSION = 999_999  # the digits of `older_version_name`
+_RESTORE = "make the shards again"
+_RESTORE_OLDER = "restore it, or delete the older versions with 'remove --purge'"
 
 
 class UnknownVersion(UserError):
@@ -174,7 +176,7 @@ def _older_versions(folder: str, current: Manifest) -> list[Manifest]:
     """The oldest first, back to the first that is missing: those that `remove --purge` deleted are the oldest."""
     # By name, since what lies at https:// cannot be listed.
     urls = (storage.join(folder, older_version_name(number)) for number in range(current.version - 1, 0, -1))
-    return [_parse(url) for url in takewhile(storage.exists, urls)][::-1]
+    return [_parse(url, _RESTORE_OLDER) for url in takewhile(storage.exists, urls)][::-1]
 
 
 def _list_of_mappings(settings: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -184,22 +186,22 @@ def _list_of_mappings(settings: dict[str, Any], name: str) -> list[dict[str, Any
     return found
 
 
-def _parse(url: str) -> Manifest:
+def _parse(url: str, remedy: str = _RESTORE) -> Manifest:
     where = storage.redact(url)
     try:
         values = json.loads(storage.read_bytes(url))
         json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # NaN and half characters have no digest
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); it was damaged or edited, make the shards again") from None
+        raise UserError(f"{where} is not JSON ({error}); it was damaged or edited, {remedy}") from None
     version = values.get("format_version") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(
             f"{where} has format version {str(version)[:20]} and this release reads {FORMAT_VERSION}; "
-            "use the release that wrote it, or make the shards again"
+            f"use the release that wrote it, or {remedy}"
         )
     try:
         return Manifest.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         place = printable(".".join(str(part) for part in first["loc"]))[:100]
-        raise UserError(f"{where} is damaged at {place}: {first['msg']}; make the shards again") from None
+        raise UserError(f"{where} is damaged at {place}: {first['msg']}; {remedy}") from None

@@ -117,9 +117,14 @@ def _begin(folder: str, parent: Manifest, request: RemovalRequest, fresh: bool) 
 
 
 def _give_up_stale(folder: str, parent: Manifest) -> None:
-    """End a removal that began with another version: it was published, or another command was before it."""
+    """End a removal that began with another version: it was published, or another command was before it.
+
+    Without its plan, which is its first file, the folder of its work is what is left of one that was being removed.
+    """
     begun = _read_plan(folder)
-    if begun is not None and begun["parent"] != parent.digest:
+    if begun is None:
+        storage.remove(_work_folder(folder))
+    elif begun["parent"] != parent.digest:
         _give_up(folder, begun)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from data_prep.data_set.counting import RecordCounts, piece_text
 from data_prep.data_set.manifest_records import ShardRecord, TokenizerRecord
-from data_prep.data_set.shards import Record, ShardIndex, index_of, join_indexes, read_index, read_records
+from data_prep.data_set.shard_index import ShardIndex, join_indexes, read_index
+from data_prep.data_set.shards import Record, index_of, read_records
 from data_prep.errors import UserError
 from data_prep.files import storage
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep.data_set.manifest import Manifest, read_manifest
 from data_prep.data_set.manifest_records import ShardRecord, SourceRecord
-from data_prep.data_set.shards import read_index
+from data_prep.data_set.shard_index import read_index
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.progress import Progress

@@ -1,8 +1,7 @@
 """The shard: a webdataset tar of records and the index beside it.
 
 A record is a block of whole documents. Its members are plain `.npy` arrays, so that
-`webdataset.WebDataset(url).decode()` reads a shard with none of our code. The index lets a reader plan, and
-read any run of tokens by its byte offset, without reading the tar.
+`webdataset.WebDataset(url).decode()` reads a shard with none of our code. The index is told in `shard_index.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -21,12 +21,11 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep.data_set.manifest_records import FileRecord, ShardRecord
+from data_prep.data_set.shard_index import ShardIndex, join_indexes
 from data_prep.errors import UserError
 from data_prep.files import storage
 
 SHARD_NAME = re.compile(r"(train|valid)-(\d{6})\.(tar|index\.safetensors)")
-TENSOR_FAULTS = (safetensors.SafetensorError, ValueError, TypeError, LookupError)
-"""What reading a safetensors file may raise: a KeyError, for one, where its numbers are of a type unknown to numpy."""
 _TAR_BLOCK = 512
 
 
@@ -50,38 +49,6 @@ class Record:
     document_ids: np.ndarray
 
 
-@dataclass(frozen=True)
-class ShardIndex:
-    """The lengths of everything in a shard of R records, D documents and S sentences, in the order of the tar.
-
-    Attributes:
-        document_lengths: (D,) uint32 tokens of each document.
-        sentence_counts: (D,) uint32 sentences of each document.
-        sentence_lengths: (S,) uint32 tokens of each sentence.
-        document_ids: (D,) uint64 xxh3_64 of each document's normalised text.
-        document_sources: (D,) uint16 number of each document's source in the manifest.
-        record_document_counts: (R,) uint32 documents in each record.
-        token_offsets: (R,) uint64 byte offset in the tar at which the token data of each record begins.
-    """
-
-    document_lengths: np.ndarray
-    sentence_counts: np.ndarray
-    sentence_lengths: np.ndarray
-    document_ids: np.ndarray
-    document_sources: np.ndarray
-    record_document_counts: np.ndarray
-    token_offsets: np.ndarray
-
-
-_INDEX_DTYPES = {
-    "document_lengths": np.uint32,
-    "sentence_counts": np.uint32,
-    "sentence_lengths": np.uint32,
-    "document_ids": np.uint64,
-    "document_sources": np.uint16,
-    "record_document_counts": np.uint32,
-    "token_offsets": np.uint64,
-}
 _MEMBER_DTYPES: dict[str, tuple[type, ...]] = {
     "document_ids": (np.uint64,),
     "documents": (np.uint32,),
@@ -128,33 +95,6 @@ def write_shard(folder: str, name: str, records: Iterable[Record]) -> ShardRecor
     )
 
 
-def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
-    """Read a shard's index and check it: its sha256, its arrays among themselves, and the manifest's counts.
-
-    Raises:
-        UserError: the index is missing, damaged, or belongs to another shard.
-    """
-    url = storage.join(folder, shard.index.name)
-    where = storage.redact(url)
-    if not storage.exists(url):
-        raise UserError(f"{where} is missing, which its shard set needs; restore it, or make the shards again")
-    data = storage.read_bytes(url)
-    found = hashlib.sha256(data).hexdigest()
-    if found != shard.index.sha256:
-        raise UserError(
-            f"{where} is damaged: its sha256 is {found} and the manifest says {shard.index.sha256}; "
-            "restore it, or make the shards again"
-        )
-    try:
-        index = ShardIndex(**safetensors.numpy.load(data))
-    except TENSOR_FAULTS as error:
-        raise UserError(f"{where} is no index of a shard ({error}); make the shards again") from None
-    problem = _index_problem(index, shard)
-    if problem:
-        raise UserError(f"{where} {problem}; make the shards again")
-    return index
-
-
 def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
     """Read a shard's records in order, strictly: (key, record, byte offset of the token data).
 
@@ -167,7 +107,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
     waiting: dict[str, np.ndarray] = {}
     key = offset = None
     try:
-        with tarfile.open(path, "r:") as tar:
+        with _BoundedFile(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 match = _MEMBER_NAME.fullmatch(member.name)
                 # A sparse member of a few bytes, or one said to be so by a pax header, may read as any number of zeros.
@@ -182,7 +122,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
                 if len(waiting) == len(_MEMBER_DTYPES):
                     yield key, Record(**waiting), offset or 0
                     waiting = {}
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:  # ValueError: of crafted pax headers
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:  # the last two: of pax headers
         raise UserError(f"{path} is damaged ({error}); restore it, or make the shards again") from None
     if waiting:
         raise UserError(f"{path} ends within record {key!r}; restore it, or make the shards again")
@@ -200,16 +140,6 @@ def index_of(record: Record, token_offset: int) -> ShardIndex:
         document_sources=record.sources,
         record_document_counts=np.array([len(record.documents)], np.uint32),
         token_offsets=np.array([token_offset], np.uint64),
-    )
-
-
-def join_indexes(parts: list[ShardIndex]) -> ShardIndex:
-    """The index of a shard that holds these one after the other."""
-    return ShardIndex(
-        **{
-            name: np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)]).astype(dtype)
-            for name, dtype in _INDEX_DTYPES.items()
-        }
     )
 
 
@@ -241,6 +171,20 @@ def _array_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+class _BoundedFile(io.BufferedReader):
+    """A file of which no more is read than it holds.
+
+    tarfile reads as much as a header says that a long name or pax headers take, and asks the memory for all of it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._bytes = os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size if size is None else min(size, self._bytes))
+
+
 def _read_array(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str | Path) -> tuple[np.ndarray, int]:
     """A member's array and the bytes of its header, which must be as `_array_bytes` writes it.
 
@@ -265,36 +209,3 @@ def _read_array(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str | Path)
             "make the shards again"
         )
     return np.frombuffer(data, dtype, offset=header.end()), header.end()
-
-
-def _index_problem(index: ShardIndex, shard: ShardRecord) -> str | None:
-    """What is wrong with an index, if anything."""
-    for name, dtype in _INDEX_DTYPES.items():
-        array = getattr(index, name)
-        if array.dtype != dtype or array.ndim != 1:
-            return f"has {name} of type {array.dtype} and {array.ndim} dimensions"
-    documents, records = len(index.document_lengths), len(index.token_offsets)
-    if (documents, len(index.sentence_lengths), records) != (shard.documents, shard.sentences, shard.records):
-        return "counts other documents, sentences or records than the manifest"
-    if len({documents, len(index.sentence_counts), len(index.document_ids), len(index.document_sources)}) > 1:
-        return "has arrays of different numbers of documents"
-    if len(index.record_document_counts) != records or index.record_document_counts.sum(dtype=np.int64) != documents:
-        return "has records that do not add up to its documents"
-    if (
-        not all(getattr(index, name).all() for name in list(_INDEX_DTYPES)[:3])
-        or not index.record_document_counts.all()
-    ):
-        return "has an empty document, sentence or record"
-    if index.sentence_counts.sum(dtype=np.int64) != shard.sentences:
-        return "has sentences that belong to no document"
-    firsts = np.cumsum(index.sentence_counts, dtype=np.int64) - index.sentence_counts
-    by_document = np.add.reduceat(index.sentence_lengths.astype(np.int64), firsts) if documents else np.empty(0)
-    if not np.array_equal(by_document, index.document_lengths) or by_document.sum() != shard.tokens:
-        return "has sentences that do not add up to its documents' tokens"
-    if (np.diff(index.token_offsets.astype(np.int64)) <= 0).any() or (index.token_offsets >= shard.bytes).any():
-        return "has byte offsets that are not increasing within the shard"
-    first_documents = np.cumsum(index.record_document_counts, dtype=np.int64) - index.record_document_counts
-    by_record = np.add.reduceat(by_document, first_documents) if records else np.empty(0)
-    if (index.token_offsets.astype(np.int64) + 2 * by_record > shard.bytes).any():  # a token takes 2 bytes at least
-        return "has records that reach beyond the end of the shard"
-    return None

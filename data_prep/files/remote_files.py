@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from data_prep.errors import UsageError, UserError
+from data_prep.files.patterns import refuse_unread
 from data_prep.files.remote_reader import open_ranges
 from data_prep.files.remote_reader import tag as tag
 from data_prep.files.retries import with_retries
@@ -118,16 +119,14 @@ def matching(pattern: str) -> list[str]:
     """URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the one file so named.
 
     Raises:
-        UsageError: it names a folder, or is a pattern of web addresses, which cannot be listed.
+        UsageError: it names a folder of whose files it matches none, or is a pattern of web addresses, which cannot be
+            listed.
     """
     if scheme(pattern) in WEB_SCHEMES and "*" in pattern:
         raise UsageError(f"{redact(pattern)} is a pattern, and a web server lists no files; name every file")
     found = info(pattern)
     if found is not None and found["type"] == "directory":
-        raise UsageError(
-            f"input {redact(pattern)} is a folder; name its files with a pattern such as "
-            f"'{redact(pattern).rstrip('/')}/*.jsonl.gz'"
-        )
+        refuse_unread(redact(pattern), (), [redact(pattern)], "/")
     if found is not None:
         return [pattern]
     with explained(pattern, "read"):
@@ -135,8 +134,12 @@ def matching(pattern: str) -> list[str]:
         if scheme(pattern) in WEB_SCHEMES or not glob.has_magic(path):
             return []
         root, _, rest = path.partition("/") if path[:1] != "/" else ("/", "", path[1:])
-        found_paths = set(_walk(pattern, filesystem, root, rest))
-        return sorted(f"{scheme(pattern)}://{match.lstrip('/')}" for match in found_paths)
+        matches: dict[str, bool] = {}
+        for match, is_folder in _walk(pattern, filesystem, root, rest):
+            matches[f"{scheme(pattern)}://{match.lstrip('/')}"] = is_folder
+        files = sorted(match for match, is_folder in matches.items() if not is_folder)
+        refuse_unread(redact(pattern), files, sorted(matches.keys() - set(files)), "/")
+        return files
 
 
 def remove(url: str, seconds: float | None = None) -> None:
@@ -245,8 +248,11 @@ def _raise_if_elsewhere(error: FileNotFoundError) -> None:
         raise PermissionError(str(error)) from None
 
 
-def _walk(url: str, filesystem: Any, folder: str, pattern: str) -> Iterator[str]:
-    """Paths below `folder` that match. Not fsspec's glob: it takes a folder whose listing fails for an empty one."""
+def _walk(url: str, filesystem: Any, folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
+    """Paths below `folder` that match, and whether they are folders.
+
+    Not fsspec's glob: it takes a folder whose listing fails for an empty one.
+    """
     first, _, rest = pattern.partition("/")
     if rest and not glob.has_magic(first):
         yield from _walk(url, filesystem, posixpath.join(folder, first), rest)
@@ -254,16 +260,16 @@ def _walk(url: str, filesystem: Any, folder: str, pattern: str) -> Iterator[str]
     if first == "**" and rest:
         yield from _walk(url, filesystem, folder, rest)
     for entry in _list(url, filesystem, folder):
-        name = entry["name"].rstrip("/").rpartition("/")[2]
+        path, is_folder = entry["name"].rstrip("/"), entry["type"] == "directory"
+        name = path.rpartition("/")[2]
         if (name.startswith(".") and not first.startswith(".")) or not fnmatch.fnmatchcase(name, first):
             continue
-        if entry["type"] != "directory":
-            if not rest:
-                yield entry["name"]
-        elif first == "**":
-            yield from _walk(url, filesystem, entry["name"].rstrip("/"), pattern)
-        elif rest:
-            yield from _walk(url, filesystem, entry["name"].rstrip("/"), rest)
+        if not rest:
+            yield entry["name"], is_folder
+        if is_folder and first == "**":
+            yield from _walk(url, filesystem, path, pattern)
+        elif is_folder and rest:
+            yield from _walk(url, filesystem, path, rest)
 
 
 def _is_s3(filesystem: Any) -> bool:

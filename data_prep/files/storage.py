@@ -8,7 +8,6 @@ done.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import os
 import secrets
@@ -19,9 +18,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from data_prep.errors import UsageError, UserError
+from data_prep.errors import UserError
 from data_prep.files import remote_files
 from data_prep.files.locks import hold_lock as hold_lock
+from data_prep.files.patterns import local_matches
 from data_prep.files.storage_options import configure as configure
 from data_prep.files.storage_options import hide_secrets as hide_secrets
 from data_prep.files.storage_options import options as options
@@ -226,18 +226,11 @@ def matches(pattern: str) -> list[str]:
     A name that is there as it is written wins over the pattern that it also is.
 
     Raises:
-        UsageError: it names a folder, or is a pattern of web addresses, which cannot be listed.
+        UsageError: it names a folder or what is no file, or is a pattern of web addresses, which cannot be listed.
     """
     if is_remote(pattern):
         return remote_files.matching(pattern)
-    path = str(local_path(pattern))
-    if os.path.isdir(path):
-        raise UsageError(
-            f"input {pattern} is a folder; name its files with a pattern such as '{os.path.join(path, '*.jsonl.gz')}'"
-        )
-    if os.path.exists(path):
-        return [path]
-    return sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
+    return local_matches(local_path(pattern))
 
 
 def _remote_info(url: str | Path) -> dict[str, Any]:

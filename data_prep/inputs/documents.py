@@ -21,6 +21,7 @@ from data_prep.files.compression import COMPRESSIONS, DAMAGE, decompress, decomp
 from data_prep.files.hashing import HashingFile, read_bytes_of
 from data_prep.inputs.formats import Document, Fields, Part, blocks_of_text, json_lines, one_text, parquet_rows
 from data_prep.inputs.input_units import InputUnit, file_format, rows_of
+from data_prep.inputs.languages import DocumentLanguages
 from data_prep.inputs.lines import BYTE_ORDER_MARK, damaged_line
 from data_prep.inputs.parquet import DamagedParquet, looks_like_parquet
 from data_prep.inputs.rejects import BadInput, Rejects
@@ -45,10 +46,10 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | N
 class DocumentReader:
     """Iterates over the documents of a unit; `text_field` goes before that of the settings.
 
-    When it is exhausted, `dropped` counts what was left out, by reason, and standard error has been told. `sha256`
-    then is the digest of what was read: of a whole text file and of a compressed one that of its bytes, of a part of
-    a text file that of the bytes of its range, of Parquet that of the columns' raw bytes. Of Parquet `num_rows` is
-    known once the reading begins.
+    When it is exhausted, `dropped` counts what was left out, by reason, and standard error has been told; `languages`
+    counts what the documents named, where the settings have a field for it. `sha256` then is the digest of what was
+    read: of a whole text file and of a compressed one that of its bytes, of a part of a text file that of the bytes of
+    its range, of Parquet that of the columns' raw bytes. Of Parquet `num_rows` is known once the reading begins.
 
     Raises:
         BadInput: input cannot be read and the policy is `error`; or, with either policy, the file turns out damaged
@@ -60,6 +61,7 @@ class DocumentReader:
     def __init__(self, unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> None:
         self.sha256 = ""
         self.num_rows: int | None = None
+        self.languages = DocumentLanguages()
         self._unit = unit
         self._settings = settings
         self._fields = _fields(settings, text_field)
@@ -71,7 +73,12 @@ class DocumentReader:
 
     def __iter__(self) -> Iterator[Document]:
         try:
-            yield from self._documents()
+            if self._fields.language is None:
+                yield from self._documents()
+            else:
+                for document in self._documents():
+                    self.languages.add(document.language)
+                    yield document
         except BadInput as error:
             if error.spoils_file and self._settings.on_bad_input == "skip":
                 self._rejects.warn_spoiled(error)

@@ -104,23 +104,23 @@ def _without_braces(pattern: str) -> list[str]:
 
 def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
     """Refuse a file that has two names (links count), and two files that the manifest could not tell apart."""
-    places: dict[str, int] = {}
+    places: dict[str, tuple[int, str]] = {}
     names: set[str] = set()
     for number, url in found:
         shown = storage.redact(url)
         scheme, _, rest = storage.canonical(url).rpartition("://")
         place = f"{scheme}://{rest.lstrip('/')}"
         if place in places:
-            where = "twice"
-            if places[place] != number:
-                where = f"in two sources, {sources[places[place]].name} and {sources[number].name}"
-            raise UsageError(f"input {shown} is named {where}; name every file once")
+            other, name = places[place]
+            where = "twice" if other == number else f"in two sources, {sources[other].name} and {sources[number].name}"
+            same = "" if name == shown else f" (it is the same file as {name})"
+            raise UsageError(f"input {shown} is named {where}; name every file once{same}")
         if shown in names:
             raise UsageError(
                 f"two inputs are both called {shown} once credentials and query are left off, and could not be told "
                 "apart in the manifest; read them from places of different names"
             )
-        places[place] = number
+        places[place] = number, shown
         names.add(shown)
 
 

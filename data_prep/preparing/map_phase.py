@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ import numpy as np
 
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.inputs.input_units import file_format
+from data_prep.inputs.languages import DocumentLanguages
 from data_prep.preparing.mapping import MapTask, map_unit, sections_url
 from data_prep.preparing.phases import PhaseRunner, unfinished
 from data_prep.preparing.plan import Plan, absolute
 from data_prep.preparing.sections import read_summary
 from data_prep.preparing.shard_range import ShardRange, assign_ranges
+from data_prep.terminal import printable
 from data_prep.tokenizing.tokenizer import Tokenizer
 
 
@@ -101,18 +105,21 @@ def check_all_mapped(tasks: Sequence[MapTask], num_ranges: int | None) -> None:
 
 
 def summarise(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
-    """Add up what the finished tasks found.
+    """Add up what the finished tasks found, and tell where documents should name their language and do not.
 
     Raises:
         UserError: they found no document.
     """
     dropped = tuple(Counter[str]() for _ in plan.config.sources)
+    languages = tuple(DocumentLanguages() for _ in plan.config.sources)
     document_counts = np.zeros(len(plan.destinations), np.int64)
     ids: list[int] = []
     digests: list[str] = []
     for task in tasks:
         values, counts = read_summary(map_result_url(task))
         dropped[task.unit.source].update(values["dropped"])
+        if file_format(task.unit.url)[0] != ".txt":  # has no fields
+            languages[task.unit.source].merge(DocumentLanguages(**values.get("languages", {})))
         document_counts += counts.astype(np.int64)
         digests.append(values["sha256"])
         if values["smallest_id"] is not None:
@@ -121,4 +128,13 @@ def summarise(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
         total = sum(dropped, Counter())
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(total.items())) or "no document in them"
         raise UserError(f"nothing is left of the inputs ({reasons}); give files that hold text")
+    _warn_of_languages(plan, languages)
     return MapSummary(dropped, document_counts, min(ids), tuple(digests))
+
+
+def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> None:
+    documents = plan.config.documents
+    for source, found in zip(plan.config.sources, languages, strict=True):
+        for what in found.warnings(documents.language_field or ""):
+            rules = f"their sentences end by the rules of {source.language or documents.language}"
+            print(printable(f"warning: source {source.name}: {what}; {rules}"), file=sys.stderr, flush=True)

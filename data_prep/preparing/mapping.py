@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from data_prep.files import storage
 from data_prep.inputs.documents import DocumentReader, unit_sha256
 from data_prep.inputs.formats import Document
 from data_prep.inputs.input_units import InputUnit
+from data_prep.inputs.languages import DocumentLanguages
 from data_prep.inputs.rejects import BadInput
 from data_prep.preparing.encoding import document_id, encode_documents
 from data_prep.preparing.sections import Section, SectionWriter
@@ -134,19 +136,23 @@ def map_unit(task: MapTask) -> int:
     with storage.local_write(sections_url(task.work_folder, task.number)) as path:
         reader = DocumentReader(task.unit, task.settings, task.text_field)
         try:
-            _write(task, path, reader, lambda: (reader.dropped, reader.sha256))
+            _write(task, path, reader, lambda: (reader.dropped, reader.sha256, reader.languages))
         except BadInput as error:
             if not error.spoils_file or task.settings.on_bad_input == "error":
                 raise
-            found = Counter([error.reason]), unit_sha256(task.unit, task.settings, task.text_field)
+            sha256 = unit_sha256(task.unit, task.settings, task.text_field)
+            found = Counter([error.reason]), sha256, DocumentLanguages()
             _write(task, path, (), lambda: found)
     return task.unit.bytes
 
 
 def _write(
-    task: MapTask, path: Path, documents: Iterable[Document], read: Callable[[], tuple[Counter[str], str]]
+    task: MapTask,
+    path: Path,
+    documents: Iterable[Document],
+    read: Callable[[], tuple[Counter[str], str, DocumentLanguages]],
 ) -> None:
-    """Write what becomes of the documents; `read` tells, when they are all read, what was not and the sha256."""
+    """Write what becomes of the documents; `read` tells, when they are all read, what was not, sha256 and languages."""
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     dropped: Counter[str] = Counter()
     smallest_ids: list[int] = []
@@ -162,7 +168,7 @@ def _write(
             if signatures is not None:
                 _sign(encoded, signatures)
             smallest_ids.append(int(encoded.document_ids.min()))
-        rejected, sha256 = read()
+        rejected, sha256, languages = read()
         dropped.update(rejected)
         if task.unit.whole and not num_read and not dropped:
             dropped["empty file"] += 1
@@ -171,6 +177,7 @@ def _write(
                 "dropped": dict(sorted(dropped.items())),
                 "sha256": sha256,
                 "smallest_id": min(smallest_ids, default=None),
+                "languages": dataclasses.asdict(languages),
             }
         )
 

@@ -22,6 +22,7 @@ from data_prep.preparing.shard_range import ShardRange
 from data_prep.preparing.work_folder import (
     begin_work,
     finished_manifest,
+    has_begun,
     note_num_ranges,
     noted_num_ranges,
     remove_outputs,
@@ -85,9 +86,11 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine |
         manifest = _complete_already(plan, output)
         if manifest is not None:
             return manifest, False
+        tasks = _map_tasks(plan, tokenizer, output)
+        if not has_begun(output):  # and so without a plan that ranges of other settings would be refused for
+            check_all_mapped(tasks, None)
         first_shard = begin_work(plan, output)
         remove_unfinished(plan, output)
-        tasks = _map_tasks(plan, tokenizer, output)
         check_all_mapped(tasks, noted_num_ranges(plan, output))
         return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(engine, lock)), True
 

@@ -43,7 +43,8 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
 def begin_work(plan: Plan, output: str) -> int:
     """Begin work in `output`, or make sure that the work begun there is this plan's.
 
-    Returns the number of the first shard to write, of either split.
+    Work that stopped at bad input is gone on with where such input is to be left out now: what it has finished held
+    none. Returns the number of the first shard to write, of either split.
 
     Raises:
         UserError: other work was begun in `output`; the message names what differs.
@@ -56,12 +57,14 @@ def begin_work(plan: Plan, output: str) -> int:
     }
     if plan.parent is not None:
         refuse_unfinished(output, (REMOVAL_WORK,))
-    if storage.exists(url):
-        begun = _read_plan(url)
-        found = differences(begun, mine)
+    begun = _read_plan(url) if storage.exists(url) else None
+    if begun is not None and not _is_over(begun, plan, output):
+        found = differences(_with_policy_of(mine, begun), mine)
         if found:
             raise UserError(_refusal(output, "holds unfinished work of another preparation", found))
         first_shard: int = begun["first_shard"]
+        if begun["config"] != mine["config"]:
+            storage.write_bytes(url, json.dumps({**mine, "first_shard": first_shard}, indent=1).encode())
         return first_shard
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
@@ -71,6 +74,26 @@ def begin_work(plan: Plan, output: str) -> int:
     first_shard = 0 if plan.parent is None else next_shard_number(output)
     storage.write_bytes(url, json.dumps({**mine, "first_shard": first_shard}, indent=1).encode())
     return first_shard
+
+
+def has_begun(output: str) -> bool:
+    """Whether work was begun in `output` and not finished."""
+    return storage.exists(storage.join(output, _PLAN_NAME))
+
+
+def _with_policy_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
+    """What was begun, as if its policy for bad input had been mine, where it was `error` and is `skip` now."""
+    policies = [values["config"]["documents"].get("on_bad_input") for values in (begun, mine)]
+    if policies != ["error", "skip"]:
+        return begun
+    documents = {**begun["config"]["documents"], "on_bad_input": "skip"}
+    return {**begun, "config": {**begun["config"], "documents": documents}}
+
+
+def _is_over(begun: dict[str, Any], plan: Plan, output: str) -> bool:
+    """Whether the plan is all that is left of work that made the data set that is now added to."""
+    is_earlier = plan.parent is not None and begun["parent"] != plan.parent.digest
+    return is_earlier and not storage.exists(plan.work_folder(output))
 
 
 def note_num_ranges(plan: Plan, output: str, num_ranges: int) -> None:

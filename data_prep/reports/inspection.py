@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.shard_documents import DocumentPlace, ShardDocuments, find_document
-from data_prep.data_set.shards import shard_name
 from data_prep.errors import UsageError
 from data_prep.files import storage
 from data_prep.terminal import printable
@@ -20,9 +20,9 @@ _SHOWN_SENTENCES = 12
 
 
 def inspect_report(
-    folder: str, split: Literal["train", "valid"], shard_number: int, num_documents: int, num_skipped: int = 0
+    folder: str, split: Literal["train", "valid"], shard_number: int | None, num_documents: int, num_skipped: int = 0
 ) -> Iterator[str]:
-    """Decode documents of a shard from number `num_skipped` on, the first sentences of each.
+    """Decode documents of a shard, by default the first, from number `num_skipped` on; the first sentences of each.
 
     Only the index and the documents shown are read, also of a remote shard.
 
@@ -75,19 +75,24 @@ def parse_document_id(text: str) -> int:
     return int(digits, 16)
 
 
-def _shard(folder: str, manifest: Manifest, split: Literal["train", "valid"], number: int) -> ShardRecord:
-    shards = manifest.split(split).shards
-    by_name = {shard.name: shard for shard in shards}
-    name = f"{shard_name(split, max(number, 0))}.tar"
-    if number < 0 or name not in by_name:
-        if not shards:
-            raise UsageError(f"{storage.redact(folder)} has no {split} shards; choose the other --split")
-        first, last = (shards[place].name.partition(".")[0].rpartition("-")[2] for place in (0, -1))
+def _shard(folder: str, manifest: Manifest, split: Literal["train", "valid"], number: int | None) -> ShardRecord:
+    by_number = {int(shard.name.partition(".")[0].rpartition("-")[2]): shard for shard in manifest.split(split).shards}
+    if not by_number:
+        raise UsageError(f"{storage.redact(folder)} has no {split} shards; choose the other --split")
+    wanted = min(by_number) if number is None else number  # `remove` writes shards anew, under numbers not used before
+    if wanted not in by_number:
         raise UsageError(
-            f"{storage.redact(folder)} has no {split} shard {number}; its {len(shards)} {split} shards bear numbers "
-            f"from {int(first)} to {int(last)}"
+            f"{storage.redact(folder)} has no {split} shard {number}; its {len(by_number)} {split} shards bear the "
+            f"numbers {', '.join(_runs(sorted(by_number)))}"
         )
-    return by_name[name]
+    return by_number[wanted]
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[str]:
+    """Runs of numbers that follow each other, as in "0 to 2"; they ascend."""
+    for _, run in itertools.groupby(enumerate(numbers), lambda item: item[1] - item[0]):
+        first, *others = (number for _, number in run)
+        yield f"{first} to {others[-1]}" if others else str(first)
 
 
 def _provenance(place: DocumentPlace) -> Iterator[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
-from data_prep.data_set.shards import read_index
+from data_prep.data_set.shard_index import read_index
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.progress import Progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -16,6 +17,11 @@ _WINDOW_CHARACTERS = 2_048
 _LONGEST_WINDOW_CHARACTERS = 65_536
 # sentencex takes time in the square of the number of sentences where no spaces part them (2.5 s for 100,000
 # characters of Chinese), so a long paragraph is worked through in windows.
+
+# sentencex takes the digit after a full stop for a decimal's, also where the stop is none of these; full-width digits,
+# which it does not, stand in for them.
+_DIGIT_OF_A_SENTENCE = re.compile("(?<=[\u3002\uff01\uff1f\uff61])[0-9]")
+_FULL_WIDTH_STOPS = ("\u3002", "\uff01", "\uff1f", "\uff61")
 
 _WHITE_SPACE = re.compile(r"\s+")
 _WHITE_SPACE_CHARACTER = re.compile(r"\s")
@@ -153,7 +159,13 @@ def _split_in_windows(paragraph: str, code: str) -> list[str]:
 
 def _split(text: str, code: str) -> list[str]:
     """The text cut into its sentences, each with the white space after it; none is white space alone."""
-    sentences: list[str] = sentencex.segment(code, text)
+    sentences: list[str]
+    if not text.isascii() and any(stop in text for stop in _FULL_WIDTH_STOPS):
+        found = sentencex.segment(code, _DIGIT_OF_A_SENTENCE.sub("\uff10", text))
+        stops = list(itertools.accumulate(map(len, found)))
+        sentences = [text[start:stop] for start, stop in itertools.pairwise([0, *stops])]
+    else:
+        sentences = sentencex.segment(code, text)
     if len(sentences) == 1 or not any(map(str.isspace, sentences)):
         return sentences
     joined: list[str] = []

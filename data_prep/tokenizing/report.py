@@ -198,13 +198,15 @@ def _total(
 
 
 def _row(name: str, group: GroupReport) -> str:
-    tokens = max(1, group.tokens)
     shares = (group.corpus_share, group.sample_share)
     shown = [f"{share:.2%}" if share is not None else "" for share in shares]
-    return (
-        f"{name:<24}{group.bytes_per_token:>8.2f}{group.tokens_per_word:>9.3f}{group.tokens_per_character:>11.3f}"
-        f"{group.unknown_tokens / tokens:>10.4%}{group.byte_tokens / tokens:>10.4%}{shown[0]:>12}{shown[1]:>9}"
-    ).rstrip()
+    figures = f"{'-':>8}{'-':>9}{'-':>11}{'-':>10}{'-':>10}"  # nothing of it was held out
+    if group.tokens:
+        figures = (
+            f"{group.bytes_per_token:>8.2f}{group.tokens_per_word:>9.3f}{group.tokens_per_character:>11.3f}"
+            f"{group.unknown_tokens / group.tokens:>10.4%}{group.byte_tokens / group.tokens:>10.4%}"
+        )
+    return f"{name:<24}{figures}{shown[0]:>12}{shown[1]:>9}".rstrip()
 
 
 def _some_of_each(held_out: Sequence[HeldOutDocument], texts: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
 from trainer.preflight.launch_checks import has_password, secrets_of
 
@@ -24,7 +25,8 @@ PRETRAIN = "/srv/clozeworks/launch/pretrain.py"
 
 # torchrun would die of the signal on which the ranks save; what a shell ignores, its children ignore too.
 START = "trap '' USR1; exec \"$@\""
-SAVE = "pkill -USR1 -f launch/pretrain.py; while pgrep -f launch/pretrain.py >/dev/null; do sleep 1; done"
+# The brackets keep the pattern from finding the shell that has it on its own command line.
+SAVE = "pkill -USR1 -f '[l]aunch/pretrain.py'; while pgrep -f '[l]aunch/pretrain.py' >/dev/null; do sleep 1; done"
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
 
@@ -35,16 +37,32 @@ def main() -> None:
     )
     parser.add_argument("--name", required=True, help="name of the job: small letters, digits and hyphens")
     parser.add_argument("--image", required=True, help="image made by launch/Dockerfile, with its registry")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="pods (default %(default)s)")
-    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs of each pod (default %(default)s)")
-    parser.add_argument("--claim", action="append", default=[], metavar="CLAIM:PATH", help="a volume claim, mounted")
-    parser.add_argument("--secret", action="append", default=[], metavar="NAME", help="secret with AWS_, MLFLOW_ ...")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
+    parser.add_argument("--nodes", type=at_least(1), default=1, metavar="N", help="pods (default %(default)s)")
+    parser.add_argument(
+        "--gpus", type=at_least(1), default=8, metavar="N", help="GPUs of each pod (default %(default)s)"
+    )
+    parser.add_argument(
+        "--claim", action="append", default=[], metavar="CLAIM:PATH", help="a volume claim, mounted; as often as needed"
+    )
+    parser.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="secret with AWS_, MLFLOW_ ...; as often as needed",
+    )
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable; as often as needed"
+    )
     parser.add_argument("--namespace", default="default", help="namespace (default %(default)s)")
     parser.add_argument("--memory", default="64Gi", help="memory of each pod (default %(default)s)")
-    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs of each pod (default: 8 for each GPU)")
-    parser.add_argument("--grace", type=int, default=600, metavar="SECONDS", help="time to save (default %(default)s)")
-    parser.add_argument("--restarts", type=int, default=100, metavar="N", help="restarts at most (default %(default)s)")
+    parser.add_argument("--cpus", type=at_least(1), metavar="N", help="CPUs of each pod (default: 8 for each GPU)")
+    parser.add_argument(
+        "--grace", type=at_least(1), default=600, metavar="SECONDS", help="time to save (default %(default)s)"
+    )
+    parser.add_argument(
+        "--restarts", type=at_least(0), default=100, metavar="N", help="restarts at most (default %(default)s)"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- and the arguments of pretrain.py")
     options = parser.parse_args()
     print(yaml.safe_dump(pytorch_job(options), sort_keys=False, width=120), end="")
@@ -58,8 +76,6 @@ def pytorch_job(options: argparse.Namespace) -> dict[str, Any]:
     """
     if not _NAME.fullmatch(options.name):
         raise UsageError(f"--name {options.name} is no name of a job; use at most 52 small letters, digits and hyphens")
-    if min(options.nodes, options.gpus, options.grace) < 1:
-        raise UsageError("--nodes, --gpus and --grace count from 1; give no less")
     replicas = {"Master": _replica(options, 1)}
     if options.nodes > 1:
         replicas["Worker"] = _replica(options, options.nodes - 1)
@@ -112,7 +128,8 @@ def _replica(options: argparse.Namespace, count: int) -> dict[str, Any]:
         *({"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim, _ in claims),
     ]
     spec = {"terminationGracePeriodSeconds": options.grace, "containers": [container], "volumes": volumes}
-    # Not ExitCode: it takes every status under 128, also that of a run that saved and asks to go on, for the end.
+    # Not ExitCode: it takes every status under 128, also that of a run that saved and asks to go on, for the end. (No
+    # test tells when that is mended: it takes a cluster with the operator.)
     return {"replicas": count, "restartPolicy": "OnFailure", "template": {"spec": spec}}
 
 

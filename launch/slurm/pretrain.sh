@@ -49,8 +49,11 @@ run_job() {
     MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) # two jobs may share a node
     export MASTER_ADDR MASTER_PORT
     shift 3
+    # Since 22.05 srun takes the number of CPUs from nobody but its caller, and would give each node's ranks one of them.
+    local cpus=()
+    [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || cpus=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
     # Not --kill-on-bad-exit: the first node that has saved and left would have the others killed, and their status count.
-    srun --kill-on-bad-exit=0 --wait=300 --ntasks-per-node=1 \
+    srun --kill-on-bad-exit=0 --wait=300 --ntasks-per-node=1 "${cpus[@]}" \
         bash "$root/launch/slurm/pretrain.sh" --node "$root" "$gpus" "$@" || status=$?
     if ((status == 75 || status == 76)); then
         if ((${SLURM_RESTART_COUNT:-0} < requeues)); then

@@ -35,11 +35,11 @@ from typing import Any
 import machine
 import numpy as np
 import torch
+from encoder_arguments import parse, settings_of
 from encoder_contestants import MLM_PROBABILITY, POOL_BATCHES, Contestant, Peer, make_contestants, our_steps
 from encoder_table import print_table
 
 from data_prep.errors import UserError
-from data_prep.settings import load_settings
 from trainer.benchmark.measure import free_memory
 from trainer.benchmark.profiling import profile_steps, top_operations
 from trainer.benchmark.report import describe_machine, device_name, operation_lines
@@ -50,16 +50,9 @@ from trainer.model.sizes import FLOPS_FORMULA, flops_per_token, num_parameters
 from trainer.watching.memory import is_out_of_memory
 from trainer.watching.throughput import data_sheet_flops
 
-WORKLOADS = ("documents", "grouped", "full")
-MODES = ("eager", "compiled")
-SMOKE = [
-    *("model.vocab_size=512", "model.hidden_size=64", "model.num_hidden_layers=2", "model.num_attention_heads=2"),
-    *("model.intermediate_size=128", "model.max_position_embeddings=64"),
-]
-
 
 def main() -> None:
-    arguments = _parse()
+    arguments = parse(__doc__)
     device = torch.device("cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu")
     report: dict[str, Any] = machine.described("torch", "transformers", "numpy")
     report |= {"device": describe_machine(device), "length": arguments.length, "rounds": arguments.rounds}
@@ -67,7 +60,7 @@ def main() -> None:
     report |= {"flops_formula": FLOPS_FORMULA, "mlm_probability": MLM_PROBABILITY, "comparisons": []}
     print(f"{device_name(device)}, {json.dumps(report['versions'])}", flush=True)
     for preset, precision, tokens in itertools.product(arguments.config, arguments.precision, arguments.tokens):
-        config = _config(preset, precision, tokens, arguments)
+        config = settings_of(preset, precision, tokens, arguments)
         print(f"\n{preset}, {precision}, micro-batches of {tokens:,} places", flush=True)
         report["comparisons"].append({"preset": preset} | compare(config, device, arguments))
         free_memory()
@@ -226,76 +219,10 @@ def described_lengths(shard_set: ShardSet, length: int) -> dict[str, Any]:
     }
 
 
-def _config(preset: str, precision: str, tokens: int, arguments: argparse.Namespace) -> RunConfig:
-    overrides = [
-        "training.phases=[]",
-        "training.max_steps=1",
-        f"data.sequence_length={arguments.length}",
-        f"training.micro_batch_tokens={tokens}",
-        f"training.global_batch_tokens={tokens}",
-        f"training.precision={precision}",
-        "model.attention_probs_dropout_prob=0.0",
-        "data.sentence_pairs=none",
-        "data.num_workers=0",
-        "schedule={name: linear, warmup_ratio: 0, decay_steps: 0}",
-        "zero.stage=1",
-    ]
-    if arguments.layers:
-        overrides.append(f"model.num_hidden_layers={arguments.layers}")
-    overrides += [*(SMOKE if arguments.smoke else ()), *arguments.overrides]
-    config = load_settings(RunConfig, preset, overrides)
-    if config.model.family != "bert":
-        raise UserError(f"--config {preset} is of family {config.model.family}, and the peer is BERT; give one of BERT")
-    return config
-
-
 def _peak(device: torch.device, config: RunConfig) -> float | None:
     if device.type != "cuda":
         return None
     return data_sheet_flops(torch.cuda.get_device_name(device), config.training.precision)
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", nargs="+", default=["bert_base"], help="presets or YAML files of family bert")
-    parser.add_argument("--set", nargs="+", dest="overrides", default=[], metavar="section.field=value")
-    parser.add_argument(
-        "--layers", type=int, help="fewer layers, for a quick try: it flatters ours, whose head is small"
-    )
-    parser.add_argument("--length", type=int, help="places in a row (default 512)")
-    parser.add_argument(
-        "--tokens", nargs="+", type=int, help="places in our micro-batch (default 4,096; on CUDA 16,384 32,768 65,536)"
-    )
-    parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), help="default: both; on CUDA bf16")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
-    parser.add_argument("--steps", type=int, help="batches in a round (default 2; on CUDA 8)")
-    parser.add_argument("--rounds", type=int, help="timed rounds (default 3; on CUDA 5)")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--only-backward", action="store_true", help="forward and backward without the optimizer step")
-    parser.add_argument("--profile", action="store_true", help="say where each spends its time")
-    parser.add_argument("--shards", metavar="DIR", help="real documents (default: synthetic lengths)")
-    parser.add_argument("--document-tokens", type=float, help="mean of synthetic lengths (default 600)")
-    parser.add_argument("--document-sigma", type=float, default=1.0, help="sigma of their logarithm (default 1)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: CUDA where there is one")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model and few batches: figures that mean nothing")
-    arguments = parser.parse_args()
-    uses_cuda = torch.cuda.is_available() and arguments.device != "cpu"
-    defaults: dict[str, Any] = {
-        "length": 512,
-        "tokens": [4_096],
-        "precision": ["fp32", "bf16"],
-        "steps": 2,
-        "rounds": 3,
-    }
-    if uses_cuda:
-        defaults |= {"tokens": [16_384, 32_768, 65_536], "precision": ["bf16"], "steps": 8, "rounds": 5}
-    if arguments.smoke:
-        defaults |= {"length": 64, "tokens": [512], "steps": 2, "rounds": 1, "document_tokens": 60.0}
-    for name, value in defaults.items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
-    return arguments
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def test_inspect_shows_sentences_of_real_documents(command: Command, small_shard
     lines = [line.removeprefix("  | ").strip() for line in command.output.splitlines() if line.startswith("  | ")]
     corpus = " ".join(" ".join(json.loads(line)["text"].split()) for line in small_corpus.read_text().splitlines())
     assert lines and all(line in corpus for line in lines)
-    assert command("inspect", small_shards, "--shard", 4) == 2 and "from 0 to 3" in command.errors
+    assert command("inspect", small_shards, "--shard", 4) == 2 and "the numbers 0 to 3" in command.errors
 
 
 def test_stats_show_counts_lengths_and_pieces(command: Command, small_shards: Path) -> None:
@@ -254,5 +254,5 @@ def test_an_empty_parquet_file_without_the_column_is_counted_as_empty(
     arguments = ["shards", "--input", small_corpus, tmp_path / "empty.parquet", "--tokenizer", small_tokenizer]
     arguments += ["--output", tmp_path / "out", "--workers", 1]
     assert command(*arguments) == 1 and "its columns: content" in command.errors
-    assert command(*arguments, "documents.on_bad_input=skip", "--fresh") == 0
+    assert command(*arguments, "documents.on_bad_input=skip") == 0
     assert "1 empty file" in command.output and "0 left out" not in command.errors

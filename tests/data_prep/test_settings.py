@@ -1,5 +1,6 @@
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from pydantic import Field
@@ -20,6 +21,7 @@ class Car(Settings):
     name: str
     engine: Engine = Engine()
     wheels: tuple[int, ...] = (1, 2)
+    fuel: Literal["petrol", "diesel", "none"] | None = Field("petrol", description="what it burns")
 
 
 def written(folder: Path, text: str) -> Path:
@@ -79,3 +81,4 @@ def test_help_lists_every_setting_with_default_and_description():
     lines = "\n".join(describe(Car))
     assert "name  (required)" in lines
     assert "engine.cylinders  (default 4)  number of cylinders" in lines
+    assert 'fuel  (default "petrol", or "diesel", "none")  what it burns' in lines

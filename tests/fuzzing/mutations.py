@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -117,6 +118,15 @@ def mutated_json(draw: st.DrawFn, values: Any, most_edits: int = 2) -> bytes:
 def mutated_document(values: Any) -> st.SearchStrategy[bytes]:
     """Either kind of damage to a JSON document."""
     return mutated_json(values) | mutated_bytes(json.dumps(values).encode())
+
+
+def damage(data: st.DataObject, path: Path) -> bool:
+    """Put damage into a file, of either kind where it holds JSON; whether its bytes are others than before."""
+    original = path.read_bytes()
+    is_json = path.suffix == ".json"
+    changed = data.draw(mutated_document(json.loads(original)) if is_json else mutated_bytes(original))
+    path.write_bytes(changed)
+    return changed != original
 
 
 def says_the_same(read: Any, said: Any) -> bool:

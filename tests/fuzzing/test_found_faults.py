@@ -18,14 +18,15 @@ from data_prep.config import PreparationConfig
 from data_prep.data_set.growing import removed_ids
 from data_prep.data_set.manifest import MANIFEST_NAME, list_versions, read_manifest
 from data_prep.data_set.manifest_records import RemovalRecord
-from data_prep.data_set.shards import read_index
+from data_prep.data_set.shard_index import read_index
 from data_prep.errors import UsageError, UserError, run_command
 from data_prep.settings import load_settings
 from data_prep.tokenizing.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizing.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.test_fuzz_checkpoint import TENSORS, sign
 from tests.trainer.toy_run import make_weights, write_checkpoint
-from trainer.checkpoints.format import STATE_NAME, read_weights
+from trainer.checkpoints.format import STATE_NAME
+from trainer.checkpoints.pieces import read_weights
 from trainer.data.shard_set import open_shard_set
 from trainer.preflight.hostfile import read_hostfile
 from trainer.tracking.spool_folder import RECORD_NAME, parse_line, read_record

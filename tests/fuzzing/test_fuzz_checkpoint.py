@@ -14,10 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.settings import validate_settings
-from tests.fuzzing.mutations import fuzz, mutated_bytes, mutated_document
+from tests.fuzzing.mutations import damage, fuzz, mutated_document
+from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse
 from tests.trainer.toy_run import make_weights, write_checkpoint
-from trainer.checkpoints.format import MARKER_NAME, STATE_NAME, SavedState, read_state, read_weights, step_folder
+from trainer.checkpoints.format import (
+    MARKER_NAME,
+    STATE_NAME,
+    SavedState,
+    read_state,
+    step_folder,
+)
+from trainer.checkpoints.pieces import read_weights
 from trainer.checkpoints.resuming import find_latest
 from trainer.config import RunConfig
 
@@ -53,14 +61,11 @@ def test_a_changed_file_of_a_checkpoint_is_never_taken(
     output_dir = copied(run, tmp_path_factory)
     folder = step_folder(output_dir, 10)
     name = data.draw(st.sampled_from((MARKER_NAME, MARKER_NAME, STATE_NAME, TENSORS)))
-    original = (folder / name).read_bytes()
-    is_json = name.endswith(".json")
-    changed = data.draw(mutated_document(json.loads(original)) if is_json else mutated_bytes(original))
-    (folder / name).write_bytes(changed)
+    is_changed = damage(data, folder / name)
     found = read_or_refuse(lambda: read(output_dir), output_dir)
     if found is not None:
         saved, values = found
-        assert name == MARKER_NAME or changed == original, f"{name} was changed and the checkpoint is taken"
+        assert name == MARKER_NAME or not is_changed, f"{name} was changed and the checkpoint is taken"
         assert saved == read_state(step_folder(run, 10))
         assert values.keys() == weights.keys()
         assert all(torch.equal(values[key], weight) for key, weight in weights.items())
@@ -101,15 +106,7 @@ def test_tensors_with_a_checksum_of_their_own_are_refused_or_cover_every_weight(
 ) -> None:
     output_dir = copied(run, tmp_path_factory)
     folder = step_folder(output_dir, 10)
-    original = (folder / TENSORS).read_bytes()
-    header_bytes = int.from_bytes(original[:8], "little")
-    header = json.loads(original[8 : 8 + header_bytes])
-    changed = data.draw(mutated_document(header)) if data.draw(st.booleans()) else None
-    if changed is None:
-        content = data.draw(mutated_bytes(original))
-    else:
-        content = len(changed).to_bytes(8, "little") + changed + original[8 + header_bytes :]
-    sign(folder, TENSORS, content)
+    sign(folder, TENSORS, data.draw(damaged_tensors((folder / TENSORS).read_bytes())))
     found = read_or_refuse(lambda: read(output_dir), output_dir)
     if found is not None:
         assert {key: weight.shape for key, weight in found[1].items()} == {k: w.shape for k, w in weights.items()}

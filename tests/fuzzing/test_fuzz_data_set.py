@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
-from data_prep.data_set.shards import ShardIndex, read_index, read_records
+from data_prep.data_set.shard_index import ShardIndex, read_index
+from data_prep.data_set.shards import read_records
 from data_prep.data_set.verify import verify_shards
 from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo
-from tests.fuzzing.mutations import fuzz, mutated_bytes, mutated_document
+from tests.fuzzing.mutations import damage, fuzz, mutated_bytes
+from tests.fuzzing.sealed import damaged_tensors, sealed_tar
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 from trainer.data.shard_set import open_shard_set
 
@@ -34,13 +36,10 @@ def test_verify_accepts_no_data_set_with_a_changed_file(
 ) -> None:
     names = sorted(str(path.relative_to(tiny_shards)) for path in tiny_shards.rglob("*") if path.is_file())
     name = data.draw(st.sampled_from(names))
-    original = (tiny_shards / name).read_bytes()
-    is_json = name.endswith(".json")
-    changed = data.draw(mutated_document(json.loads(original)) if is_json else mutated_bytes(original))
     folder = copied(tiny_shards, tmp_path_factory)
-    (folder / name).write_bytes(changed)
+    is_changed = damage(data, folder / name)
     found = read_or_refuse(lambda: verify_shards(str(folder))[1], folder.parent, temporary_folder())
-    if changed != original and not found and found is not None:
+    if is_changed and not found and found is not None:
         # What tokenizer_info.json says of the training, and how it is laid out, is under no checksum.
         assert name == f"{TOKENIZER_FOLDER}/{INFO_NAME}", f"{name} was changed and verify finds nothing"
         assert _what_counts(folder) == _what_counts(tiny_shards)
@@ -62,7 +61,7 @@ def test_a_damaged_tar_gives_whole_records_or_is_refused(
 ) -> None:
     original = (tiny_shards / TAR).read_bytes()
     path = tmp_path_factory.mktemp("tar") / TAR
-    path.write_bytes(data.draw(mutated_bytes(original)))
+    path.write_bytes(data.draw(mutated_bytes(original) | sealed_tar(original)))
     records = read_or_refuse(lambda: list(read_records(path)), path.parent)
     for _, record, offset in records or ():
         tokens = record.tokens.tobytes()
@@ -76,7 +75,7 @@ def test_an_index_with_a_checksum_of_its_own_is_consistent_or_refused(
 ) -> None:
     """Whoever made the index made the manifest too: sha256 and size agree."""
     record = read_manifest(str(tiny_shards)).train.shards[0]
-    changed = data.draw(mutated_bytes((tiny_shards / INDEX).read_bytes()))
+    changed = data.draw(damaged_tensors((tiny_shards / INDEX).read_bytes()))
     folder = tmp_path_factory.mktemp("index")
     (folder / INDEX).write_bytes(changed)
     file = record.index.model_copy(update={"bytes": len(changed), "sha256": hashlib.sha256(changed).hexdigest()})
@@ -94,7 +93,7 @@ def test_token_counts_with_a_checksum_of_their_own_are_refused_or_usable(
 ) -> None:
     values = json.loads((tiny_shards / MANIFEST_NAME).read_bytes())
     name = values["token_counts"]["name"]
-    changed = data.draw(mutated_bytes((tiny_shards / name).read_bytes()))
+    changed = data.draw(damaged_tensors((tiny_shards / name).read_bytes()))
     folder = tmp_path_factory.mktemp("counts")
     (folder / name).write_bytes(changed)
     values["token_counts"] |= {"bytes": len(changed), "sha256": hashlib.sha256(changed).hexdigest()}

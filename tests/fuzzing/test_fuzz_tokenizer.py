@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from data_prep.tokenizing.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
-from tests.fuzzing.mutations import EXAMPLES, fuzz, mutated_bytes, mutated_document
+from tests.fuzzing.mutations import EXAMPLES, damage, fuzz, mutated_bytes
 from tests.fuzzing.watching import read_or_refuse
 
 TEXT = "The old cat crossed the river.\n\nIt rained 漢字 [MASK] [CLS] on <0x41> ships, \u00e9."
@@ -80,7 +79,7 @@ def test_a_damaged_model_is_refused_or_gives_the_same_ids(
     data: st.DataObject, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = copied(tiny_tokenizer, tmp_path_factory)
-    (folder / MODEL_NAME).write_bytes(data.draw(mutated_bytes((tiny_tokenizer / MODEL_NAME).read_bytes())))
+    damage(data, folder / MODEL_NAME)
     found = read_or_refuse(lambda: ids_of(folder), folder)
     assert found is None or found == ids_of(tiny_tokenizer)
 
@@ -91,7 +90,7 @@ def test_damaged_information_is_refused_or_gives_the_same_ids(
     data: st.DataObject, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = copied(tiny_tokenizer, tmp_path_factory)
-    (folder / INFO_NAME).write_bytes(data.draw(mutated_document(json.loads((folder / INFO_NAME).read_bytes()))))
+    damage(data, folder / INFO_NAME)
     found = read_or_refuse(lambda: ids_of(folder), folder)
     assert found is None or found == ids_of(tiny_tokenizer)
 
@@ -104,7 +103,7 @@ def test_a_damaged_foreign_tokenizer_is_refused_or_says_that_it_is_another(
     """There is no information file, so any sound tokenizer is taken; its fingerprint tells whether it is this one."""
     folder = copied(tiny_foreign_tokenizer, tmp_path_factory)
     name = data.draw(st.sampled_from((TOKENIZER_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME)))
-    (folder / name).write_bytes(data.draw(mutated_document(json.loads((folder / name).read_bytes()))))
+    damage(data, folder / name)
 
     def read() -> tuple[str, list[int], int]:
         tokenizer = Tokenizer.load(folder)
@@ -128,6 +127,6 @@ def test_a_foreign_tokenizer_with_information_is_refused_or_gives_the_same_ids(
     folder = copied(tiny_foreign_tokenizer, tmp_path_factory)
     Tokenizer.load(tiny_foreign_tokenizer).info.write(folder)
     name = data.draw(st.sampled_from((TOKENIZER_NAME, INFO_NAME)))
-    (folder / name).write_bytes(data.draw(mutated_document(json.loads((folder / name).read_bytes()))))
+    damage(data, folder / name)
     found = read_or_refuse(lambda: ids_of(folder), folder)
     assert found is None or found == ids_of(tiny_foreign_tokenizer)

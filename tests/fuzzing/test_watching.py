@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.data_set.manifest import read_manifest
-from data_prep.data_set.shards import read_index, read_records
+from data_prep.data_set.shard_index import read_index
+from data_prep.data_set.shards import read_records
 from data_prep.data_set.verify import verify_shards
 from data_prep.errors import UserError
 from data_prep.tokenizing.tokenizer import Tokenizer

@@ -155,7 +155,8 @@ def expected(folder: Path) -> dict[str, Any]:
     """What the files of `folder` give."""
     from data_prep.data_set.manifest import read_manifest
     from data_prep.tokenizing.tokenizer import Tokenizer
-    from trainer.checkpoints.format import read_state, read_weights, step_folder
+    from trainer.checkpoints.format import read_state, step_folder
+    from trainer.checkpoints.pieces import read_weights
 
     manifest = read_manifest(str(folder / "shards"))
     tokenizer = Tokenizer.load(folder / "shards" / "tokenizer")

@@ -16,7 +16,8 @@ from data_prep.data_set.verify import verify_shards
 from data_prep.tokenizing.hugging_face import check_parity
 from data_prep.tokenizing.tokenizer import Tokenizer
 from tests.golden import make
-from trainer.checkpoints.format import read_state, read_weights, step_folder
+from trainer.checkpoints.format import read_state, step_folder
+from trainer.checkpoints.pieces import read_weights
 from trainer.checkpoints.resuming import find_latest
 from trainer.exporting.source import read_source
 from trainer.using.fill_mask import FillMask

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_prep.errors import UsageError
 from data_prep.settings import load_settings
 from launch import doctor
 from trainer.config import RunConfig
-from trainer.preflight import preflight, service_checks
+from trainer.preflight import model_checks, preflight, service_checks
 from trainer.preflight.preflight import Finding, guarded
 
 CPU = torch.device("cpu")
@@ -34,7 +35,8 @@ def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, tmp_path,
     assert {finding.level for finding in findings} == {"ok"}, "\n".join(map(str, findings))
     names = {finding.name for finding in findings}
     wanted = (
-        "batch tokenizer shards tokens memory disk store clock compiler mlflow registry secrets collective estimate"
+        "batch deepspeed tokenizer shards tokens memory disk store clock compiler mlflow registry secrets collective "
+        "estimate"
     )
     assert {*wanted.split(), "op cache"} <= names
     assert not (tmp_path / "run").exists(), "nothing is left behind"
@@ -152,6 +154,36 @@ def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on(tmp_path):
 def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth():
     (finding,) = service_checks.check_collective(2, "cpu")
     assert finding.level == "ok" and "2 ranks over gloo: all-reduce of 64 MiB" in finding.text, finding
+
+
+def test_what_the_ranks_would_be_refused_for_fails_here(small_shards, tmp_path):
+    def failed(check, *overrides: str) -> list[str]:
+        config = config_of(small_shards, tmp_path, *overrides)
+        return [finding.text for finding in guarded("it", lambda: check(config)) if finding.level == "fail"]
+
+    (half,) = failed(lambda config: model_checks.check_device(config, 2, CPU), "training.precision=fp16")
+    assert "training.precision=fp16 needs a CUDA device" in half
+    unknown = "deepspeed={zero_optimization: {contiguous_gradient: true}}"
+    (section,) = failed(lambda config: model_checks.check_device(config, 2, CPU), unknown)
+    assert "did you mean contiguous_gradients?" in section
+    (weights,) = failed(model_checks.check_initial_weights, f"init_from={tmp_path}/nothing")
+    assert "nothing" in weights
+    (rows,) = failed(lambda config: preflight.check_data(config, 2), "training.global_batch_tokens=67108864")
+    assert "fewer than the 1048576 of one global batch" in rows
+
+
+def test_a_database_that_cannot_be_made_is_a_warning_without_a_traceback(tmp_path):
+    (tmp_path / "file").touch()
+    (finding,) = service_checks.check_mlflow(
+        config_of("none", tmp_path, f"tracking.uri=sqlite:///{tmp_path}/file/m.db")
+    )
+    assert finding.level == "warn" and "does not answer" in finding.text
+
+
+def test_a_number_of_ranks_below_one_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["doctor.py", "--config", "tiny_cpu", "--ranks", "-1"])
+    with pytest.raises(UsageError, match="--ranks -1 is not a number of ranks"):
+        doctor.main()
 
 
 def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.errors import UsageError, UserError
-from launch import finetune, predict
+from launch import finetune, predict, register
 from trainer.registry.pull import pull
 from trainer.tracking.mlflow_server import connect
 
@@ -112,7 +112,8 @@ def test_a_comparison_shows_counts_scores_and_failures(
     assert set(scores["variants"]) == {"scratch", "frozen", "full"}
     for line in table:
         found = scores["variants"][line.split()[0]]
-        assert line.split()[1:4] == [f"{found['learning_rate']:g}", f"{found['mean']['accuracy']:.4f}", "±"]
+        means = [f"{found['mean'][metric]:.4f}" for metric in ("accuracy", "f1", "mcc")]
+        assert line.split()[1:] == [f"{found['learning_rate']:g}", *means]  # of one seed no spread is known
         assert set(found["valid_score_by_rate"]) == {"0.01", "0.001"} and len(found["fits"]) == 1
         assert found["fits"][0]["scores"]["accuracy"] == found["mean"]["accuracy"]
     assert not Path("mlflow.db").exists()
@@ -151,6 +152,47 @@ def test_wrong_usage_is_told_before_any_work(
     with pytest.raises(UsageError, match=message):
         run(monkeypatch, tiny_hugging_face, labelled, *options)
     assert not Path("fitted").exists() and not Path("mlflow.db").exists()
+
+
+def test_an_output_that_cannot_be_made_is_told(
+    tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="animals.tsv/fitted cannot be made"):
+        run(monkeypatch, tiny_hugging_face, labelled, "--output", "animals.tsv/fitted", "--no-tracking")
+
+
+def test_a_registry_that_refuses_takes_no_fit_away(
+    tiny_hugging_face: Path,
+    labelled: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*given: object) -> None:
+        raise UserError("registering animals failed: no room")
+
+    monkeypatch.setattr("trainer.registry.registry.register", refuse)
+    options = ["--learning-rates", "1e-2", "--epochs", "1", "--seeds", "1", "--no-tracking", "--register", "animals"]
+    remedy = "no room. The fitted model is whole in fitted/model; .*register.py --model fitted/model --name animals"
+    with pytest.raises(UserError, match=remedy):
+        run(monkeypatch, tiny_hugging_face, labelled, *options)
+    assert "scores on test" in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.chdir(labelled.parent)
+    monkeypatch.setattr(sys, "argv", ["register.py", "--model", "fitted/model", "--name", "animals"])
+    register.main()
+    out = capsys.readouterr().out
+    assert "registered animals version 1" in out and "a text-classification pipeline" in out
+    assert "loaded back from models:/animals/1: It was a fine day." in out and "launch/predict.py --model" in out
+
+
+def test_predictions_go_neither_over_their_input_nor_into_a_folder_that_is_not_there(
+    labelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for output, message in (("animals.tsv", "is the input itself"), ("none/said.tsv", "there is no folder none")):
+        arguments = ["--model", "nowhere", "--input", str(labelled), "--output", output]
+        monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
+        with pytest.raises(UsageError, match=message):
+            predict.main()
 
 
 def test_an_encoder_is_no_fitted_model(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,11 +58,21 @@ def test_the_start_survives_the_signal_on_which_the_ranks_save():
     assert done.stdout == "alive\n"
 
 
+def test_the_hook_that_has_the_ranks_save_does_not_find_its_own_shell():
+    """A hook that signals itself ends at once, and the pod is told to end while its ranks still save."""
+    from launch.kubernetes.pytorch_job import PRETRAIN, SAVE
+
+    patterns = re.findall(r"-f '([^']+)'", SAVE)
+    assert len(patterns) == 2 and SAVE.count("-f ") == 2
+    for pattern in patterns:
+        assert re.search(pattern, f"python {PRETRAIN} --config x") and not re.search(pattern, f"sh -c {SAVE}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "give them after --"),
-        (["--nodes", "0", "--", "x"], "count from 1"),
+        (["--nodes", "0", "--", "x"], "give one of 1 or more"),
         (["--claim", "x", "--", "y"], "NAME:VALUE"),
         (["--env", "AWS_SECRET_ACCESS_KEY=correct-horse", "--", "y"], "AWS_SECRET_ACCESS_KEY holds a secret"),
         (["--", "tracking.uri=https://me:word@host"], "tracking.uri holds a secret"),

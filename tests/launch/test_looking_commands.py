@@ -12,7 +12,7 @@ import numpy as np
 import pandas
 import pytest
 
-from data_prep.errors import UsageError
+from data_prep.errors import UsageError, UserError
 from launch import embed, next_sentence, show_attention
 
 
@@ -40,6 +40,36 @@ def test_vectors_go_to_npy_from_stdin_and_to_parquet_from_a_table(
     np.testing.assert_allclose(table["embedding"][0], np.load("v.npy")[0], atol=1e-6)
 
 
+def test_empty_lines_are_told_of_and_cells_without_text_refused(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ("--model", str(tiny_hugging_face))
+    run(monkeypatch, embed, *model, "--output", "v.npy", stdin="\ufeffthe cat\n\na\u2028dog\n")
+    said = capsys.readouterr()
+    assert "v.npy: 2 vectors" in said.out and "1 empty lines of standard input are left out" in said.err
+    for line, message in (('{"text": null}', "nothing in column 'text'"), ('{"text": ["a"]}', "holds a list")):
+        Path("t.jsonl").write_text('{"text": "a"}\n' + line + "\n")
+        with pytest.raises(UserError, match=message):
+            run(monkeypatch, embed, *model, "--input", "t.jsonl", "--text-column", "text", "--output", "v.npy")
+    with pytest.raises(UsageError, match="there is no folder none"):
+        run(monkeypatch, embed, *model, "--output", "none/v.npy", stdin="a\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (next_sentence, ("the \udcff", "it ran")),
+        (show_attention, ("--output", "heads.png", "the \udcff")),
+        (embed, ("--neighbours", "\udcff")),
+    ],
+)
+def test_bytes_of_another_encoding_are_wrong_usage(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, command: ModuleType, arguments: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError, match="not UTF-8"):
+        run(monkeypatch, command, "--model", str(tiny_hugging_face), *arguments)
+
+
 def test_neighbours_are_shown_static_and_in_the_texts_given(
     tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +93,12 @@ def test_pairs_come_from_the_command_line_or_line_by_line(
     assert value["label"] == said and 0.5 <= value["probability"] <= 1.0
     with pytest.raises(UsageError, match="line 1 .* holds no tab"):
         run(monkeypatch, next_sentence, *model, stdin="one sentence\n")
+    with pytest.raises(UsageError, match="line 2 .* nothing on one side"):
+        run(monkeypatch, next_sentence, *model, stdin="the cat sat\tit ran\nthe dog\t\n")
+    monkeypatch.setattr(sys, "argv", ["command.py", *model])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\tb\n\xe9t\xe9\tc\n"), encoding="utf-8"))
+    with pytest.raises(UsageError, match="line 2 of standard input is not UTF-8"):
+        next_sentence.main()
     with pytest.raises(UsageError, match="3 texts are given"):
         run(monkeypatch, next_sentence, *model, "a", "b", "c")
 

@@ -11,6 +11,7 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from launch import register
+from trainer.registry.served_model import ServedModel
 from trainer.registry.versions import NotPromoted
 from trainer.tracking.mlflow_server import connect
 
@@ -132,3 +133,14 @@ def test_options_that_contradict_each_other_end_with_status_two(
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, "--name", "birds", *arguments)
     assert stopped.value.code == 2
+
+
+def test_what_a_model_makes_of_its_example_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    tagged: list[dict[str, object]] = []
+    monkeypatch.setattr(ServedModel, "pipeline", lambda self: lambda text: tagged)
+    tagger = ServedModel(None, None, "token-classification", "It was a fine day.")
+    assert register.answer_lines(tagger) == ["(no word of it has a tag)"]
+    tagged.append({"entity": "B-X", "score": 0.75, "word": "day"})
+    assert register.answer_lines(tagger) == ["B-X 0.750  day"]
+    reader = ServedModel(None, None, None, "It was a fine day.")
+    assert "launch/predict.py asks it" in register.answer_lines(reader)[0]

@@ -14,10 +14,12 @@ SCRIPT = REPOSITORY / "launch" / "slurm" / "pretrain.sh"
 _STUBS = {
     "sbatch": 'printf "%s\\n" "$@" >"$STATE/sbatch"; while [[ $1 == --* ]]; do shift; done\n'
     'cp "$1" "$STATE/slurm_script"; shift\n'
+    "export SLURM_CPUS_PER_TASK=$(sed -n s/--cpus-per-task=//p $STATE/sbatch)\n"
     "export SLURM_JOB_ID=4711 SLURM_JOB_NODELIST=node[1-2] SLURM_JOB_NUM_NODES=2\n"
     'bash "$STATE/slurm_script" "$@" >"$STATE/log" 2>&1; echo $? >"$STATE/status"; echo "4711;cluster"\n',
     "scontrol": 'if [[ $1 == show ]]; then printf "node1\\nnode2\\n"; else echo "$@" >"$STATE/requeued"; fi\n',
-    "srun": "while [[ $1 == --* ]]; do shift; done\n"
+    "srun": 'printf "%s\\n" "$@" >"$STATE/srun"\n'
+    "while [[ $1 == --* ]]; do shift; done\n"
     'status=0; for node in 0 1; do SLURM_NODEID=$node "$@" || status=$?; done; exit $status\n',
 }
 _PYTHON = 'printf "%s\\n" "$MASTER_ADDR" "$@" >"$STATE/node-$SLURM_NODEID"; kill -USR1 $$; exit $RANKS_STATUS\n'
@@ -70,6 +72,7 @@ def test_the_job_asks_for_a_signal_and_starts_torchrun_on_every_node(slurm):
             "output_dir=it's here",
         ]
     assert read(slurm, "status") == ["0"], "SIGUSR1 must not end torchrun"
+    assert "--cpus-per-task=32" in read(slurm, "srun"), "which srun takes from nobody else"
     assert not Path(slurm["STATE"], "requeued").exists()
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.status import UNSAID, describe, sessions, summarise
-from trainer.watching.status import append_history, read_history, record_end, write_status
+from data_prep.errors import UserError
+from launch.status import UNSAID, describe, main, sessions, summarise
+from trainer.watching.status import append_history, read_history, read_status, record_end, write_status
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATUS = {
@@ -102,6 +103,19 @@ def test_an_end_keeps_the_figures_and_tells_the_cause(tmp_path):
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["state"], status["step"], status["max_steps"]) == ("failed", 5, 9)
     assert read_history(tmp_path)[0]["cause"] == status["cause"] == "rank 1 is not there any more"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": "running"}'], ids=["empty", "torn", "a list", "half"])
+def test_a_damaged_status_is_none(text, tmp_path):
+    (tmp_path / "status.json").write_text(text)
+    assert read_status(tmp_path) is None
+
+
+def test_a_run_that_ended_before_its_first_step_is_told_in_one_line(tmp_path, monkeypatch):
+    record_end(tmp_path, "failed", "rank 1 is not there any more")
+    monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path)])
+    with pytest.raises(UserError, match="the run failed before its first step: rank 1 is not there any more"):
+        main()
 
 
 @pytest.mark.spawn

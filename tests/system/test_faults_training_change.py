@@ -97,7 +97,8 @@ def test_row_36_a_wrong_configuration_is_refused_before_any_process_group(
         raise AssertionError("a process group was started")
 
     monkeypatch.setattr(trainer.train, "initialize_distributed", start_no_group)
-    monkeypatch.setattr("trainer.ranks.distributed.run_rank", lambda command: command())
+    monkeypatch.setattr("trainer.ranks.leaving.run_rank", lambda command: command())
+    monkeypatch.setattr("trainer.ranks.stop_signal.StopSignal", lambda: None)  # the signals are this process's own
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     places = [f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", *places, *overrides])

@@ -12,7 +12,8 @@ from data_prep.settings import load_settings
 from launch import show_batch
 from tests.system.conftest import Training
 from tests.system.plain_ranks import losses, newest_checkpoint, run
-from trainer.checkpoints.format import read_state, read_weights, step_folder
+from trainer.checkpoints.format import read_state, step_folder
+from trainer.checkpoints.pieces import read_weights
 from trainer.config import RunConfig
 from trainer.watching.status import read_status
 

@@ -80,6 +80,21 @@ def test_row_28_a_second_signal_leaves_at_once_though_the_disk_hangs(number, tra
     assert not list((hanging.output_dir / "checkpoints").glob("*/checkpoint.json"))
 
 
+@fault("28", "SIGTERM to a rank whose peer died before they had met", "it leaves with 75, and nothing is left behind")
+@pytest.mark.slow
+def test_row_28_a_rank_whose_peer_never_came_leaves_on_a_signal(training):
+    waiting = training(*ENDLESS)
+    first, second = start(waiting, 2)
+    second.process.kill()
+    process = psutil.Process(first.process.pid)
+    wait_until(lambda: any(each.status == psutil.CONN_LISTEN for each in process.net_connections()), [first])
+    time.sleep(1)  # outside Python, where no handler runs
+    send(signal.SIGTERM, first)
+    assert finish([first], timeout=30) == [STOPPED_EXIT_STATUS], first.output
+    assert "stopped by SIGTERM before the first step" in first.output and "Traceback" not in first.output
+    assert not waiting.output_dir.exists()
+
+
 @fault("28", "SIGUSR1 to the ranks under torchrun, SIGTERM to itself", "they save; torchrun's log has their own status")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=["USR1 to the ranks", "TERM to torchrun"])

@@ -187,6 +187,16 @@ def test_row_31_a_link_that_is_away_for_ten_seconds(heartbeat, training, nodes, 
     assert losses(run) == one_node_losses
 
 
+def check_that_all_saved_and_left(run, nodes, process):
+    """After their launcher is gone: one checkpoint, of the step that status.json tells."""
+    wait_until_all_left(run, nodes, LEAVING_SECONDS)
+    process.wait(timeout=120)
+    status = read_status(run.output_dir)
+    assert status["state"] == "stopped", (status, output_of(run))
+    (saved,) = (run.output_dir / "checkpoints").iterdir()
+    assert saved.name == f"step-{status['step']:08d}"
+
+
 @pytest.mark.fault(
     row="28b",
     fault="the launcher of a run on two hosts: told to end, killed; launch.py of one host killed",
@@ -208,12 +218,7 @@ def test_row_28b_no_rank_outlives_its_launcher(module, host, number, training, n
     there = of_node(run, nodes, host)
     (victim,) = [each for each in there if module in each.cmdline() and Path(each.cmdline()[0]).name.startswith("py")]
     victim.send_signal(number)
-    wait_until_all_left(run, nodes, LEAVING_SECONDS)
-    process.wait(timeout=120)
-    status = read_status(run.output_dir)
-    assert status["state"] == "stopped", (status, output_of(run))
-    (saved,) = (run.output_dir / "checkpoints").iterdir()
-    assert saved.name == f"step-{status['step']:08d}"
+    check_that_all_saved_and_left(run, nodes, process)
 
 
 @pytest.mark.fault(
@@ -234,12 +239,7 @@ def test_row_28b_the_ranks_notice_that_the_launcher_on_a_login_node_is_killed(tr
     assert not [each for each in there if PRETRAIN in each.cmdline()[1:2]], "no rank is here"
     (victim,) = [each for each in there if "trainer.ranks.deepspeed_launcher" in each.cmdline()[:3]]
     victim.kill()
-    wait_until_all_left(run, nodes, LEAVING_SECONDS)
-    process.wait(timeout=120)
-    status = read_status(run.output_dir)
-    assert status["state"] == "stopped", (status, output_of(run))
-    (saved,) = (run.output_dir / "checkpoints").iterdir()
-    assert saved.name == f"step-{status['step']:08d}"
+    check_that_all_saved_and_left(run, nodes, process)
 
 
 @pytest.mark.fault(

@@ -5,7 +5,8 @@ import torch
 
 from tests.trainer.toy_processes import run_jobs, trained
 from tests.trainer.toy_reference import train_plainly
-from trainer.checkpoints.format import read_state, read_weights
+from trainer.checkpoints.format import read_state
+from trainer.checkpoints.pieces import read_weights
 
 SLOW = pytest.mark.slow
 

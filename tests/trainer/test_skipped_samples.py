@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_prep.errors import UserError
 from data_prep.settings import load_settings
 from trainer.checkpoints.branching import Branch, branched, is_on
 from trainer.checkpoints.format import TrainState
@@ -75,8 +76,22 @@ def test_a_branch_is_recorded_in_the_state_and_found_again():
 
 
 def test_samples_that_are_over_cannot_be_skipped():
-    with pytest.raises(Exception, match="60:70 lies before sample 70 of epoch 0, where step 7 ends"):
-        branched(TrainState(step=7, next_sample=70), Branch(7, ((60, 70),)))
+    state = TrainState(step=7, epoch=1, next_sample=70)
+    with pytest.raises(UserError, match="60:70 of epoch 1 lies before sample 70 of epoch 1, where step 7 ends"):
+        branched(state, Branch(7, ((60, 70),)))
+    with pytest.raises(UserError, match="80:90 of epoch 0 lies before sample 70 of epoch 1"):
+        branched(state, Branch(7, ((80, 90),), epoch=0))
+
+
+def test_samples_of_a_later_epoch_than_the_checkpoints_can_be_skipped(small_shards):
+    state = TrainState(step=7, epoch=1, next_sample=70)
+    branch = Branch(7, ((3, 9),), epoch=2)
+    new = branched(state, branch)
+    assert [str(r) for r in new.skipped_samples] == ["phase 0 epoch 2 samples 3:9"]
+    assert is_on(new, branch) and not is_on(new, Branch(7, ((3, 9),), epoch=1))
+    (batch, *_) = batches(small_shards, 0, 1, 13)
+    unlike = new.skipped_samples[0].model_copy(update={"first": 0, "stop": 13})
+    assert without_skipped(batch, [unlike]) is batch, "that is another epoch"
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])

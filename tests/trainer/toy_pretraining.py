@@ -30,7 +30,8 @@ from trainer.engine import build_engine
 from trainer.evaluation import evaluate
 from trainer.model.pretraining import PretrainingModel
 from trainer.optimizer import build_optimizer
-from trainer.ranks.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down
+from trainer.ranks.distributed import Ranks, barrier, initialize_distributed, shut_down
+from trainer.ranks.leaving import run_rank
 from trainer.run import rehearse
 from trainer.schedule import learning_rate
 from trainer.settings.training import DistributedSettings

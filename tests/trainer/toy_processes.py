@@ -24,8 +24,10 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def start_ranks(arguments: list[str], world_size: int) -> list[subprocess.Popen[str]]:
-    """Start `python ARGUMENTS` as the ranks of one group on this host's CPU."""
+def start_ranks(
+    arguments: list[str], world_size: int, local_ranks: tuple[int, ...] | None = None
+) -> list[subprocess.Popen[str]]:
+    """Start `python ARGUMENTS` as the ranks of one group on this host's CPU; `local_ranks` pretends several hosts."""
     base = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
@@ -37,7 +39,7 @@ def start_ranks(arguments: list[str], world_size: int) -> list[subprocess.Popen[
     return [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", *arguments],
-            env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=base | {"RANK": str(rank), "LOCAL_RANK": str(local_ranks[rank] if local_ranks else rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

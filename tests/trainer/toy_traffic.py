@@ -85,7 +85,8 @@ from trainer.config import RunConfig  # noqa: E402
 from trainer.data.shard_set import open_shard_set  # noqa: E402
 from trainer.engine import build_engine  # noqa: E402
 from trainer.model.sizes import num_parameters  # noqa: E402
-from trainer.ranks.distributed import Ranks, barrier, initialize_distributed, run_rank, shut_down  # noqa: E402
+from trainer.ranks.distributed import Ranks, barrier, initialize_distributed, shut_down  # noqa: E402
+from trainer.ranks.leaving import run_rank  # noqa: E402
 from trainer.run import rehearse  # noqa: E402
 from trainer.settings.training import DistributedSettings  # noqa: E402
 from trainer.step import Wishes, take_step  # noqa: E402

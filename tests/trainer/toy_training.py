@@ -25,7 +25,8 @@ from trainer.checkpoints.resuming import find_latest, load
 from trainer.checkpoints.upload import Uploader
 from trainer.config import RunConfig
 from trainer.engine import Engine, build_engine
-from trainer.ranks.distributed import Ranks, barrier, gather_objects, initialize_distributed, run_rank, shut_down
+from trainer.ranks.distributed import Ranks, barrier, gather_objects, initialize_distributed, shut_down
+from trainer.ranks.leaving import run_rank
 from trainer.settings.data import DataSettings
 from trainer.settings.training import OptimizerSettings, TrainingSettings, ZeroSettings
 from trainer.settings.watching import CheckpointSettings

@@ -22,15 +22,18 @@ from trainer.tracking.tracking import Tracker
 
 @dataclass(frozen=True)
 class Branch:
-    """What the command line asks for: the step to go back to, and samples (first, stop) of its epoch to skip."""
+    """What the command line asks for: the step to go back to, and samples (first, stop) of an epoch to skip."""
 
     step: int
     skip: tuple[tuple[int, int], ...] = ()
+    epoch: int | None = None
+    """Of the samples; None for the one in which the step lies."""
 
 
 def is_on(state: TrainState, branch: Branch) -> bool:
     """Whether a run at `state` has taken this branch already."""
-    return state.branched_at == branch.step and {*branch.skip} <= {(r.first, r.stop) for r in state.skipped_samples}
+    skipped = {(r.first, r.stop) for r in state.skipped_samples if branch.epoch in (None, r.epoch)}
+    return state.branched_at == branch.step and {*branch.skip} <= skipped
 
 
 def branched(state: TrainState, branch: Branch) -> TrainState:
@@ -39,13 +42,14 @@ def branched(state: TrainState, branch: Branch) -> TrainState:
     Raises:
         UsageError: a range lies before the samples that are still to come.
     """
+    epoch = state.epoch if branch.epoch is None else branch.epoch
     for first, stop in branch.skip:
-        if stop <= state.next_sample:
+        if (epoch, stop) <= (state.epoch, state.next_sample):
             raise UsageError(
-                f"--skip-samples {first}:{stop} lies before sample {state.next_sample:,} of epoch {state.epoch}, where "
-                f"step {state.step:,} ends; resume from an earlier step"
+                f"--skip-samples {first}:{stop} of epoch {epoch} lies before sample {state.next_sample:,} of epoch "
+                f"{state.epoch}, where step {state.step:,} ends; resume from an earlier step"
             )
-    new = (SampleRange(phase=state.phase, epoch=state.epoch, first=first, stop=stop) for first, stop in branch.skip)
+    new = (SampleRange(phase=state.phase, epoch=epoch, first=first, stop=stop) for first, stop in branch.skip)
     return state.model_copy(
         update={
             "skipped_samples": (*state.skipped_samples, *new),

@@ -27,11 +27,13 @@ from trainer.checkpoints.format import (
     Marker,
     SavedState,
     TrainState,
+    checkpoints_folder,
     current_versions,
     list_steps,
     rank_file_name,
     read_state,
     step_folder,
+    step_of,
 )
 from trainer.checkpoints.fragments import KINDS, Fragment, parameter_shapes
 from trainer.checkpoints.retention import superfluous_steps
@@ -42,6 +44,8 @@ from trainer.ranks.distributed import Ranks, barrier, broadcast_object, gather_o
 from trainer.settings.watching import CheckpointSettings
 
 Warn = Callable[[str], None]
+
+_REPLACED = ".replaced"
 
 ALONE = Ranks(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
 """The ranks of a process without a process group."""
@@ -176,8 +180,19 @@ def _give_up(folder: Path, problem: str, warn: Warn) -> None:
             _replaced(folder).rename(folder)
 
 
+def bring_back_replaced(output_dir: str | Path) -> None:
+    """Give its name back to a whole checkpoint that a save of the same step, which never ended, had set aside."""
+    for name in storage.list_names(checkpoints_folder(output_dir)):
+        if name.endswith(_REPLACED) and step_of(name.removesuffix(_REPLACED)) is not None:
+            folder = checkpoints_folder(output_dir) / name.removesuffix(_REPLACED)
+            if (_replaced(folder) / MARKER_NAME).exists() and not (folder / MARKER_NAME).exists():
+                with contextlib.suppress(UserError, OSError):  # where nothing can be changed, older ones are left
+                    storage.remove(folder)
+                    _replaced(folder).rename(folder)
+
+
 def _replaced(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.replaced")
+    return folder.with_name(f"{folder.name}{_REPLACED}")
 
 
 def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, warn: Warn) -> None:

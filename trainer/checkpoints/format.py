@@ -8,23 +8,19 @@
 
 A tensor `KIND:START:NAME` is a 1-D float32 piece of the flattened parameter NAME from element START on, KIND one of
 weight, exp_avg, exp_avg_sq. The pieces of all files cover every parameter once, whatever the ZeRO stage and number of
-ranks, so any stage and number can read them. No marker, no checkpoint.
+ranks, so any stage and number can read them (`trainer/checkpoints/pieces.py`). No marker, no checkpoint.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError, safe_open
 
 from data_prep.data_set.manifest_records import FileRecord
 from data_prep.errors import UserError
@@ -216,77 +212,6 @@ def find_problem(folder: Path, record: FileRecord) -> str | None:
     except UserError as error:
         return str(error)
     return None
-
-
-def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    """The whole fp32 weights by parameter name, on the CPU.
-
-    Raises:
-        UserError: the folder is no complete checkpoint; where it is a run's folder, the newest one is named.
-    """
-    checkpoint = open_checkpoint(folder)
-    shapes = checkpoint.saved.shapes
-    _check_pieces(checkpoint)  # before memory is taken for the shapes that are said
-    weights = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
-    for name in checkpoint.tensor_files:
-        for piece in read_pieces(checkpoint.folder / name):
-            if piece.kind == "weight" and piece.name in weights:
-                values = piece.read(piece.start, piece.stop)
-                weights[piece.name].view(-1)[piece.start : piece.stop].copy_(values)
-    return weights
-
-
-def _check_pieces(checkpoint: Checkpoint) -> None:
-    """Refuse weights whose pieces, one behind the other, are not the whole parameter."""
-    reached = dict.fromkeys(checkpoint.saved.shapes, 0)
-    pieces = [piece for name in checkpoint.tensor_files for piece in read_pieces(checkpoint.folder / name)]
-    for piece in sorted(pieces, key=lambda piece: piece.start):
-        if piece.kind == "weight" and piece.name in reached and piece.stop > piece.start:
-            if piece.start != reached[piece.name]:
-                gap = {piece.name: piece.start - reached[piece.name]}
-                check_coverage(gap, checkpoint.folder)
-            reached[piece.name] = piece.stop
-    missing = {name: math.prod(shape) - reached[name] for name, shape in checkpoint.saved.shapes.items()}
-    check_coverage(missing, checkpoint.folder)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Elements [start, stop) of one flattened tensor of the training state, in an open file."""
-
-    kind: str
-    name: str
-    start: int
-    stop: int
-    slice: Any
-
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened parameter, a part of this piece; float32."""
-        elements: torch.Tensor = self.slice[start - self.start : stop - self.start]
-        return elements
-
-
-def read_pieces(path: Path) -> Iterator[Piece]:
-    """Yield the pieces of one rank's file; tensors are read only where `Piece.read` asks for them."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():
-                kind, start, name = key.split(":", 2)
-                piece = file.get_slice(key)
-                shape = piece.get_shape()
-                if int(start) < 0 or len(shape) != 1 or piece.get_dtype() != "F32":
-                    raise ValueError(f"{key!r} is {piece.get_dtype()} of shape {shape}")
-                yield Piece(kind, name, int(start), int(start) + shape[0], piece)
-    except (SafetensorError, ValueError, OSError) as error:
-        raise UserError(f"{path} is no file of a checkpoint ({error}); use another checkpoint") from None
-
-
-def check_coverage(missing: dict[str, int], folder: Path) -> None:
-    """Refuse a checkpoint whose pieces do not cover every parameter exactly once."""
-    for name, count in missing.items():
-        if count:
-            what = f"{count:,} elements of {name} are missing" if count > 0 else f"{name} is held more than once"
-            raise UserError(f"checkpoint {folder} is damaged: {what}; use another one")
 
 
 def _parse(schema: type[Schema], path: Path) -> Schema:

@@ -5,23 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_prep.errors import UserError
-from trainer.checkpoints.checkpoint import ALONE, Warn, be_silent, warn_on_stderr
+from trainer.checkpoints.checkpoint import ALONE, Warn, be_silent, bring_back_replaced, warn_on_stderr
 from trainer.checkpoints.fetch import bring
 from trainer.checkpoints.format import (
     MARKER_NAME,
     Checkpoint,
-    check_coverage,
     checkpoints_folder,
     find_problem,
     list_steps,
     open_checkpoint,
     rank_file_name,
     read_marker,
-    read_pieces,
     read_state,
     step_folder,
 )
 from trainer.checkpoints.fragments import KINDS, parameter_shapes
+from trainer.checkpoints.pieces import check_coverage, read_pieces
 from trainer.checkpoints.store import stored_steps
 from trainer.engine import Engine
 from trainer.ranks.distributed import Ranks, broadcast_object, gather_objects
@@ -70,6 +69,8 @@ def find_latest(
 
 def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:
     """Steps of which some node's disk or the store has a complete checkpoint, newest first; the same on all ranks."""
+    if ranks.is_first or (remote is not None and ranks.local_rank == 0):
+        bring_back_replaced(output_dir)
     complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
     steps = sorted({step for found in gather_objects(complete, ranks) for step in found}, reverse=True)
     if remote is not None:

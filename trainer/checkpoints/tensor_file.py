@@ -1,7 +1,8 @@
 """Writing a safetensors file tensor by tensor: no copy of the training state is made, whatever its size.
 
-`safetensors.torch.save_file` would hold all bytes in memory once more. The format is public: 8 bytes of header length,
-little-endian; a JSON header of dtype, shape and offsets; the data.
+`safetensors.torch.save_file` takes all tensors at once: a GPU's state would lie in memory as a whole (and with
+older releases the CPU's once more), and the file would be read again for its checksum. The format is public: 8 bytes
+of header length, little-endian; a JSON header of dtype, shape and offsets; the data.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.data_set.counting import read_token_counts
 from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.data_set.manifest_records import ShardRecord
-from data_prep.data_set.shards import ShardIndex, read_index
+from data_prep.data_set.shard_index import ShardIndex, read_index
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.tokenizing.tokenizer import Tokenizer

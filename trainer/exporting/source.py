@@ -20,9 +20,9 @@ from trainer.checkpoints.format import (
     SavedState,
     list_steps,
     read_state,
-    read_weights,
     step_folder,
 )
+from trainer.checkpoints.pieces import read_weights
 from trainer.config import RunConfig
 from trainer.exporting.model_card import TrainingFacts
 from trainer.tracking.spool_folder import GIT_TAG, LINEAGE_TAG, read_record

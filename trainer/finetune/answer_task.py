@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.finetune.examples import Examples
+from trainer.finetune.examples import Examples, text_of
 from trainer.finetune.metrics import answer_f1, answer_scores
 from trainer.finetune.sequence_tasks import softmax
 from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, Row
@@ -41,7 +41,7 @@ class AnswerTask:
         return {}
 
     def parse_text(self, cell: Any) -> str:
-        return str(cell)
+        return text_of(cell)
 
     def parse_label(self, cell: Any, text: Any) -> Answer:
         """An answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`, of which the first counts."""

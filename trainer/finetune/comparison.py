@@ -17,11 +17,15 @@ NUM_LENGTH_GROUPS = 4
 def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], tested: bool) -> Iterator[str]:
     """A row for each variant: mean and standard deviation over seeds of each metric, the best variant first."""
     part = "test" if tested else "valid, by which rate and epoch were chosen too"
-    yield f"scores on {part}; mean ± standard deviation over {len(results[0].fits)} seeds"
+    num_seeds = len(results[0].fits)
+    what = (
+        f"mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "of one seed (--seeds 3 shows spread)"
+    )
+    yield f"scores on {part}; {what}"
     yield f"{'variant':<9}{'rate':>9}" + "".join(f"{metric:>18}" for metric in metrics)
     for result in sorted(results, key=lambda one: -one.mean_and_spread(metrics[0])[0]):
-        cells = [" ± ".join(f"{value:.4f}" for value in result.mean_and_spread(metric)) for metric in metrics]
-        yield f"{result.variant:<9}{result.learning_rate:>9g}" + "".join(f"{cell:>18}" for cell in cells)
+        cells = "".join(f"{result.shown(metric):>18}" for metric in metrics)
+        yield f"{result.variant:<9}{result.learning_rate:>9g}{cells}"
 
 
 def rate_lines(results: Sequence[VariantResult], metric: str) -> Iterator[str]:
@@ -38,7 +42,9 @@ def draw_comparison(results: Sequence[VariantResult], metric: str, title: str) -
         for result in results
     }
     score = {result.variant: {"valid": mean_curve(result.fits, f"valid/{metric}")} for result in results}
-    return draw_curves([("loss", loss), (metric, score)], "epoch", title)
+    num_seeds = len(results[0].fits)
+    bands = f"; means of {num_seeds} seeds, the bands from lowest to highest" if num_seeds > 1 else ""
+    return draw_curves([("loss", loss), (metric, score)], "epoch", title + bands)
 
 
 def mean_curve(fits: Sequence[Fit], name: str) -> Curve:

@@ -13,6 +13,7 @@ from trainer.finetune.answer_task import AnswerTask
 from trainer.finetune.examples import (
     Columns,
     Examples,
+    check_classes_repeat,
     check_known,
     check_pair_column,
     class_names,
@@ -56,6 +57,8 @@ class TaskData:
     test: Part | None
     num_repeated: int
     """Examples of valid and test whose text is in train too."""
+    num_swallowing: int = 0
+    """Texts of tsv files that hold tabs and line breaks; see `count_swallowing`."""
 
     @property
     def reported(self) -> Part:
@@ -96,6 +99,13 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
         if path is not None
     }
     labels = examples["train"].labels or []
+    if isinstance(task, ClassificationTask):
+        check_classes_repeat(labels, files.train)
+    if isinstance(task, RegressionTask) and len(set(labels)) < 2:
+        raise UserError(
+            f"{files.train} has the same number in every row of column {columns.label!r}, so there is nothing to "
+            "learn; take another --label-column"
+        )
     if isinstance(task, ClassificationTask | TokenTask):
         names = class_names(_flat(labels), files.train)
         for part in set(examples) - {"train"}:
@@ -122,6 +132,13 @@ def cut(examples: dict[str, Examples], groups: Sequence[Any], seed: int) -> dict
     }
 
 
+def count_swallowing(files: Files, examples: dict[str, Examples]) -> int:
+    """Texts of tsv files that look like several rows: an unpaired quotation mark ends at the next one, rows later."""
+    given = {part: getattr(files, part) or files.train for part in examples}
+    texts = (text for part, some in examples.items() if given[part].suffix == ".tsv" for text in some.texts)
+    return sum(isinstance(text, str) and "\t" in text and "\n" in text for text in texts) if files.quoting else 0
+
+
 def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preprocessor) -> TaskData:
     """Encode every part."""
     with quiet_transformers():  # it warns of texts that are longer than the model takes; they are counted
@@ -141,6 +158,11 @@ def data_lines(data: TaskData, max_length: int) -> Iterator[str]:
     if cut_off:
         what = "read in windows of" if isinstance(data.task, AnswerTask) else "cut at"
         yield f"{cut_off:,} texts are longer than the model takes and are {what} {max_length} tokens"
+    if data.num_swallowing:
+        yield (
+            f"warning: {data.num_swallowing:,} texts hold tabs and line breaks, as where an unpaired quotation mark "
+            "swallows the rows after it; if the marks are plain characters, add --no-quoting"
+        )
     if data.num_repeated:
         yield f"warning: {data.num_repeated:,} examples of valid and test have the text of a training example"
 

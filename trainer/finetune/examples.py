@@ -59,7 +59,7 @@ def read_examples(
     texts = _parsed(column(table, columns.text, path, "--text-column"), parse_text, path, columns.text)
     pairs = None
     if columns.pair is not None:
-        pairs = _parsed(column(table, columns.pair, path, "--pair-column"), str, path, columns.pair)
+        pairs = _parsed(column(table, columns.pair, path, "--pair-column"), text_of, path, columns.pair)
     if parse_label is None:
         return Examples(texts, pairs, None)
     cells = list(zip(column(table, columns.label, path, "--label-column"), texts, strict=True))
@@ -67,6 +67,23 @@ def read_examples(
         cells, lambda cell: parse_label(*cell), path, columns.label, missing=lambda cell: is_missing(cell[0])
     )
     return Examples(texts, pairs, labels)
+
+
+def text_of(cell: Any) -> str:
+    """A cell as a text; a number is the text of its digits.
+
+    Raises:
+        ValueError: the cell holds something else, or half a character.
+    """
+    if isinstance(cell, bytes):
+        cell = cell.decode("utf-8")
+    if not isinstance(cell, (str, int, float)):
+        kind = "list" if hasattr(cell, "__len__") and not isinstance(cell, dict) else type(cell).__name__
+        raise ValueError(f"the cell holds a {kind}, and this task reads a text")
+    text = str(cell)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("the text holds half a surrogate pair, which is no character")
+    return text
 
 
 def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
@@ -82,6 +99,20 @@ def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
             "others too, or another --label-column"
         )
     return tuple(names)
+
+
+def check_classes_repeat(labels: Sequence[str], path: Path) -> None:
+    """Refuse labels of which most stand once only: numbers or texts that were taken for classes.
+
+    Raises:
+        UserError: with a few of them.
+    """
+    classes = sorted(set(labels))
+    if len(classes) > 2 and 2 * len(classes) > len(labels):
+        raise UserError(
+            f"{path} holds {len(classes):,} classes for {len(labels):,} examples ({', '.join(classes[:5])}, ...), so "
+            "most are seen once and cannot be learned; take --task regression for numbers, or another --label-column"
+        )
 
 
 def check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> None:

@@ -23,7 +23,7 @@ from trainer.finetune.data import Part, TaskData
 from trainer.finetune.fitting import FitSettings, Point, fit
 from trainer.finetune.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
 from trainer.finetune.tasks import Prediction, Preprocessor, Row
-from trainer.using.pretrained import load_pretrained
+from trainer.using.pretrained import load_pretrained, refuse_random_weights
 
 VARIANTS = ("scratch", "frozen", "full")
 
@@ -80,6 +80,11 @@ class VariantResult:
         values = [one.scores[metric] for one in self.fits]
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
+    def shown(self, metric: str) -> str:
+        """The same for people; of one seed no deviation is known, and none is shown."""
+        mean, spread = self.mean_and_spread(metric)
+        return f"{mean:.4f} ± {spread:.4f}" if len(self.fits) > 1 else f"{mean:.4f}"
+
 
 class FitLog(Protocol):
     """Where a fit's curve and scores go while it runs."""
@@ -110,7 +115,11 @@ def make_model(setting: Setting, variant: str, seed: int) -> PreTrainedModel:
     """The model of a variant before its fit, float32; the head (from scratch all of it) follows from the seed."""
     transformers.set_seed(seed)
     task = setting.data.task
-    model, _ = load_pretrained(task.auto_class, setting.model_folder, f"a model for {task.name}", **task.head_options())
+    folder, purpose = setting.model_folder, f"a model for {task.name}"
+    model, missing = load_pretrained(task.auto_class, folder, purpose, **task.head_options())
+    encoder = model.base_model_prefix + "."
+    inside = frozenset(name for name in missing if name.startswith(encoder))  # what is outside is the new head
+    refuse_random_weights(inside, folder, "a pretrained encoder", but=("pooler.",))
     if variant == "scratch":
         model = getattr(transformers, task.auto_class).from_config(model.config).eval()
     if variant == "frozen":

@@ -66,13 +66,15 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
                 shutil.copyfile(path, output / path.name)
         _write_json(output / FINETUNE_FILE, asdict(facts))
         base = read_provenance(source)
-        provenance = {
+        provenance: dict[str, Any] = {
             "task": facts.task,
             "variant": facts.variant,
             "base_model": facts.base_model,
             "base": {name: value for name, value in base.items() if name not in ("parity", "libraries")},
             "mlflow_run_id": run_id,
             "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
+            # What the encoder has seen, its fitted model has seen: register.py --trained-on must find both.
+            **{name: base[name] for name in ("data_digests", "data_lineage") if name in base},
             "scores": {f"{facts.scored_on}/{name}": value for name, value in facts.scores.items()},
             "train_sha256": facts.train_sha256,
             "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),

@@ -38,11 +38,8 @@ class Best:
 
 def progress_line(result: VariantResult, metric: str) -> str:
 
-    mean, spread = result.mean_and_spread(metric)
     seconds = sum(one.seconds for one in result.fits)
-    return (
-        f"{result.variant}: {metric} {mean:.4f} ± {spread:.4f}; {len(result.fits)} chosen fits in {duration(seconds)}"
-    )
+    return f"{result.variant}: {metric} {result.shown(metric)}; {len(result.fits)} chosen fits in {duration(seconds)}"
 
 
 def report_lines(setting: Setting, results: list[VariantResult]) -> Iterator[str]:

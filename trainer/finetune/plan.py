@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UsageError
 from trainer.finetune.batches import Collator
-from trainer.finetune.data import Files, data_lines, encode_task, read_task
+from trainer.finetune.data import Files, count_swallowing, data_lines, encode_task, read_task
 from trainer.finetune.examples import Columns
 from trainer.finetune.experiment import Setting, make_model
-from trainer.finetune.parameters import parameter_lines, trainable_parameters
+from trainer.finetune.parameters import letters_line, parameter_lines, trainable_parameters
 from trainer.finetune.tasks import Preprocessor
 from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
 from trainer.using.pretrained import load_config, load_tokenizer, max_length
@@ -70,7 +70,7 @@ def prepare(request: FitRequest, folder: Path) -> Setting:
     rates = {variant: learning_rates(request, variant, config.hidden_size) for variant in request.variants}
     return Setting(
         folder,
-        encode_task(task, examples, preprocessor),
+        replace(encode_task(task, examples, preprocessor), num_swallowing=count_swallowing(files, examples)),
         preprocessor,
         Collator(tokenizer.pad_token_id or 0),
         metric,
@@ -103,6 +103,7 @@ def describe(setting: Setting, variants: tuple[str, ...]) -> Iterator[str]:
     for variant in variants:
         yield f"\n{variant}"
         yield from parameter_lines(trainable_parameters(model, frozen=variant == "frozen"))
+    yield f"\n{letters_line(model.config)}"
 
 
 def estimate_lines(setting: Setting, estimates: dict[str, float]) -> Iterator[str]:

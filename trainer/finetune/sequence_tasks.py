@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from trainer.finetune.examples import Examples
+from trainer.finetune.examples import Examples, text_of
 from trainer.finetune.metrics import classification_scores, regression_scores
 from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, tokenise_rows
+
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
 
 
 class ClassificationTask:
@@ -33,11 +36,12 @@ class ClassificationTask:
         }
 
     def parse_text(self, cell: Any) -> str:
-        return str(cell)
+        return text_of(cell)
 
     def parse_label(self, cell: Any, text: Any) -> str:
-        # A whole number that a file with gaps holds as 1.0 is the class "1".
-        return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+        # A whole number that a file with gaps holds as 1.0 is the class "1", whatever the file's format.
+        label = text_of(cell).strip()
+        return label.removesuffix(".0") if _WHOLE_NUMBER.fullmatch(label) else label
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
         rows, lengths, num_truncated = tokenise_rows(examples.texts, examples.pairs, preprocessor)
@@ -82,7 +86,7 @@ class RegressionTask:
         return {"num_labels": 1, "problem_type": "regression"}
 
     def parse_text(self, cell: Any) -> str:
-        return str(cell)
+        return text_of(cell)
 
     def parse_label(self, cell: Any, text: Any) -> float:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.finetune.examples import Examples
+from trainer.finetune.examples import Examples, text_of
 from trainer.finetune.metrics import tagging_scores
 from trainer.finetune.sequence_tasks import softmax
 from trainer.finetune.tasks import IGNORED, Encoded, Output, Prediction, Preprocessor
@@ -39,7 +39,7 @@ class TokenTask:
         }
 
     def parse_text(self, cell: Any) -> list[str]:
-        words = cell.split() if isinstance(cell, str) else [str(word) for word in cell]
+        words = cell.split() if isinstance(cell, str) else [text_of(word) for word in cell]
         if not words:
             raise ValueError("there is no word")
         return words

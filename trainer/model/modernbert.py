@@ -51,6 +51,7 @@ def hugging_face_config(config: ModelSettings, next_sentence: bool, special_toke
         "intermediate_size": config.intermediate_size,
         "hidden_activation": "gelu",
         "classifier_activation": "gelu",
+        "classifier_pooling": "mean",  # without sentence pairs nothing taught [CLS] to stand for the whole
         "max_position_embeddings": config.max_position_embeddings,
         "local_attention": config.local_attention or 128,  # no layer reads it where all are global
         "global_attn_every_n_layers": config.global_attn_every_n_layers,

@@ -61,6 +61,12 @@ def check_hosts(hosts: Sequence[str], config: RunConfig) -> Iterator[Finding]:
         paths = [str(probe), *(str(Path(url.removeprefix("file://")).absolute()) for url in local_shards)]
         with ThreadPoolExecutor(max_workers=32) as pool:
             answers = list(pool.map(lambda host: ask_host(host, paths), hosts))
+    except OSError as error:
+        text = (
+            f"{there} cannot be written ({error.strerror}), so whether all hosts see it cannot be told; set output_dir"
+        )
+        yield Finding("fail", "host", f"{text} to a folder that they share")
+        return
     finally:
         probe.unlink(missing_ok=True)
     for host, answer in zip(hosts, answers, strict=True):

@@ -23,6 +23,7 @@ from data_prep.errors import UserError
 from data_prep.files import storage
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import RunConfig
+from trainer.data.from_settings import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
 from trainer.deepspeed_config import deepspeed_config
 from trainer.model.sizes import num_parameters
@@ -121,6 +122,7 @@ def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
         if not shard_set.manifest.valid.documents:
             yield Finding("warn", "shards", f"{where} holds no valid documents; raise shards.valid_fraction")
         yield Finding("ok", "shards", f"{where}: {len(train.shards)} train shards serve {world_size} ranks")
+    check_enough_data(sets, config.data, config.phases, config.training.seed)
     asked = tokens_of_run(config.phases, config.steps_by_phase)
     tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
     yield Finding("ok", "tokens", f"the run reads {asked:,} places, about {asked / max(tokens, 1):.2f} epochs")

@@ -24,9 +24,9 @@ COLLECTIVE_BYTES = 64 << 20
 def check_mlflow(config: RunConfig) -> Iterator[Finding]:
     """That the tracking server answers and that its registry takes and gives up a model's name."""
     uri = resolve_tracking_uri(config.tracking.uri)
-    client = connect(uri)
     with request_limits(max_retries=0, timeout_seconds=REQUEST_SECONDS):
         try:
+            client = connect(uri)
             client.search_experiments(max_results=1)
         except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does
             text = f"{redact(uri)} does not answer ({first_line(error)}); start it, or set tracking.uri"

@@ -1,39 +1,26 @@
-"""The process groups: starting them, agreeing over them, and leaving without hanging anyone.
+"""The process groups: starting them, agreeing over them, and leaving them together (`leaving.py`: each by itself).
 
 Plain `python` is a world of one; the `deepspeed` launcher, torchrun and srun set the environment of a larger one.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import platform
-import re
 import socket
-import sys
-import time
-import traceback
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
 
 from data_prep.errors import UsageError, UserError
-from data_prep.terminal import paragraph
+from trainer.ranks.leaving import end_process, first_line
+from trainer.ranks.meeting import RankIsMissing, meet
 from trainer.settings.training import DistributedSettings
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
-_LEAVING_SECONDS = 5.0
-_LOST_PEER = re.compile(
-    r"closed by peer|connection reset|timed out|broken pipe|socket.*closed|ncclRemoteError", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -57,6 +44,9 @@ def initialize_distributed(settings: DistributedSettings, deterministic: bool = 
     `deterministic` asks torch for kernels that give the same bits every time (and an error where there is none).
 
     gloo and the CPU where there is no CUDA device (or `DS_ACCELERATOR=cpu`), nccl and `cuda:LOCAL_RANK` otherwise.
+
+    Raises:
+        UserError: the environment describes no group, its port is taken, or not all ranks came.
     """
     _complete_environment()
     if deterministic:
@@ -65,22 +55,48 @@ def initialize_distributed(settings: DistributedSettings, deterministic: bool = 
     use_cuda = device_type() == "cuda"
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
-    import deepspeed
     import deepspeed.ops
 
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if use_cuda:
+        if local_rank >= (there := torch.cuda.device_count()):
+            raise UserError(
+                f"rank {rank} is number {local_rank} of its host (from 0), which has {there} GPUs; start one rank a GPU"
+            )
         torch.cuda.set_device(local_rank)
     else:
         # Left alone, the first start would compile a shared-memory op for minutes, and fail without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        dist_backend="nccl" if use_cuda else "gloo",
-        auto_mpi_discovery=False,
-        timeout=timedelta(seconds=settings.timeout_seconds),
-        verbose=False,
-    )
+    _start_group("nccl" if use_cuda else "gloo", rank, world_size, settings)
     return Ranks(rank, world_size, local_rank, torch.device("cuda", local_rank) if use_cuda else torch.device("cpu"))
+
+
+def _start_group(backend: str, rank: int, world_size: int, settings: DistributedSettings) -> None:
+    """Start DeepSpeed's communication over `backend` once all ranks have come."""
+    import deepspeed
+
+    store = meet(rank, world_size, settings)
+    try:
+        deepspeed.init_distributed(
+            dist_backend=backend,
+            auto_mpi_discovery=False,
+            timeout=timedelta(seconds=settings.meeting_timeout_seconds),
+            verbose=False,
+        )
+    except torch.distributed.DistError as error:
+        raise RankIsMissing(
+            f"a rank was lost between the ranks' meeting and their group, see its own message ({first_line(error)}); "
+            "start the same command again"
+        ) from None
+    except RuntimeError as error:
+        if "gloo" not in str(error).lower():
+            raise
+        raise UserError(
+            f"the ranks met, and gloo does not connect them ({first_line(error)}); set GLOO_SOCKET_IFNAME to the "
+            "network interface by which the hosts see each other, and look for ranks that ended"
+        ) from None
+    del store  # the group has its own
+    set_timeout_on_all_groups(settings)
 
 
 def device_type() -> str:
@@ -143,117 +159,13 @@ def shut_down(ranks: Ranks, exit_status: int = 0) -> NoReturn:
     """Leave together once the engine is destroyed: barrier, destroy the groups, end the process.
 
     The process ends by `os._exit`, because gloo's threads sometimes abort a process that returns from its main
-    function (1 in 14 with torch 2.13), which would turn a good run into a failed one.
+    function (1 in 14 with torch 2.13), which would turn a good run into a failed one. That is too rare for a test to
+    tell when it is mended: let some hundred processes return, and count.
     """
     if torch.distributed.is_initialized():
         barrier(ranks)
         torch.distributed.destroy_process_group()
-    _exit(exit_status)
-
-
-def run_rank(command: Callable[[], int]) -> NoReturn:
-    """Run one rank's main function and end the process with the status it returns.
-
-    An error ends this rank at once, without waiting for collectives, so that the others' fail instead of hanging. A
-    `UserError` that every rank raises alike is printed by rank 0 alone.
-    """
-    outlive_the_reader()
-    try:
-        status = command()
-    except UserError as error:
-        _leave(f"error: {paragraph(error)}", error.exit_status)
-    except KeyboardInterrupt:
-        _leave("interrupted", 130)
-    except SystemExit as error:
-        _exit(error.code if isinstance(error.code, int) else int(error.code is not None))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
-        _leave(_explain(error), 1)
-    _exit(status)
-
-
-def outlive_the_reader() -> None:
-    """Let standard output and error write to nowhere once their reader is gone.
-
-    A launcher that is killed takes the reader of both with it, and a rank must neither fail on its next line nor lose
-    its watchdog in one: it notices the loss (`trainer/ranks/launcher.py`), saves and leaves.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        buffer = io.BufferedWriter(_Unbreakable(descriptor, "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(buffer, "utf-8", errors="backslashreplace", line_buffering=True))
-
-
-class _Unbreakable(io.FileIO):
-    def write(self, data: ReadableBuffer, /) -> int:
-        try:
-            return super().write(data)
-        except (BrokenPipeError, ConnectionResetError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-            return memoryview(data).nbytes
-
-
-def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another rank is gone or did not answer in time."""
-    return (
-        isinstance(error, RuntimeError)
-        and torch.distributed.is_initialized()
-        and _LOST_PEER.search(str(error)) is not None
-    )
-
-
-def _explain(error: BaseException) -> str:
-    if is_lost_peer(error):
-        first_line = str(error).strip().splitlines()[0]
-        return f"error: another rank was lost or did not answer in time, see its own message ({first_line})"
-    return "".join(traceback.format_exception(error)).rstrip()
-
-
-def _leave(message: str, exit_status: int) -> NoReturn:
-    """Print the message unless rank 0 prints the same one, then end the process."""
-    rank = int(os.environ.get("RANK", "0"))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if not torch.distributed.is_initialized() or world_size == 1:
-        # Before the group exists every rank has read the same command line and file, so rank 0 speaks for all.
-        if rank == 0 or not message.startswith("error: "):
-            _print(message, rank)
-        _exit(exit_status)
-    heard = _exchange(message, rank, world_size) if message.startswith("error: ") else []
-    if rank == 0 or not heard or heard[0] != message:
-        _print(message, rank)
-    _exit(exit_status)
-
-
-def _exchange(message: str, rank: int, world_size: int) -> list[str]:
-    """Tell the others this rank's last message through the store and hear rank 0's, for a few seconds at most."""
-    try:
-        store = torch.distributed.distributed_c10d._get_default_store()
-        store.set(f"clozeworks/last_message/{rank}", message)
-        # Rank 0 holds the store: it waits for the others, the others for rank 0.
-        awaited = range(1, world_size) if rank == 0 else (0,)
-        keys = [f"clozeworks/last_message/{number}" for number in awaited]
-        deadline = time.monotonic() + _LEAVING_SECONDS
-        while not store.check(keys) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if rank == 0:
-            time.sleep(0.2)
-            return [message]
-        return [store.get(keys[0]).decode()] if store.check(keys) else []
-    except RuntimeError:
-        return []
-
-
-def _print(message: str, rank: int) -> None:
-    prefix = "" if rank == 0 else f"rank {rank}: "
-    print(f"{prefix}{message}", file=sys.stderr, flush=True)
-
-
-def _exit(exit_status: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_status)
+    end_process(exit_status)
 
 
 def _complete_environment() -> None:
@@ -270,6 +182,11 @@ def _complete_environment() -> None:
             f"the environment sets RANK or WORLD_SIZE but not {', '.join(missing)}; start the ranks with the deepspeed "
             "launcher or torchrun, or unset them for a single process"
         )
+    wrong = [
+        f"{name}={os.environ[name]}" for name in needed if name != "MASTER_ADDR" and not os.environ[name].isdigit()
+    ]
+    if wrong:
+        raise UsageError(f"{', '.join(wrong)} in the environment is no number; start the ranks with a launcher")
 
 
 def extensions_folder() -> Path:

@@ -1,12 +1,16 @@
 """A polite request to stop: SIGTERM, SIGINT or SIGUSR1 asks for a checkpoint, a second one ends the process at once.
 
-The loss of the launcher asks for it too (`trainer/ranks/launcher.py`).
+The loss of the launcher asks for it too (`trainer/ranks/launcher.py`). Until the ranks have their group the first one
+ends the process: there is nothing to save, and a rank whose peer is lost would wait for it. It waits outside Python
+then, where no handler runs; so the interpreter writes the signal's number to a pipe, and a thread reads it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from types import FrameType
 
@@ -19,20 +23,44 @@ REPEAT_SECONDS = 2.0
 """Within these a signal is the first one again: on Ctrl-C a terminal signals launcher and ranks alike, and the launcher
 (deepspeed, torchrun) passes it on to the ranks once more, as SIGTERM."""
 
+_NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
 
 class StopSignal:
-    """Whether this process was asked to stop; all ranks then agree on the step in `trainer/step.py`."""
+    """Whether this process was asked to stop; all ranks then agree on the step in `trainer/step.py`.
+
+    Made in the main thread as early as possible; `ranks_have_met` once they can agree.
+    """
 
     def __init__(self) -> None:
         self.asked = False
         self.cause = "a signal to another rank"
         """Who asked; as it stands until this rank itself is asked."""
         self._asked_at = 0.0
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        self._is_alone = True
+        self._leaving = threading.Lock()  # taken by the first of the two that hear of a signal
+        self._stderr: int | None = None
+        with contextlib.suppress(OSError):  # a process may have no standard error
+            self._stderr = os.dup(2)  # deepspeed sends its own to nowhere while it looks what can be compiled
+        reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        threading.Thread(target=self._read, args=(reading,), name="stop-signal", daemon=True).start()
+        for number in _NUMBERS:
             signal.signal(number, self._handle)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         watch_launcher(lambda: self._ask("the loss of its launcher"))
 
+    def ranks_have_met(self) -> None:
+        """From here on a request is granted after the next step, by all ranks together."""
+        self._is_alone = False
+        signal.set_wakeup_fd(-1)
+        os.close(self._writing)  # which ends the thread
+        if self._stderr is not None:
+            os.close(self._stderr)
+
     def _ask(self, cause: str) -> None:
+        if self._is_alone:
+            self._leave(cause)
         if not self.asked:
             self.asked, self.cause, self._asked_at = True, cause, time.monotonic()
 
@@ -40,3 +68,18 @@ class StopSignal:
         if self.asked and time.monotonic() - self._asked_at > REPEAT_SECONDS:
             os._exit(128 + number)
         self._ask(signal.Signals(number).name)
+
+    def _read(self, reading: int) -> None:
+        while written := os.read(reading, 1):
+            if written[0] in _NUMBERS:
+                self._ask(signal.Signals(written[0]).name)
+        os.close(reading)
+
+    def _leave(self, cause: str) -> None:
+        if not self._leaving.acquire(blocking=False):
+            return
+        text = f"stopped by {cause} before the first step: there is nothing to save, and the same command goes on\n"
+        if os.environ.get("LOCAL_RANK", "0") == "0" and self._stderr is not None:
+            with contextlib.suppress(OSError):  # not `print`, in which a signal may have come; its reader may be gone
+                os.write(self._stderr, text.encode())
+        os._exit(STOPPED_EXIT_STATUS)

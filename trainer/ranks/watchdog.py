@@ -8,6 +8,7 @@ that was itself stopped and goes on gives the others their time again.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -15,17 +16,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch.distributed
 
+from data_prep.errors import UserError
 from trainer.ranks.distributed import Ranks
+from trainer.ranks.leaving import error_of_another, is_lost_peer
+from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS
 from trainer.settings.watching import HealthSettings
-
-LOST_RANK_EXIT_STATUS = 76
-"""A rank was lost or hung (EX_PROTOCOL of sysexits.h): the same command goes on from the last checkpoint."""
 
 _PREFIX = "clozeworks/watchdog"
 _MAX_INTERVAL_SECONDS = 5.0
@@ -105,6 +106,22 @@ class Watchdog:
     def close(self) -> None:
         """Watch no more: the run ends."""
         self._closing.set()
+
+    @contextlib.contextmanager
+    def naming_lost_ranks(self) -> Iterator[None]:
+        """Where a collective fails within it, end the run over the ranks that are lost; else the error goes on.
+
+        Raises:
+            UserError: a rank has left with an error of its own, which is told here too.
+        """
+        try:
+            yield
+        except Exception as error:
+            if is_lost_peer(error):
+                if (told := error_of_another(self._ranks.world_size)) is not None:
+                    raise UserError(told) from None
+                self.leave_if_ranks_are_lost()
+            raise
 
     def leave_if_ranks_are_lost(self) -> None:
         """After a collective failed: wait for a few beats, and end the run over ranks that have none.

@@ -65,13 +65,15 @@ def judge(
     conditions: tuple[Condition, ...],
     scores: Mapping[str, float],
     scores_of_alias: Mapping[str, Mapping[str, float] | None],
+    promoted: str | None = None,
 ) -> Verdict:
     """Whether the scores of a version pass; `scores_of_alias` is None for an alias that no version bears yet.
 
-    Where nothing bears the alias there is nothing to be better than, and the condition holds. A score that is missing
-    or NaN on either side holds nothing.
+    Where nothing bears the alias that is to move (`promoted`) there is nothing to be better than, and the condition
+    holds; another alias that is not there may be a slip of the pen, and holds nothing. Nor does a score that is missing
+    or NaN on either side.
     """
-    judged = [_judge(each, scores, scores_of_alias) for each in conditions]
+    judged = [_judge(each, scores, scores_of_alias, promoted) for each in conditions]
     return Verdict(all(holds for holds, _ in judged), tuple(reason for _, reason in judged))
 
 
@@ -94,6 +96,7 @@ def _judge(
     condition: Condition,
     scores: Mapping[str, float],
     scores_of_alias: Mapping[str, Mapping[str, float] | None],
+    promoted: str | None,
 ) -> tuple[bool, str]:
     metric, operand = condition.metric, condition.operand
     value = scores.get(metric)
@@ -105,7 +108,7 @@ def _judge(
         return holds, f"{metric} {value:g} {_is(holds)} {condition.comparison} {operand:g}"
     others = scores_of_alias[operand]
     if others is None:
-        return True, f"no version bears the alias {operand} yet"
+        return operand == promoted, f"no version bears the alias {operand} yet"
     other = others.get(metric)
     if other is None or math.isnan(other):
         return False, f"the version under {operand} has no {metric} to compare with"

@@ -101,7 +101,7 @@ def download(artifact_uri: str, digest: str | None, model_uri: str, uri: str, de
     from mlflow.artifacts import download_artifacts, list_artifacts
 
     if destination is None:
-        destination = _temporary_folder() / "model"
+        destination = _temporary_folder() / folder_name(model_uri)
     destination.parent.mkdir(parents=True, exist_ok=True)
     found = {Path(item.path).name for item in list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri)}
     source = f"{artifact_uri}/{EXPORT_FOLDER}" if EXPORT_FOLDER in found else artifact_uri
@@ -126,6 +126,11 @@ def _from_pipeline(folder: Path) -> Path:
     for path in tokenizer.iterdir():
         shutil.copy(path, folder / "model" / path.name)
     return folder / "model"
+
+
+def folder_name(model_uri: str) -> str:
+    """The name that a pulled folder has in messages: `english@champion` for models:/english@champion."""
+    return regex.sub(r"[^\w.@-]+", "-", model_uri.partition(":/")[2]).strip("-.") or "model"
 
 
 def _temporary_folder() -> Path:

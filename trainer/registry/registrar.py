@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -64,7 +65,7 @@ class Registrar:
     def _register(self, step: int, folder: Path) -> bool:
         answer = self._run(folder)
         if answer.returncode:
-            reason = redact(answer.stderr.strip().removeprefix("error: ")) or f"exit status {answer.returncode}"
+            reason = redact(answer.stderr.strip().removeprefix("error: ")) or _ending(answer.returncode)
             self._warn(
                 f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: {reason}. It "
                 f"is in {folder}; launch/register.py --checkpoint registers it, or the same command started again"
@@ -93,6 +94,14 @@ class Registrar:
         return subprocess.run(
             command, input=json.dumps(asdict(request)), env=environment, capture_output=True, text=True
         )
+
+
+def _ending(returncode: int) -> str:
+    """How a process ended that said nothing."""
+    if returncode >= 0:
+        return f"its process ended with status {returncode}"
+    name = next((each.name for each in signal.Signals if each == -returncode), f"signal {-returncode}")
+    return f"its process was ended by {name}"
 
 
 def registered_steps(output_dir: Path) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from trainer.using.fill_mask import MASK_TOKEN, FillMask, quiet_transformers
 from trainer.using.model_folder import read_config
-from trainer.using.pretrained import load_pretrained, load_tokenizer
+from trainer.using.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
 
 INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
 TEXT_EXAMPLE = "It was a fine day."
@@ -45,16 +45,18 @@ def load_served(folder: Path) -> ServedModel:
     """Load a folder as what it is: a masked language model, a classifier, a tagger or a reader.
 
     Raises:
-        UserError: transformers cannot load it as that.
+        UserError: transformers cannot load it as that, or it lacks weights of that.
     """
     architecture = str((read_config(folder).get("architectures") or [""])[0])
     for ending, (task, auto_class) in PIPELINES.items():
         if architecture.endswith(ending):
-            model, _ = load_pretrained(auto_class, folder, f"a model for {task}")
+            model, missing = load_pretrained(auto_class, folder, f"a model for {task}")
+            refuse_random_weights(missing, folder, f"a model for {task}")
             return ServedModel(model, load_tokenizer(folder), task, TEXT_EXAMPLE)
     for ending, auto_class in WITHOUT_PIPELINE.items():
         if architecture.endswith(ending):
-            model, _ = load_pretrained(auto_class, folder, "a model for question answering")
+            model, missing = load_pretrained(auto_class, folder, "a model for question answering")
+            refuse_random_weights(missing, folder, "a model for question answering")
             return ServedModel(model, load_tokenizer(folder), None, TEXT_EXAMPLE)
     filler = FillMask.load(folder)
     example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)

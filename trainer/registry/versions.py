@@ -23,6 +23,7 @@ DIGESTS_TAG = TAG_PREFIX + "data_digests"
 _MIN_DIGEST_DIGITS = 8
 _DIGITS_SHOWN = 12
 _SCORES_SHOWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy")
+_MOST_OTHER_SCORES = 3
 
 
 class NotPromoted(UserError):
@@ -120,7 +121,7 @@ def promote(
             raise UserError(f"{name} has no version {version}, only {known}; choose one of them by --version")
         holders = {bearer: each for each in versions for bearer in each.aliases}
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
-        verdict = judge(conditions, candidate.scores, named)
+        verdict = judge(conditions, candidate.scores, named, alias)
         if not verdict.holds:
             raise NotPromoted(
                 f"version {version} of {name} was not promoted to {alias}: {'; '.join(verdict.reasons)}. No alias was "
@@ -134,8 +135,9 @@ def promote(
 
 
 def version_lines(versions: Sequence[ModelVersion]) -> Iterator[str]:
-    """A table of the versions, a line each, with the scores that any of them has."""
-    metrics = [name for name in _SCORES_SHOWN if any(name in each.scores for each in versions)]
+    """A table of the versions, a line each, with the pretraining's scores, or those of fitted models."""
+    there = sorted({name for each in versions for name in each.scores})
+    metrics = [name for name in _SCORES_SHOWN if name in there] or there[:_MOST_OTHER_SCORES]  # of fitted models: test/
     rows = [["version", "aliases", "registered", "steps", "tokens seen", *metrics, "data", "tokenizer", "git", "run"]]
     for each in versions:
         scores = [f"{each.scores[name]:.4f}" if name in each.scores else "-" for name in metrics]

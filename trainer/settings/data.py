@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.settings import Settings
-from trainer.settings.types import NonNegativeInt, Probability
+from trainer.settings.types import Probability
 
 
 class WeightedShards(Settings):
     """One component of a mixture of data sets."""
 
-    url: str = Field(description="folder or URL of a shard set (it holds manifest.json)")
+    url: str = Field(min_length=1, description="folder or URL of a shard set (it holds manifest.json)")
     weight: PositiveFloat | None = Field(
         None,
         description="share of the samples, relative to the other components; by default its tokens to the power of "
@@ -30,7 +30,9 @@ class DataSettings(Settings):
     sampling_alpha: Probability = Field(
         1.0, description="tempers a mixture without weights: 1 draws by tokens, 0 from all components alike"
     )
-    tokenizer: str | None = Field(None, description="tokenizer folder; by default the copy that the shards carry")
+    tokenizer: str | None = Field(
+        None, min_length=1, description="tokenizer folder; by default the copy that the shards carry"
+    )
     sequence_length: PositiveInt = Field(
         512, description="places in a row, special tokens included; a run with training.phases takes theirs"
     )
@@ -56,11 +58,11 @@ class DataSettings(Settings):
     )
     mask_share: Probability = Field(0.8, description="share of the predicted tokens replaced by [MASK]")
     random_share: Probability = Field(0.1, description="share of the predicted tokens replaced by a random token")
-    num_workers: NonNegativeInt = Field(
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = Field(
         1, description="processes a rank that build batches; 0 builds them in the rank itself"
     )
     cache_dir: str | None = Field(
-        None, description="folder for copies of remote shards; by default the user's cache folder"
+        None, min_length=1, description="folder for copies of remote shards; by default the user's cache folder"
     )
     cache_bytes: PositiveInt = Field(
         100_000_000_000,
@@ -73,6 +75,8 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _weights(self) -> DataSettings:
+        if not self.shards:
+            raise ValueError("data.shards is empty; name the folder of a shard set, or a list of {url, weight}")
         given = [component.weight is not None for component in self.components]
         if any(given) and not all(given):
             number = given.index(False)

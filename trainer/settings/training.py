@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.settings import Settings
-from trainer.settings.types import NonNegativeInt, Probability
+from trainer.settings.types import NonNegativeInt, Probability, Seconds
 
 
 class BatchWarmup(Settings):
@@ -117,4 +117,7 @@ class ZeroSettings(Settings):
 class DistributedSettings(Settings):
     """The process groups."""
 
-    timeout_seconds: PositiveInt = Field(1800, description="a collective that waits longer ends the run")
+    timeout_seconds: Seconds = Field(1800, description="a collective that waits longer ends the run")
+    meeting_timeout_seconds: Seconds = Field(
+        600, description="how long the ranks wait for each other at the start before those that are missing are named"
+    )

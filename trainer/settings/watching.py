@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.settings import Settings
-from trainer.settings.types import NonNegativeInt, Probability
+from trainer.settings.types import NonNegativeInt, Probability, Seconds
 
 
 class CheckpointSettings(Settings):
@@ -32,10 +32,11 @@ class CheckpointSettings(Settings):
     )
     upload_to: str | None = Field(
         None,
+        min_length=1,
         description="URL of a folder of this run's own, such as s3://bucket/runs/NAME: checkpoints are copied there in "
         "the background, and fetched from there where the disk has none",
     )
-    upload_wait_seconds: NonNegativeInt = Field(
+    upload_wait_seconds: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         600, description="how long the end of a run waits for the copy of its last checkpoint, in seconds"
     )
 
@@ -94,7 +95,9 @@ class HealthSettings(Settings):
     spike_threshold: PositiveFloat | None = Field(
         8.0, description="a loss so many standard deviations above the running median is a spike; null looks for none"
     )
-    spike_window_steps: Annotated[int, Field(ge=10)] = Field(200, description="steps of the running median")
+    spike_window_steps: Annotated[int, Field(ge=20)] = Field(
+        200, description="steps of the running medians, by which spikes and plateaus are told"
+    )
     plateau_steps: PositiveInt = Field(
         5000,
         description="steps after which the MLM loss should have left the unigram entropy, and sentence pairs chance",
@@ -109,10 +112,10 @@ class HealthSettings(Settings):
     slow_rank_ratio: Annotated[float, Field(gt=1.0)] = Field(
         1.5, description="a rank that takes so many times the median rank's time is named"
     )
-    heartbeat_timeout_seconds: PositiveInt = Field(
+    heartbeat_timeout_seconds: Seconds = Field(
         60, description="a rank that has not been heard of for so long is named and ends the run on all ranks"
     )
-    step_timeout_seconds: PositiveInt = Field(
+    step_timeout_seconds: Seconds = Field(
         1800,
         description="the run ends where no rank gets on with its work for so long, such as in a step, a micro-batch of "
         "an evaluation or a save; must exceed the longest of them",

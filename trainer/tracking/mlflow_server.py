@@ -126,9 +126,22 @@ def registry_client(uri: str, doing: str) -> Iterator[MlflowClient]:
             os.environ["MLFLOW_TRACKING_URI"] = variable
 
 
+_NO_ANSWER = {
+    "Connection refused": "nothing answers there (connection refused)",
+    "Failed to resolve": "there is no host of that name",
+    "error responses": "the server answers with errors, also when asked again",
+    "timed out": "the server does not answer in time",
+}
+"""Signs in urllib3's text of several lines' length, and what they mean."""
+
+
 def short(error: Exception) -> str:
-    """The beginning of an error's text on one line, without secrets."""
+    """The beginning of an error's text on one line, without secrets; what befell a connection in plain words."""
     text = redact(" ".join(str(error).split()))
+    if "Max retries exceeded" in text:
+        for sign, meaning in _NO_ANSWER.items():
+            if sign in text:
+                return meaning
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -191,8 +191,8 @@ class Tracker:
         if not self._delivery.is_complete:
             self._warn(
                 f"not everything was sent to {self._tracking_uri}: {self._spool.unsent_bytes:,} bytes of points wait "
-                f"in {self._spool.points_path}; they are sent when the same command is started again, or by "
-                "launch/sync_tracking.py"
+                f"in {self._spool.points_path}; launch/sync_tracking.py sends them, and so does a training that is "
+                "started again"
             )
         if not self._thread.is_alive():
             self._spool.close()

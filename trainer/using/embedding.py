@@ -17,7 +17,7 @@ import regex
 
 from data_prep.errors import UsageError
 from trainer.using.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, quiet_transformers, word_start_of
-from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length
+from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,7 +56,8 @@ class Embedder:
         Raises:
             UserError: transformers cannot make an encoder of it.
         """
-        model, _ = load_pretrained("AutoModel", folder, "an encoder")
+        model, missing = load_pretrained("AutoModel", folder, "an encoder")
+        refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
         return cls(model, load_tokenizer(folder))
 
     def embed(

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 COLOURS = ("#2f6f9f", "#d1495b", "#3a8f5c", "#8a8f98")
 
@@ -34,6 +35,7 @@ def draw_curves(panels: Sequence[tuple[str, Mapping[str, Mapping[str, Curve]]]],
     for axes, (label, curves) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
         _style(axes)
         axes.set_xlabel(x_label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no quarter of a step, and few of an epoch
         axes.set_ylabel(label)
         for colour, (name, kinds) in zip(COLOURS, curves.items(), strict=False):
             for kind, curve in kinds.items():

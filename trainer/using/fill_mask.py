@@ -82,12 +82,13 @@ class FillMask:
         """Load a Hugging Face folder: safetensors only, no code of its own, no look-up elsewhere.
 
         Raises:
-            UserError: transformers cannot make a masked language model of it.
+            UserError: transformers cannot make a masked language model of it, or it holds no trained head.
         """
-        from trainer.using.pretrained import load_pretrained, load_tokenizer
+        from trainer.using.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
 
         tokenizer = load_tokenizer(folder)
-        model, _ = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
+        model, missing = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
+        refuse_random_weights(missing, folder, "a masked language model")
         return cls(model, tokenizer)
 
     @property

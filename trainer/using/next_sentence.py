@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import read_yaml
 from trainer.using.fill_mask import quiet_transformers
-from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length
+from trainer.using.pretrained import load_config, load_pretrained, load_tokenizer, max_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,12 +56,13 @@ class NextSentence:
             "which only pretraining with data.sentence_pairs gives; take a model trained so, or fit this one to "
             "labelled pairs with launch/finetune.py"
         )
-        try:
-            model, missing = load_pretrained("AutoModelForNextSentencePrediction", folder, "a next-sentence model")
-        except UserError as error:
-            raise UserError(
-                f"{error}. A family without such a head has none to load: it needs a pair head, {remedy}"
-            ) from None
+        config = load_config(folder)
+        from transformers.models.auto.modeling_auto import MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING as WITH_HEAD
+
+        if type(config) not in WITH_HEAD:
+            family = config.model_type
+            raise UserError(f"{folder} is of the family {family}, in which none has a head for pairs, {remedy}")
+        model, missing = load_pretrained("AutoModelForNextSentencePrediction", folder, "a next-sentence model")
         untrained = sorted(name for name in missing if "seq_relationship" in name or "pooler" in name)
         if untrained:
             raise UserError(f"{folder} holds no head for sentence pairs ({', '.join(untrained)} missing), {remedy}")

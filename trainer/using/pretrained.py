@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,22 @@ def load_pretrained(
         except Exception as error:  # a file from elsewhere makes the libraries raise whatever there is
             raise _cannot_load(folder, purpose, error) from error
     return model.eval(), frozenset(info["missing_keys"])
+
+
+def refuse_random_weights(missing: frozenset[str], folder: Path, purpose: str, but: Sequence[str] = ()) -> None:
+    """Refuse a folder that lacks weights, which would be random: it was trained as something else.
+
+    `but` are parts of names that may be missing, since they are not used or are yet to be trained.
+
+    Raises:
+        UserError: naming some of them.
+    """
+    random = sorted(name for name in missing if not any(part in name for part in but))
+    if random:
+        raise UserError(
+            f"{folder} lacks {', '.join(random[:3])} ({len(random)} in all), so that as {purpose} it would hold random "
+            "weights; take a model that was trained as one"
+        )
 
 
 def load_config(folder: Path) -> Any:

@@ -100,7 +100,7 @@ def _marked(batches: Iterable[EvaluationBatch], run: Run) -> Iterator[Evaluation
 
 
 def report_start(run: Run, launched_at: float) -> None:
-    """Note the start in the history, with what the last start left, so that an end without a word is seen.
+    """Note the start in history and status, with what the last start left, so that an end without a word is seen.
 
     `launched_at` is when this process began to set up the run, in seconds since 1970: that time is paid for too.
     """
@@ -117,6 +117,7 @@ def report_start(run: Run, launched_at: float) -> None:
         "last_written_at": last.get("written_at"),
     }
     on_disk(run, lambda: append_history(run.output_dir, "started", values))
+    report_status(run, "running")
 
 
 def report_status(run: Run, state: State) -> None:

@@ -29,12 +29,12 @@ def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None
 
 
 def read_status(output_dir: Path) -> dict[str, Any] | None:
-    """The status last written; None where there is none."""
+    """The status last written; None where there is none, or none that can be read (as after the loss of power)."""
     try:
-        status: dict[str, Any] = json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8"))
-        return status
-    except FileNotFoundError:
+        status = json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    return status if isinstance(status, dict) and {"state", "written_at"} <= status.keys() else None
 
 
 def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from data_prep.commands import inspect
 from data_prep.data_set.manifest import read_manifest
-from data_prep.data_set.shards import read_index
-from data_prep.errors import UsageError
+from data_prep.data_set.shard_index import read_index
 from data_prep.files import storage
 from data_prep.tokenizing.tokenizer import Tokenizer
 
@@ -68,10 +67,11 @@ def test_the_vocabulary_is_written_with_every_piece(
     assert all(piece in line for piece, line in zip(pieces, lines[-800:], strict=True))
 
 
-@pytest.mark.parametrize("name", ["documents", "skip"])
+@pytest.mark.parametrize("name", ["documents", "shard", "skip"])
 def test_a_negative_number_is_refused(name: str, small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match=f"--{name}=-1"):
+    with pytest.raises(SystemExit):
         run(capsys, small_shards, f"--{name}", -1)
+    assert f"argument --{name}: '-1' is no whole number; give one of 0 or more" in capsys.readouterr().err
 
 
 def test_one_report_at_a_time(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:

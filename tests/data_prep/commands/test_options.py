@@ -14,12 +14,12 @@ from data_prep.errors import UsageError
 from data_prep.inputs.input_files import InputFile
 
 
-def workers(*arguments: str, megabytes: float, settings: tuple[str, ...] = ()) -> int:
+def workers(*arguments: str, megabytes: float, settings: tuple[str, ...] = (), output: str = "out") -> int:
     parser = argparse.ArgumentParser()
     add_workers(parser)
     config = load_config(None, ["shards.seed=1", *settings], ["corpus.jsonl"])
     file = InputFile("corpus.jsonl", 0, int(megabytes * 1e6), "")
-    return workers_for(parser.parse_args(arguments), Request(config, (file,), "tokenizer", None, "out"))
+    return workers_for(parser.parse_args(arguments), Request(config, (file,), "tokenizer", None, output))
 
 
 def test_little_text_is_not_worth_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +36,16 @@ def test_a_number_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     assert workers("--workers", "1", megabytes=1000, settings=("num_workers=2",)) == 1
     with pytest.raises(UsageError, match="--workers=0"):
         workers("--workers", "0", megabytes=1)
+
+
+def test_what_lies_in_this_processs_memory_is_worked_on_by_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "default_num_workers", lambda: 8)
+    assert workers(megabytes=1000, output="memory://out") == 1
+    assert workers("--workers", "1", megabytes=1000, output="memory://out") == 1
+    with pytest.raises(UsageError, match="memory://out is in the memory of one process, so --workers=2 cannot reach"):
+        workers("--workers", "2", megabytes=1000, output="memory://out")
+    with pytest.raises(UsageError, match="--workers=0"):
+        workers("--workers", "0", megabytes=1000, output="memory://out")
 
 
 def test_a_plan_has_the_inputs_of_its_request(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:

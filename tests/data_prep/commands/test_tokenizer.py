@@ -62,12 +62,17 @@ def test_workers_and_units_change_no_byte(small_corpus: Path, tmp_path: Path) ->
     assert folder_of(tmp_path / "one") == folder_of(tmp_path / "two")
 
 
-def test_what_changed_is_named(small_corpus: Path, tmp_path: Path) -> None:
+def test_what_changed_is_named(small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(small_corpus.read_bytes())
     arguments = ["--input", copy, "--output", tmp_path / "out", "tokenizer.vocab_size=600"]
     run(*arguments)
+    capsys.readouterr()
     run(*arguments)
+    assert "is complete already" in (output := capsys.readouterr().out) and "note:" not in output
+    copy.write_bytes(small_corpus.read_bytes())
+    run(*arguments)
+    assert f"note: {copy} was written since, at the same size" in capsys.readouterr().out
     changes = {
         "tokenizer.sampling_alpha was 1.0 and is now 0.5": "tokenizer.sampling_alpha=0.5",
         "tokenizer.byte_fallback was true and is now false": "tokenizer.byte_fallback=false",
@@ -126,6 +131,14 @@ def test_a_killed_training_leaves_no_tokenizer_and_is_run_again(small_corpus: Pa
     run(*arguments)
     run(*arguments[:2], "--output", tmp_path / "other", *arguments[4:])
     assert folder_of(tmp_path / "out") == folder_of(tmp_path / "other")
+
+
+def test_what_a_killed_training_left_half_written_is_removed(small_corpus: Path, tmp_path: Path) -> None:
+    left = tmp_path / "out" / ".tokenizer.json.123-abcd.partial"
+    left.parent.mkdir()
+    left.write_text("{")
+    run("--input", small_corpus, "--output", tmp_path / "out", "--vocab-size", 700, "--workers", 1)
+    assert not left.exists() and (tmp_path / "out" / "tokenizer.json").exists()
 
 
 def _multilingual_config(folder: Path, files: dict[str, Path], settings: dict[str, Any]) -> Path:

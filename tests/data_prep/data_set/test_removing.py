@@ -261,6 +261,17 @@ def test_stopped_after_any_write_the_same_removal_ends_with_the_same_bytes(origi
     assert num_writes > 15
 
 
+def test_what_is_left_of_the_work_of_a_removal_killed_at_its_end_blocks_nothing(folder: Path) -> None:
+    remove(folder, source="south")
+    after = file_bytes(folder)
+    for ids in (None, document_ids(folder)[:1]):
+        (folder / ".removal").mkdir()
+        (folder / ".removal" / "train-000003.done.json").write_text("{}")
+        _, is_new = remove(folder, source="south") if ids is None else remove(folder, ids=ids)
+        assert is_new is (ids is not None) and not (folder / ".removal").exists()
+        assert ids is not None or file_bytes(folder) == after
+
+
 def test_a_remote_data_set_is_removed_from_in_place(folder: Path, s3_bucket: S3Bucket, tmp_path: Path) -> None:
     url = f"{s3_bucket.url}/shards"
     for path in (path for path in folder.rglob("*") if path.is_file()):

@@ -16,7 +16,8 @@ import pytest
 import safetensors.numpy
 
 from data_prep.data_set.manifest_records import ShardRecord
-from data_prep.data_set.shards import Record, index_of, read_index, read_records, write_shard
+from data_prep.data_set.shard_index import read_index
+from data_prep.data_set.shards import Record, index_of, read_records, write_shard
 from data_prep.errors import UserError
 from data_prep.files import storage
 

@@ -51,6 +51,15 @@ def test_the_version_before_is_kept_byte_for_byte(folder: Path) -> None:
     ]
 
 
+def test_a_damaged_manifest_of_an_older_version_is_told_with_the_way_out(folder: Path) -> None:
+    publish(str(folder), child_of(read_manifest(str(folder))))
+    (folder / "manifest-000001.json").write_text("{")
+    with pytest.raises(UserError, match=r"manifest-000001.json is not JSON .*; it was .*, restore it, or .* --purge'"):
+        verify_shards(str(folder))
+    delete_older_versions(str(folder))
+    assert verify_shards(str(folder))[1] == []
+
+
 def test_the_digest_is_the_sha256_of_the_file(folder: Path) -> None:
     manifest = read_manifest(str(folder))
     assert hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest() == manifest.digest

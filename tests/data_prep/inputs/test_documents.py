@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -29,6 +31,7 @@ from data_prep.inputs.documents import (
     unit_sha256,
 )
 from data_prep.inputs.input_units import InputUnit, cannot_be_split, file_format, split_into_units
+from data_prep.inputs.languages import DocumentLanguages
 from data_prep.text.cleaning import Normalisation, clean_paragraphs
 from tests.compressions import COMPRESS
 from tests.peak_memory import read_in_a_process
@@ -151,6 +154,25 @@ def test_the_language_comes_from_its_field(tmp_path: Path) -> None:
     path.write_text('{"text": "d", "lang": 7}')
     with pytest.raises(BadInput, match="a.jsonl line 1 has a number for 'lang', not text"):
         list(DocumentReader(*units_of(path), DocumentSettings(language_field="lang")))
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_what_documents_name_as_their_language_is_counted(tmp_path: Path, ending: str) -> None:
+    rows = [{"text": str(n), "lang": lang} for n, lang in enumerate(("fr", None, "German", "xx", "pt-BR", "de"))]
+    path = tmp_path / f"a{ending}"
+    if ending == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def counted(language_field: str | None) -> DocumentLanguages:
+        reader = DocumentReader(*units_of(path), DocumentSettings(language_field=language_field))
+        assert len(list(reader)) == 6
+        return reader.languages
+
+    assert counted("lang") == DocumentLanguages(documents=6, unnamed=1, unknown=2, first_unknown="German")
+    assert counted("lnag") == DocumentLanguages(documents=6, unnamed=6)
+    assert counted(None) == DocumentLanguages()
 
 
 def test_the_sources_field_of_the_text_goes_before_the_settings(tmp_path: Path) -> None:

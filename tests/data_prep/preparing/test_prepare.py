@@ -436,6 +436,22 @@ def test_an_unknown_language_is_refused_before_work_starts(small_corpus: Path, t
         make_plan(config_for([small_corpus], "documents.language=english"), tokenizer)
 
 
+def test_a_language_field_that_no_document_has_and_unknown_languages_are_told_once(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make([small_corpus], tokenizer, tmp_path / "misspelt", "documents.language_field=lnag")
+    message = "warning: source corpus: none of its 200 documents names a language in the field 'lnag'; their sentences"
+    assert capfd.readouterr().err.count(message) == 1
+    lines = small_corpus.read_text(encoding="utf-8").splitlines()
+    named = tmp_path / "named.jsonl"
+    named.write_text("".join(json.dumps({**json.loads(line), "lang": "German"}) + "\n" for line in lines[:9]))
+    (tmp_path / "text.txt").write_text("A text has no fields.")
+    make([small_corpus, named, tmp_path / "text.txt"], tokenizer, tmp_path / "out", "documents.language_field=lang")
+    error = capfd.readouterr().err
+    assert "source corpus: 9 of its documents name a language in the field 'lang' that is not known (such as" in error
+    assert "none of" not in error and "end by the rules of en" in error
+
+
 def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
     texts = [
         "[MASK] and [SEP] [CLS]",

@@ -89,6 +89,18 @@ def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(
     assert not map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
 
 
+def test_a_merge_before_all_ranges_stands_in_the_way_of_none(
+    plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    other = make_plan(load_config(None, ["shards.seed=9"], [str(small_corpus)]), tokenizer)
+    with pytest.raises(UserError, match="1 of 1 units are not read yet"):
+        merge_ranges(other, tokenizer, str(tmp_path), 1)
+    assert map_range(plan, tokenizer, str(tmp_path), 1, ShardRange(1, 1))
+    with pytest.raises(UserError, match="shards.seed was 0 and is now 9"):
+        merge_ranges(other, tokenizer, str(tmp_path), 1)
+    assert merge_ranges(plan, tokenizer, str(tmp_path), 1)[1]
+
+
 def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(
     plan: Plan, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -7,10 +7,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_prep.config import PreparationConfig, load_config
+from data_prep.data_set.manifest import read_manifest
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.preparing import prepare
@@ -110,6 +112,30 @@ def test_work_whose_removal_was_cut_short_is_never_taken_for_another_plans(
         prepare_shards(other, tokenizer, str(output), 1)
 
 
+def test_the_plan_that_a_run_killed_at_its_end_left_blocks_no_addition(
+    plan: Plan, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = storage.remove
+
+    def killed(url: str) -> None:
+        if url.endswith(".plan.json"):
+            raise KeyboardInterrupt
+        remove(url)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(storage, "remove", killed)
+        prepare_shards(plan, tokenizer, str(tmp_path), 1)
+    source = plan.config.sources[0].model_copy(update={"name": "more"})
+    config = plan.config.model_copy(update={"sources": (source,)})
+    addition = make_plan(config, tokenizer, read_manifest(str(tmp_path)))
+    (tmp_path / ".work").mkdir()
+    with pytest.raises(UserError, match="unfinished work of another preparation: the data set that is added to has"):
+        prepare_shards(addition, tokenizer, str(tmp_path), 1)
+    (tmp_path / ".work").rmdir()
+    manifest, is_new = prepare_shards(addition, tokenizer, str(tmp_path), 1)
+    assert is_new and manifest.version == 2 and not (tmp_path / ".plan.json").exists()
+
+
 def test_an_addition_waits_for_a_removal_that_is_not_finished(
     plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -122,6 +148,44 @@ def test_an_addition_waits_for_a_removal_that_is_not_finished(
         with pytest.raises(UserError, match="unfinished work of the command 'remove'"):
             prepare_shards(addition, tokenizer, str(tmp_path), 1, fresh)
     assert (tmp_path / "train-000009.tar").exists()
+
+
+def test_work_that_stopped_at_bad_input_goes_on_where_such_input_is_to_be_left_out(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    corpus, output = tmp_path / "*.jsonl", tmp_path / "out"
+    (tmp_path / "sound.jsonl").write_bytes(small_corpus.read_bytes())
+    (tmp_path / "broken.jsonl").write_text('{"text": "sound"}\nbroken\n')  # the smallest unit, so the last
+    strict, tolerant = (config_of(corpus, f"documents.on_bad_input={policy}") for policy in ("error", "skip"))
+    with pytest.raises(UserError, match="is not JSON"):
+        prepare_shards(make_plan(strict, tokenizer), tokenizer, str(output), 1)
+    finished = {path.name: path.stat().st_mtime_ns for path in output.glob(".work/map-*")}
+    assert len(finished) > 1
+    with pytest.raises(UserError, match="shards.seed was 0 and is now 1"):
+        seeded = config_of(corpus, "documents.on_bad_input=skip", "shards.seed=1")
+        prepare_shards(make_plan(seeded, tokenizer), tokenizer, str(output), 1)
+    summarise, seen = prepare.summarise, {}
+
+    def note_files(*arguments: Any) -> Any:
+        seen.update({path.name: path.stat().st_mtime_ns for path in output.glob(".work/map-*")})
+        return summarise(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "summarise", note_files)
+        prepare_shards(make_plan(tolerant, tokenizer), tokenizer, str(output), 1)
+    assert finished.items() < seen.items(), "finished units are not read again"
+    prepare_shards(make_plan(tolerant, tokenizer), tokenizer, str(tmp_path / "whole"), 1)
+    assert files_of(output) == files_of(tmp_path / "whole")
+
+
+def test_skipped_input_does_not_become_an_error_on_the_way(
+    plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tolerant = make_plan(config_of(small_corpus, "documents.on_bad_input=skip"), tokenizer)
+    with interrupted_at(monkeypatch, prepare, "summarise"), pytest.raises(KeyboardInterrupt):
+        prepare_shards(tolerant, tokenizer, str(tmp_path), 1)
+    with pytest.raises(UserError, match='documents.on_bad_input was "skip" and is now "error"'):
+        prepare_shards(plan, tokenizer, str(tmp_path), 1)
 
 
 def test_unfinished_work_whose_input_was_written_again_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 
 from data_prep.data_set.manifest import read_manifest, write_manifest
 from data_prep.data_set.manifest_records import FileRecord, SplitRecord
+from data_prep.data_set.removal_request import RemovalRequest
+from data_prep.data_set.removing import remove_documents
+from data_prep.data_set.shard_documents import ShardDocuments
 from data_prep.data_set.shards import Record, write_shard
 from data_prep.errors import UsageError
 from data_prep.preparing.mapping import document_id
@@ -77,8 +81,21 @@ def test_documents_of_a_shard_are_shown_from_any_place(folder: Path) -> None:
     assert len(last) == 1
     with pytest.raises(UsageError, match=f"has {shard.documents} documents; give --skip"):
         list(inspect_report(str(folder), "valid", 0, 1, shard.documents))
-    with pytest.raises(UsageError, match="no train shard 3; its 3 train shards bear numbers from 0 to 2"):
-        list(inspect_report(str(folder), "train", 3, 1))
+    for number in (3, -1):
+        with pytest.raises(UsageError, match=f"no train shard {number}; its 3 train shards bear the numbers 0 to 2"):
+            list(inspect_report(str(folder), "train", number, 1))
+
+
+def test_the_first_shard_is_shown_where_a_removal_has_written_shards_anew(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "set")
+    manifest = read_manifest(str(folder))
+    first = ShardDocuments(str(folder), manifest, "train", manifest.train.shards[0]).place(0)
+    remove_documents(str(tmp_path / "set"), RemovalRequest(ids=np.array([first.document_id], np.uint64)), 1)
+    assert read_manifest(str(tmp_path / "set")).train.shards[0].name == "train-000003.tar"
+    heads = [line for line in inspect_report(str(tmp_path / "set"), "train", None, 1) if line.startswith("===")]
+    assert heads[0].startswith("=== train-000001.tar")
+    with pytest.raises(UsageError, match="no train shard 0; its 3 train shards bear the numbers 1 to 3"):
+        list(inspect_report(str(tmp_path / "set"), "train", 0, 1))
 
 
 @pytest.mark.parametrize(("text", "number"), [("00ff", 255), ("0xFF", 255), ("f" * 16, 2**64 - 1)])

@@ -36,6 +36,14 @@ def test_chinese_sentences_begin_without_a_space() -> None:
     ]
 
 
+@pytest.mark.parametrize("language", ["zh", "ja"])
+@pytest.mark.parametrize("stop", ["\u3002", "\uff01", "\uff1f", "\uff61"])
+def test_a_digit_may_begin_the_sentence_after_a_chinese_full_stop(stop: str, language: str) -> None:
+    first, second = f"\u4ed6\u5b66{stop}", "1934\u5e74\u6bd5\u4e1a\u3002"
+    assert sentences([first + second + "3.5\u5143"], language) == [f" {first}", second, "3.5\u5143"]
+    assert len(sentences([f"\u4ed6\u8bf4\u300c{first}{second}\u300d"], language)) == 1, "as with other quotations"
+
+
 def test_nothing_has_no_sentences() -> None:
     assert sentence_starts([], "en") == []
 

@@ -8,7 +8,7 @@ import pytest
 
 from data_prep.errors import UserError
 from data_prep.text.cleaning import normalise
-from data_prep.tokenizing.report import REPORT_NAME, read_report, report_lines
+from data_prep.tokenizing.report import REPORT_NAME, GroupReport, read_report, report_lines
 from data_prep.tokenizing.sampling import CorpusCounts
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizing.training import train_on_sample
@@ -81,6 +81,16 @@ def test_the_lines_name_sources_languages_and_shares(folder: Path) -> None:
     row = next(line for line in text.splitlines() if line.startswith("  wiki"))
     assert f"{report.sources['wiki'].tokens_per_character:.3f}" in row
     assert len(report.examples) == 6 and all(report.examples)
+
+
+def test_a_language_of_which_nothing_was_held_out_has_no_figures(folder: Path) -> None:
+    report = read_report(folder)
+    assert report is not None
+    nothing = dict.fromkeys(("documents", "text_bytes", "characters", "words", "tokens", "byte_tokens"), 0)
+    group = GroupReport(**nothing, unknown_tokens=0, corpus_share=0.25, sample_share=0.5)
+    lines = report_lines(report.model_copy(update={"languages": {**report.languages, "pt": group}}))
+    row = next(line for line in lines if line.startswith("  pt"))
+    assert row.split() == ["pt", "-", "-", "-", "-", "-", "25.00%", "50.00%"]
 
 
 def test_a_folder_without_a_report_has_none_and_a_damaged_one_is_told(folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from tests.trainer.toy_training import ToyModel, make_config
 from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import fragments
 from trainer.checkpoints.checkpoint import ALONE
-from trainer.checkpoints.format import MARKER_NAME, DataIdentity, TrainState, read_state, read_weights
+from trainer.checkpoints.format import MARKER_NAME, DataIdentity, TrainState, read_state
+from trainer.checkpoints.pieces import read_weights
 from trainer.checkpoints.resuming import find_latest, load
 
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
@@ -236,6 +237,30 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 
 
 @pytest.mark.parametrize("failing", [".safetensors", "state.json", "checkpoint.json"])
+def test_a_checkpoint_whose_replacement_was_killed_is_there_again(failing, tmp_path, monkeypatch):
+    """As `--resume-from` saves the step that it goes back to once more."""
+    weight = read_weights(save(tmp_path, 1))["norm.weight"]
+    local_write = storage.local_write
+
+    class Killed(BaseException):
+        """The process ends here: nothing is tidied."""
+
+    def kill(url):
+        if str(url).endswith(failing):
+            raise Killed
+        return local_write(url)
+
+    monkeypatch.setattr(storage, "local_write", kill)
+    with pytest.raises(Killed):
+        save(tmp_path, 1, StillEngine(learning_rate=0.7))
+    monkeypatch.undo()
+    found = find_latest(tmp_path, warn=refuse)
+    assert found is not None and found.step == 1
+    assert torch.equal(read_weights(found.folder)["norm.weight"], weight)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+@pytest.mark.parametrize("failing", [".safetensors", "state.json", "checkpoint.json"])
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "the next step"])
 def test_a_full_disk_leaves_the_last_good_checkpoint(failing, step, tmp_path, monkeypatch):
     save(tmp_path, 1)
@@ -321,7 +346,8 @@ def test_weights_are_read_without_deepspeed(tmp_path):
     code = f"""
 import sys
 sys.modules["deepspeed"] = None
-from trainer.checkpoints.format import read_state, read_weights
+from trainer.checkpoints.format import read_state
+from trainer.checkpoints.pieces import read_weights
 from trainer.checkpoints.resuming import find_latest
 print(len(read_weights({str(folder)!r})), read_state({str(folder)!r}).state.step)
 """
@@ -331,7 +357,8 @@ print(len(read_weights({str(folder)!r})), read_state({str(folder)!r}).state.step
 
 def sets_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Weights, moments and Adam's count of a checkpoint, whole, by name."""
-    from trainer.checkpoints.format import open_checkpoint, read_pieces
+    from trainer.checkpoints.format import open_checkpoint
+    from trainer.checkpoints.pieces import read_pieces
 
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:08d}")
     shapes = checkpoint.saved.shapes

@@ -18,7 +18,8 @@ from tests.trainer.toy_training import make_config
 from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import upload
 from trainer.checkpoints.fetch import needed_files
-from trainer.checkpoints.format import MARKER_NAME, TrainState, read_marker, read_weights
+from trainer.checkpoints.format import MARKER_NAME, TrainState, read_marker
+from trainer.checkpoints.pieces import read_weights
 from trainer.checkpoints.resuming import find_latest
 from trainer.checkpoints.store import stored_steps
 from trainer.checkpoints.upload import Uploader

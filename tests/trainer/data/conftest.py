@@ -12,7 +12,8 @@ import torch
 
 from data_prep.data_set.manifest import Manifest, write_manifest
 from data_prep.data_set.manifest_records import FileRecord, ShardRecord, SourceRecord, SplitRecord, TokenizerRecord
-from data_prep.data_set.shards import Record, ShardIndex, write_shard
+from data_prep.data_set.shard_index import ShardIndex
+from data_prep.data_set.shards import Record, write_shard
 from data_prep.files import storage
 from data_prep.tokenizing.tokenizer import CLS_TOKEN_ID
 from trainer.data.batch import IGNORED, Batch

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.data_set.shards import ShardIndex
+from data_prep.data_set.shard_index import ShardIndex
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B
 from trainer.data.pair_rows import PairPlan, PairRows

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_prep.errors import UsageError, UserError
-from trainer.finetune.data import Files, read_task
+from trainer.finetune.data import Files, count_swallowing, data_lines, encode_task, read_task
 from trainer.finetune.examples import Columns, class_names
+from trainer.finetune.tasks import Preprocessor
 
 COLUMNS = Columns("text", None, "label")
 
@@ -48,12 +51,42 @@ def test_a_test_file_leaves_only_valid_to_be_cut_and_a_valid_file_nothing(tmp_pa
         ("classification", ["text,label", "a,1", "b,0"], "too few"),
         ("regression", ["text,label", "a,1.5", "b,good"], "row 2, column 'label': 'good' is no number"),
         ("regression", ["text,label", "a,1.5", "b,inf"], "not finite"),
+        ("regression", many("1"), "the same number in every row"),
+        ("classification", ["text,label", *(f"a,{number}" for number in range(40))], "40 classes for 40 examples"),
         ("token_classification", ["text,label", "a b,O O", "a b,O"], "1 tags for 2 words"),
     ],
 )
 def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path, task: str, lines: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_task(task, Files(write(tmp_path, *lines)), COLUMNS, 0)
+
+
+def test_a_whole_number_is_one_class_whichever_way_it_is_written(tmp_path: Path) -> None:
+    files = Files(write(tmp_path, *many("0.0", "1.0")), valid=write(tmp_path, *many("0", "1"), name="valid.csv"))
+    task, parts = read_task("classification", files, COLUMNS, 0)
+    assert task.head_options()["id2label"] == {0: "0", 1: "1"} and set(parts["train"].labels or []) == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"), [(["a", "b"], "a list"), ({"a": 1}, "a dict"), ("a \ud800", "half a surrogate pair")]
+)
+def test_a_cell_that_is_no_text_is_refused_by_its_row(tmp_path: Path, cell: object, message: str) -> None:
+    path = tmp_path / "train.jsonl"
+    rows = [{"text": "a" if number else cell, "label": number % 2} for number in range(9)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=f"row 1, column 'text': .*{message}"):
+        read_task("classification", Files(path), COLUMNS, 0)
+
+
+def test_rows_swallowed_by_a_quotation_mark_are_warned_of(tmp_path: Path, preprocessor: Preprocessor) -> None:
+    lines = ["text\tlabel", '"so good\t0', 'bad"\t1', *(f"text {number}\t{number % 2}" for number in range(40))]
+    path = tmp_path / "train.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    task, parts = read_task("classification", Files(path), COLUMNS, 0)
+    assert sum(map(len, parts.values())) == 41  # of 42
+    data = replace(encode_task(task, parts, preprocessor), num_swallowing=count_swallowing(Files(path), parts))
+    assert "warning: 1 texts hold tabs and line breaks" in "\n".join(data_lines(data, 32))
+    assert count_swallowing(Files(path, quoting=False), parts) == 0 == count_swallowing(Files(Path("a.csv")), parts)
 
 
 def test_labels_that_training_lacks_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,10 @@ from trainer.finetune.experiment import Setting, make_model
 from trainer.finetune.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetune.tasks import Preprocessor
 from trainer.registry.pull import pull
-from trainer.registry.registry import register
+from trainer.registry.registry import provenance_tags, register
+from trainer.registry.versions import ModelVersion, trained_on
 from trainer.tracking.mlflow_server import connect
-from trainer.using.model_folder import check_model_folder
+from trainer.using.model_folder import check_model_folder, read_provenance
 
 TEXTS = ["the cat sat", "a dog ran to it"]
 EXAMPLES = {
@@ -85,6 +88,19 @@ def test_a_folder_from_elsewhere_says_by_its_config_what_it_is(
 def test_an_encoder_is_refused(tiny_hugging_face: Path) -> None:
     with pytest.raises(UserError, match="not fitted to a task"):
         FittedModel.load(tiny_hugging_face)
+
+
+def test_a_fitted_model_is_found_by_the_data_that_its_encoder_saw(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
+) -> None:
+    encoder = tmp_path / "encoder"
+    shutil.copytree(tiny_hugging_face, encoder)
+    seen = {"data_digests": {"shards": "a" * 64}, "data_lineage": ["a" * 64, "b" * 64]}
+    (encoder / "provenance.json").write_text(json.dumps(seen))
+    save("classification", encoder, preprocessor, tmp_path / "model")
+    tags = provenance_tags(tmp_path / "model", read_provenance(tmp_path / "model"))
+    version = ModelVersion("moods", 1, (), datetime.now(UTC), None, tags)
+    assert trained_on([version], "b" * 12) == [version] and version.data_digests == ("a" * 64,)
 
 
 @pytest.mark.parametrize("name", ["classification", "token_classification", "question_answering"])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
+from data_prep.errors import UserError
 from trainer.finetune.batches import Collator, predict
 from trainer.finetune.data import TaskData, encode_task, make_task
 from trainer.finetune.estimate import estimate_seconds
@@ -16,7 +21,7 @@ from trainer.finetune.examples import Examples
 from trainer.finetune.experiment import Fit, Setting, make_model, run_variant
 from trainer.finetune.fitting import FitSettings, Point, fit
 from trainer.finetune.frozen import encoder_taken_out, store_hidden_states
-from trainer.finetune.parameters import trainable_parameters
+from trainer.finetune.parameters import _modernbert_forms, letters_line, trainable_parameters
 from trainer.finetune.tasks import Preprocessor
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
@@ -94,6 +99,16 @@ def test_stored_hidden_states_give_what_the_whole_model_gives(
     assert len(stored[0]["inputs_embeds"]) == (1 if name == "classification" else len(rows[0]["input_ids"]))
 
 
+def test_an_encoder_that_lacks_weights_is_not_fitted_as_pretrained(setting: Setting, tmp_path: Path) -> None:
+    folder = tmp_path / "torn"
+    shutil.copytree(setting.model_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["bert.encoder.layer.0.output.dense.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="as a pretrained encoder it would hold random weights"):
+        make_model(replace(setting, model_folder=folder), "full", 0)
+
+
 def test_a_frozen_encoder_is_not_touched_and_its_head_is(setting: Setting) -> None:
     before = make_model(setting, "full", 0).state_dict()
     kept: list[torch.nn.Module] = []
@@ -149,6 +164,24 @@ def test_closed_forms_are_the_counts(setting: Setting, frozen: bool) -> None:
     )
     model = make_model(setting, "frozen" if frozen else "full", 0)
     assert rows[-1].counted == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_closed_forms_of_modernbert_are_the_counts(kind: str, frozen: bool) -> None:
+    ends = dict.fromkeys(("pad_token_id", "cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id"), 1)
+    config = transformers.ModernBertConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2, **ends
+    )
+    model = getattr(transformers, f"ModernBertFor{kind}")(config)
+    rows = trainable_parameters(model, frozen)
+    assert [row.part for row in rows] == (["head", "total"] if frozen else ["encoder", "head", "total"])
+    assert all(row.closed_form == row.counted for row in rows)
+    if not frozen:
+        assert rows[-1].counted == sum(parameter.numel() for parameter in model.parameters())
+    assert letters_line(config).startswith("V = 40 vocabulary rows; H = 16 hidden size; L = 3 layers; I = 24")
+    with_biases = transformers.ModernBertConfig(attention_bias=True, num_hidden_layers=1, **ends)
+    assert not _modernbert_forms(with_biases)
 
 
 def test_the_estimate_counts_fits_and_leaves_nothing_behind(setting: Setting) -> None:

@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 from data_prep.errors import UsageError, UserError
-from trainer.finetune.tables import column, is_missing, read_table, write_table
+from trainer.finetune.tables import check_writable, column, is_missing, read_table, write_table
 
 ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
 
@@ -37,6 +37,12 @@ def test_classes_of_jsonl_are_not_taken_for_dates_and_lists_stay_lists(tmp_path:
     assert table["date"].tolist() == ["2020-01-01"] and table["tags"].tolist() == [["O", "B-X"]]
 
 
+def test_lists_of_parquet_are_words_in_a_tsv(tmp_path: Path) -> None:
+    pandas.DataFrame({"words": [["a", "cat"]], "tags": [["O", "B-X"]]}).to_parquet(tmp_path / "table.parquet")
+    write_table(read_table(tmp_path / "table.parquet"), tmp_path / "table.tsv")
+    assert (tmp_path / "table.tsv").read_text() == "words\ttags\na cat\tO B-X\n"
+
+
 def test_na_is_a_word_and_not_a_missing_cell(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("text,label\nNA,null\n,x\n")
@@ -49,9 +55,13 @@ def test_na_is_a_word_and_not_a_missing_cell(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("table.tsv", 'a\tb\n"x\ty\n', "--no-quoting"),
-        ("table.jsonl", "{broken\n", "cannot be read as a jsonl"),
+        ("table.jsonl", '{"text": "a"}\n{broken\n', "line 2, is not a JSON object"),
+        ("table.jsonl", "[" * 100_000, "line 1, is not a JSON object"),
+        ("table.jsonl", '[{"text": "a"}]', "line 1, holds list and not a JSON object"),
+        ("table.jsonl", '{"text": "a", "text": "b"}', "line 1, .* names 'text' twice"),
         ("table.parquet", "no parquet", "cannot be read as a parquet"),
         ("empty.csv", "", "cannot be read"),
+        ("more.tsv", "text\tlabel\na cat\t1\t\na dog\t0\t\n", "rows have more cells than the first line has names"),
     ],
 )
 def test_a_file_that_is_no_table_is_told(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -68,3 +78,42 @@ def test_wrong_names_are_answered_with_those_that_are_there(tmp_path: Path) -> N
         read_table(tmp_path / "table.csv")
     with pytest.raises(UsageError, match="--text-column must name one of those there: text, label"):
         column(pandas.DataFrame(ROWS), "sentence", Path("t.csv"), "--text-column")
+
+
+def test_a_file_in_another_encoding_is_told_with_line_and_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "latin.csv"
+    path.write_bytes("text,label\nsummer,1\nété,0\n".encode("latin-1"))
+    with pytest.raises(UserError, match="line 3, is not UTF-8 text .byte 0xe9.*iconv -f latin1 -t utf-8 latin.csv"):
+        read_table(path)
+    path.write_bytes("text,label\nété,0\n".encode("utf-16"))
+    with pytest.raises(UserError, match="iconv -f utf-16"):
+        read_table(path)
+
+
+def test_of_two_columns_with_one_name_none_is_chosen_in_silence(tmp_path: Path) -> None:
+    path = tmp_path / "twice.csv"
+    path.write_text("text,label,label\na,0,1\n")
+    table = read_table(path)
+    assert column(table, "text", path, "--text-column") == ["a"]
+    with pytest.raises(UserError, match="several columns named 'label'"):
+        column(table, "label", path, "--label-column")
+
+
+def test_a_file_with_other_separators_is_told_by_its_one_column(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("text;label\na;0\n")
+    with pytest.raises(UsageError, match="text;label .its columns seem to be parted by semicolons"):
+        column(read_table(path), "text", path, "--text-column")
+
+
+def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"write \.jsonl instead"):
+        write_table(pandas.DataFrame({"mixed": ["a", 1]}, dtype=object), tmp_path / "table.parquet")
+
+
+def test_where_a_file_cannot_go_is_told_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no folder"):
+        check_writable(tmp_path / "none" / "said.csv", "--output")
+    with pytest.raises(UsageError, match="is a folder"):
+        check_writable(tmp_path, "--output")
+    check_writable(tmp_path / "said.csv", "--output")

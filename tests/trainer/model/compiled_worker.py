@@ -22,7 +22,8 @@ from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.shard_set import open_shard_set
 from trainer.engine import build_engine
 from trainer.model.pretraining import PretrainingModel
-from trainer.ranks.distributed import Ranks, initialize_distributed, run_rank, shut_down
+from trainer.ranks.distributed import Ranks, initialize_distributed, shut_down
+from trainer.ranks.leaving import run_rank
 from trainer.step import Wishes, take_step
 from trainer.watching.throughput import WorkClock
 

@@ -47,6 +47,12 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_an_output_dir_that_cannot_be_written_fails_without_a_traceback(ssh, tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "touch", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    (finding,) = host_checks.check_hosts(["same"], config_of("none", tmp_path))
+    assert finding.level == "fail" and f"{tmp_path} cannot be written (Permission denied)" in finding.text
+
+
 @pytest.mark.spawn
 def test_hosts_with_other_versions_other_folders_or_no_answer_fail(ssh, tmp_path, small_shards):
     config = config_of(small_shards, tmp_path)

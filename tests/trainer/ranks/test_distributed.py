@@ -29,6 +29,22 @@ def test_half_an_environment_is_a_usage_error(monkeypatch):
         initialize_distributed(DistributedSettings())
 
 
+def test_an_environment_of_no_numbers_is_a_usage_error(monkeypatch):
+    for name, value in zip(LAUNCHER_VARIABLES, ("0", "two", "0", "127.0.0.1", ""), strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="WORLD_SIZE=two, MASTER_PORT= in the environment is no number"):
+        initialize_distributed(DistributedSettings())
+
+
+@pytest.mark.spawn
+def test_a_user_error_of_another_host_before_the_group_is_told_by_that_host():
+    """As where the shards lie on the first host alone; the first rank of every host speaks."""
+    first, second = start_ranks([str(SCRIPT), "user error before the group"], world_size=2, local_ranks=(0, 0))
+    results = finish([first, second], timeout=60)
+    assert [status for status, _, _ in results] == [1, 1]
+    assert results[1][2].strip() == "rank 1: error: the file is missing"
+
+
 @pytest.mark.spawn
 def test_ranks_reduce_agree_gather_and_leave_with_the_status_asked_for():
     for status, stdout, stderr in run_ranks("collectives"):
@@ -78,7 +94,7 @@ def test_an_error_on_one_rank_ends_all_and_none_waits(mode, told):
 @pytest.mark.spawn
 def test_a_process_outlives_the_reader_of_its_output(tmp_path):
     program = (
-        "import sys, time, pathlib; from trainer.ranks.distributed import outlive_the_reader; outlive_the_reader(); "
+        "import sys, time, pathlib; from trainer.ranks.leaving import outlive_the_reader; outlive_the_reader(); "
         "print('ready'); done = pathlib.Path(sys.argv[1]); print('to stderr', file=sys.stderr); "
         "[(time.sleep(0.01), print('x' * 999), print('y', file=sys.stderr)) for _ in range(50)]; done.touch()"
     )

@@ -96,6 +96,16 @@ def test_a_killed_rank_is_named_by_those_whose_collective_fails():
 
 
 @pytest.mark.spawn
+def test_a_rank_that_tells_its_error_is_quoted_by_the_others_and_not_called_lost():
+    results = run_ranks("one has an error", world_size=3)
+    assert [status for status, _, _ in results] == [1, 1, 1], results
+    assert results[2][2].strip() == "rank 2: error: this host's disk is gone"
+    quoted = "error: rank 2 ended the run: this host's disk is gone"
+    assert results[0][2].strip() == quoted
+    assert results[1][2].strip() in ("", f"rank 1: {quoted}"), "rank 0 tells it for all, unless it is in a hurry"
+
+
+@pytest.mark.spawn
 def test_a_run_that_is_well_is_left_alone_until_it_ends():
     assert [status for status, _, _ in run_ranks("all is well")] == [0, 0]
 

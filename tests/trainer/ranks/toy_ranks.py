@@ -17,10 +17,10 @@ from trainer.ranks.distributed import (
     gather_objects,
     initialize_distributed,
     min_over_ranks,
-    run_rank,
     set_timeout_on_all_groups,
     shut_down,
 )
+from trainer.ranks.leaving import run_rank
 from trainer.settings.training import DistributedSettings
 
 SETTINGS = DistributedSettings(timeout_seconds=40)

@@ -11,7 +11,9 @@ from datetime import timedelta
 import torch
 import torch.distributed
 
+from data_prep.errors import UserError
 from trainer.ranks.distributed import Ranks
+from trainer.ranks.leaving import run_rank
 from trainer.ranks.watchdog import Watchdog
 from trainer.settings.watching import HealthSettings
 
@@ -24,7 +26,10 @@ def main() -> None:
     if world_size > 1:
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
     ranks = Ranks(rank, world_size, local_rank=rank, device=torch.device("cpu"))
-    watchdog = Watchdog(SETTINGS, ranks, lambda verdict: print(f"told: {verdict}", flush=True))
+    # A rank that tells its error stays for some seconds.
+    longer = {"heartbeat_timeout_seconds": 60, "step_timeout_seconds": 60}
+    settings = SETTINGS.model_copy(update=longer) if mode == "one has an error" else SETTINGS
+    watchdog = Watchdog(settings, ranks, lambda verdict: print(f"told: {verdict}", flush=True))
     watchdog.start()
     troubled = 0 if mode == "the first stops" else world_size - 1
     for step in range(3):
@@ -45,15 +50,13 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         if mode == "one is killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if mode == "one has an error":
+            raise UserError("this host's disk is gone")
         time.sleep(100)  # hangs
     watchdog.mark("step 3: counting")
-    try:
+    with watchdog.naming_lost_ranks():
         torch.distributed.all_reduce(torch.zeros(1))
-    except RuntimeError:
-        watchdog.leave_if_ranks_are_lost()
-        os._exit(7)
 
 
 if __name__ == "__main__":
-    main()
-    os._exit(0)
+    run_rank(lambda: main() or 0)

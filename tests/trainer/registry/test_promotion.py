@@ -69,8 +69,13 @@ def test_a_version_is_compared_with_the_one_under_the_alias() -> None:
 
 
 def test_where_nothing_bears_the_alias_there_is_nothing_to_be_better_than() -> None:
-    verdict = judge(parse_conditions("loss < champion"), {"loss": 9.0}, {"champion": None})
+    verdict = judge(parse_conditions("loss < champion"), {"loss": 9.0}, {"champion": None}, "champion")
     assert verdict.holds and verdict.reasons == ("no version bears the alias champion yet",)
+
+
+def test_an_alias_that_is_not_there_lets_nothing_pass_to_another() -> None:
+    verdict = judge(parse_conditions("loss < champio"), {"loss": 9.0}, {"champio": None}, "champion")
+    assert not verdict.holds and verdict.reasons == ("no version bears the alias champio yet",)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,18 @@ def test_the_last_and_the_kept_checkpoints_are_registered_once(
     assert len(said) == len(steps) and "registered step 20 as birds" in said[-1]
 
 
+def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for status, said in ((-15, "its process was ended by SIGTERM"), (3, "its process ended with status 3")):
+        ended = subprocess.CompletedProcess[str]([], status, "", "")
+        monkeypatch.setattr(Registrar, "_run", lambda self, folder, ended=ended: ended)
+        told = Warnings()
+        registrar = Registrar(config_of(tmp_path), told, pytest.fail)
+        registrar.submit(20, tmp_path)
+        assert not registrar.close() and said in told[0]
+
+
 def test_a_note_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     (tmp_path / REGISTERED_NAME).write_text('{"step": 10}\n{"st')
     assert registered_steps(tmp_path) == [10] and registered_steps(tmp_path / "none") == []

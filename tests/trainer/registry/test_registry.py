@@ -65,7 +65,8 @@ def test_what_is_pulled_is_what_was_registered(
     for model_uri in ("models:/birds@champion", "models:/birds/1", "models:/birds/latest"):
         pulled = pull(model_uri, tmp_path / model_uri[-6:].replace("/", "-"), store)
         assert files_of(pulled) == files_of(exported)
-    assert files_of(pull("models:/birds@champion", None, store)) == files_of(exported)
+    temporary = pull("models:/birds@champion", None, store)
+    assert files_of(temporary) == files_of(exported) and temporary.name == "birds@champion"  # for messages
     assert files_of(pull(str(exported))) == files_of(exported)
 
 

@@ -50,6 +50,13 @@ def test_an_alias_moves_past_its_gate_and_the_one_before_is_kept(store: str) -> 
     assert aliases(store) == {"champion": 1, "previous": 2}
 
 
+def test_a_slip_in_the_alias_of_a_condition_moves_nothing(store: str) -> None:
+    promote("birds", "2", "champion", (), store)
+    with pytest.raises(NotPromoted, match="no version bears the alias champio yet"):
+        promote("birds", "3", "champion", parse_conditions("valid/mlm_loss < champio"), store)
+    assert aliases(store) == {"champion": 2}
+
+
 def test_a_version_or_model_that_is_not_there_is_told(store: str) -> None:
     with pytest.raises(UserError, match="no version 9, only 1, 2, 3"):
         promote("birds", "9", "champion", (), store)
@@ -75,3 +82,16 @@ def test_the_table_shows_what_versions_are_compared_by(store: str) -> None:
     cells: list[Any] = lines[2].split()
     assert cells[:2] == ["2", "champion"] and "1,234,567" in cells and "2.0000" in cells
     assert SECOND[:12] in cells and "0123456789-dirty" in cells
+
+
+def test_the_table_of_fitted_models_shows_their_scores(database: str, tmp_path: Path) -> None:
+    client = connect(database)
+    client.create_registered_model("moods")
+    for accuracy in (0.8, 0.9):
+        tags = {"clozeworks.scores.test/accuracy": str(accuracy), "clozeworks.scores.test/mcc": "0.5"}
+        client.create_model_version("moods", f"file://{tmp_path}/nothing", tags=tags)
+    lines = list(version_lines(list_model_versions("moods", database)))
+    assert "test/accuracy  test/mcc" in lines[0] and "0.9000" in lines[2].split() and "0.8000" in lines[1].split()
+    promote("moods", "1", "champion", (), database)
+    promote("moods", "2", "champion", parse_conditions("test/accuracy > champion"), database)
+    assert client.get_model_version_by_alias("moods", "champion").version == 2

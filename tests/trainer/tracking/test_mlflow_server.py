@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.errors import UsageError
-from trainer.tracking.mlflow_server import redact, request_limits, resolve_tracking_uri, view_hint
+from trainer.tracking.mlflow_server import redact, request_limits, resolve_tracking_uri, short, view_hint
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,24 @@ def test_a_path_is_refused_with_the_remedy(uri: str) -> None:
 )
 def test_addresses_of_servers_and_databases_are_taken_as_they_are(uri: str) -> None:
     assert resolve_tracking_uri(uri) == uri
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (
+            "NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused')",
+            "nothing answers",
+        ),
+        ("NameResolutionError(\"Failed to resolve 'nowhere' ([Errno -2] Name or service not known)\")", "no host"),
+        ("ResponseError('too many 500 error responses')", "answers with errors"),
+        ("ReadTimeoutError('Read timed out. (read timeout=30)')", "not answer in time"),
+    ],
+)
+def test_a_server_that_is_away_is_told_in_a_few_words(cause: str, said: str) -> None:
+    error = OSError(f"API request to http://h failed: Max retries exceeded with url: /x (Caused by {cause})")
+    assert said in short(error) and len(short(error)) < 80
+    assert short(OSError("another\n  thing")) == "another thing"
 
 
 def test_passwords_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:

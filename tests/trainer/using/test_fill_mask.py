@@ -172,3 +172,12 @@ def test_a_folder_that_is_no_model_is_refused_in_one_paragraph(tmp_path: Path) -
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="cannot be loaded"):
         FillMask.load(tmp_path)
+
+
+def test_a_model_without_a_trained_mask_head_fills_nothing_at_random(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    AutoModelForSequenceClassification.from_pretrained(tiny_hugging_face).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_hugging_face).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"lacks cls\.predictions.*as a masked language model it would hold random"):
+        FillMask.load(tmp_path)

@@ -40,6 +40,12 @@ def test_a_model_without_the_head_is_refused_with_the_remedy(tiny_hugging_face: 
         NextSentence.load(folder)
 
 
+def test_a_family_that_has_no_such_head_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "modernbert"}')
+    with pytest.raises(UserError, match="of the family modernbert, in which none has a head for pairs"):
+        NextSentence.load(tmp_path)
+
+
 def test_labels_follow_the_pretrainings_pairs(tmp_path: Path) -> None:
     assert pair_task(tmp_path) == "next_sentence"
     (tmp_path / "training_config.yaml").write_text("data:\n  sentence_pairs: sentence_order\n")

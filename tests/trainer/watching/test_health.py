@@ -34,6 +34,15 @@ def test_a_spike_is_not_told_before_there_is_a_history():
     assert detector.judge(100.0) is not None
 
 
+def test_the_shortest_window_that_is_allowed_tells_a_spike_and_a_plateau():
+    (bound,) = [item.ge for item in HealthSettings.model_fields["spike_window_steps"].metadata if hasattr(item, "ge")]
+    health = Health(HealthSettings(spike_window_steps=bound, plateau_steps=5), unigram_entropy_nats=6.0)
+    said = []
+    for step, loss in enumerate([6.0] * bound + [9.0], start=1):
+        said += health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss})
+    assert ["has not left the unigram entropy" in said[0], "loss spike" in said[1]] == [True, True], said
+
+
 def test_a_spike_names_the_global_samples_of_its_step():
     health = Health(HealthSettings(), None)
     said = []
@@ -100,7 +109,7 @@ def test_ranges_are_read_as_python_slices():
     assert parse_ranges("0:16, 32:48", "--samples") == [(0, 16), (32, 48)]
 
 
-@pytest.mark.parametrize("text", ["", "5", "5:5", "6:5", "-1:5", "1:2;3:4", "a:b"])
+@pytest.mark.parametrize("text", ["", "5", "5:5", "6:5", "-1:5", "1:2;3:4", "a:b", f"0:{10**30}"])
 def test_what_is_no_range_is_refused_with_the_form(text):
     with pytest.raises(UserError, match="give A:B with A less than B"):
         parse_ranges(text, "--samples")

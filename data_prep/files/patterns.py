@@ -1,0 +1,107 @@
+"""What glob patterns name: every file that matches, and an error for whatever matches and would not be read."""
+
+from __future__ import annotations
+
+import bisect
+import fnmatch
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from data_prep.errors import UsageError, UserError
+
+_Identity = tuple[int, int]  # device and inode of a folder
+
+
+def local_matches(path: Path) -> list[str]:
+    """The files that a path or a pattern (`*`, `?`, `[...]`, `**`) names, sorted; none where nothing matches.
+
+    A name that is there as it is written wins over the pattern that it also is. Hidden names match where the pattern
+    says so. Links are followed, other than back into a folder that they lie in.
+
+    Raises:
+        UsageError: a folder matches of which nothing else does, a link to nothing, or what is no file (a pipe).
+        UserError: a folder on the way cannot be read.
+    """
+    parts = path.parts[1:] if path.is_absolute() else path.parts
+    found = {str(path)} if os.path.lexists(path) else set(_walk(path.anchor, parts, ()))
+    files = sorted(name for name in found if os.path.isfile(name))
+    others = sorted(found.difference(files))
+    folders = [name for name in others if os.path.isdir(name)]
+    refuse_unread(str(path), files, [name for name in folders if name == str(path) or _holds_something(name)])
+    for name in sorted(set(others).difference(folders)):
+        if os.path.islink(name) and not os.path.exists(name):
+            raise UsageError(
+                f"input {name} is a link to {os.readlink(name)}, which cannot be reached; restore that, or take the "
+                "link out of the inputs"
+            )
+        raise UsageError(f"input {name} is no file (a pipe or a device), or cannot be reached; name files")
+    return files
+
+
+def refuse_unread(pattern: str, files: Sequence[str], folders: Sequence[str], separator: str = os.sep) -> None:
+    """Refuse a pattern that matches a folder of which it matches no file.
+
+    Such as the folders NAME.parquet that other tools write their files into; they would be left out in silence.
+
+    Args:
+        files: what else it matches, sorted.
+
+    Raises:
+        UsageError: names the first one.
+    """
+    for folder in folders:
+        inside = folder.rstrip(separator) + separator
+        place = bisect.bisect_left(files, inside)
+        if place == len(files) or not files[place].startswith(inside):
+            also = "" if folder == pattern else f", which {pattern} matches,"
+            raise UsageError(
+                f"input {folder}{also} is a folder; name its files with a pattern such as '{inside}*.jsonl.gz'"
+            )
+
+
+def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...]) -> Iterator[str]:
+    """Paths below `folder` that match; `above` are the folders that `**` came through."""
+    first, rest = parts[0], parts[1:]
+    if not glob.has_magic(first):
+        path = os.path.join(folder, first)
+        if rest and os.path.isdir(path):
+            yield from _walk(path, rest, above)
+        elif not rest and os.path.lexists(path):
+            yield path
+        return
+    if first == "**" and rest:
+        yield from _walk(folder, rest, above)
+    for name in _names(folder):
+        path = os.path.join(folder, name)
+        if (name.startswith(".") and not first.startswith(".")) or not fnmatch.fnmatchcase(name, first):
+            continue
+        if not rest:
+            yield path
+        if not os.path.isdir(path):
+            continue
+        if first != "**" and rest:
+            yield from _walk(path, rest, above)
+        elif first == "**" and (identity := _identity(path)) not in (*above, _identity(folder or os.curdir)):
+            yield from _walk(path, parts, (*above, _identity(folder or os.curdir), identity))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder or os.curdir))
+    except OSError as error:
+        raise UserError(
+            f"folder {folder or os.curdir} cannot be read: {error.strerror or error}; see to it, or leave it out of "
+            "the pattern"
+        ) from None
+
+
+def _identity(folder: str) -> _Identity:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _holds_something(path: str) -> bool:
+    """Whether there are names in a folder that are not hidden."""
+    return any(not name.startswith(".") for name in _names(path))

@@ -1,0 +1,29 @@
+"""Numbers of a command line."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from data_prep.arguments import at_least
+
+
+def read(text: str, minimum: int = 1) -> int:
+    parser = argparse.ArgumentParser(prog="show_batch.py")
+    parser.add_argument("--rows", type=at_least(minimum))
+    rows: int = parser.parse_args([f"--rows={text}"]).rows
+    return rows
+
+
+def test_a_number_from_the_minimum_on_is_taken() -> None:
+    assert [read("1"), read("12"), read("0", 0)] == [1, 12, 0]
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "1.5", "", "many"])
+def test_any_other_is_refused_with_the_bound(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read(text)
+    assert caught.value.code == 2
+    told = f"error: argument --rows: {text!r} is no whole number; give one of 1 or more"
+    assert told in capsys.readouterr().err

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.trainer import toy_processes
+from tests.trainer.toy_processes import finish, start_ranks
+from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS
+from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS
+
+pytestmark = pytest.mark.spawn
+
+SCRIPT = str(Path(__file__).with_name("toy_meeting.py"))
+PROMPT_SECONDS = 10
+"""For what would otherwise wait for 600."""
+
+
+Start = Callable[..., list[subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Start ranks without the one that is absent, and have them begin once all listen to signals."""
+
+    def start(mode: str, seconds: int, world_size: int, absent: int | None = None) -> list[subprocess.Popen[str]]:
+        ranks = start_ranks([SCRIPT, mode, str(seconds), str(tmp_path / "go")], world_size)
+        if absent is not None:
+            ranks[absent].kill()
+            ranks.pop(absent).communicate()
+        for rank in ranks:
+            assert rank.stdout is not None and rank.stdout.readline() == "listening\n"
+        (tmp_path / "go").touch()
+        return ranks
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("number", "absent"),
+    [(signal.SIGTERM, 1), (signal.SIGTERM, 0), (signal.SIGUSR1, 1), (signal.SIGINT, 0)],
+    ids=["TERM to rank 0", "TERM to rank 1", "USR1 to rank 0", "INT to rank 1"],
+)
+def test_a_rank_that_waits_for_a_dead_peer_leaves_on_a_signal(number, absent, start):
+    (rank,) = start("all is well", 600, world_size=2, absent=absent)
+    time.sleep(1.5)
+    assert rank.poll() is None
+    rank.send_signal(number)
+    at = time.monotonic()
+    ((status, _, stderr),) = finish([rank], timeout=60)
+    assert status == STOPPED_EXIT_STATUS and time.monotonic() - at < PROMPT_SECONDS, stderr
+    says = f"stopped by {number.name} before the first step: there is nothing to save" in stderr
+    assert says is (absent == 1), f"one rank of a node speaks: {stderr!r}"
+
+
+def test_a_rank_that_waits_outside_python_leaves_on_a_signal(start):
+    """Of two ranks that have met one dies, and the other waits in torch for the group, where no handler runs."""
+    ranks = start("dies after the meeting", 600, world_size=2)
+    assert ranks[1].wait(timeout=60) == 3
+    time.sleep(2)
+    assert ranks[0].poll() is None
+    ranks[0].send_signal(signal.SIGTERM)
+    at = time.monotonic()
+    (status, _, stderr), _ = finish(ranks, timeout=60)
+    assert status == STOPPED_EXIT_STATUS and time.monotonic() - at < PROMPT_SECONDS, stderr
+
+
+def test_a_rank_that_does_not_come_is_named_on_all_others(start):
+    results = finish(start("all is well", 8, world_size=4, absent=2), timeout=120)
+    assert [status for status, _, _ in results] == [LOST_RANK_EXIT_STATUS] * 3, results
+    told = "rank 2 of 4 did not come within distributed.meeting_timeout_seconds=8: ended before"
+    for rank, (_, _, stderr) in zip((0, 1, 3), results, strict=True):
+        assert f"{'' if rank == 0 else f'rank {rank}: '}error: {told}" in stderr and "Traceback" not in stderr
+
+
+def test_a_first_rank_that_does_not_come_is_named_on_all_others(start):
+    results = finish(start("all is well", 6, world_size=3, absent=0), timeout=120)
+    assert [status for status, _, _ in results] == [LOST_RANK_EXIT_STATUS] * 2, results
+    for _, _, stderr in results:
+        assert "error: rank 0 does not answer at 127.0.0.1:" in stderr and "Traceback" not in stderr
+
+
+def test_a_rank_that_dies_between_the_meeting_and_the_group_is_told_as_lost(start):
+    ranks = start("dies after the meeting", 12, world_size=2)
+    (status, _, stderr), _ = finish(ranks, timeout=90)
+    assert status == LOST_RANK_EXIT_STATUS and "error: a rank was lost between the ranks' meeting" in stderr, stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_port_that_another_run_has_is_told(start, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(toy_processes, "free_port", lambda: other.getsockname()[1])
+        ((status, _, stderr),) = finish(start("all is well", 600, world_size=1), timeout=60)
+    assert status == 1 and "is taken, as by another run on this host; give the launcher another" in stderr, stderr
+    assert "Traceback" not in stderr

@@ -1,0 +1,57 @@
+"""What SentencePiece does that `data_prep/tokenizing` works around.
+
+A test that fails here is good news: its message names the code that may be simpler now.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import sentencepiece
+
+_LINES = [" the old cat crossed the river", " a quiet dog slept near the bridge", " it rained on the wooden ship"] * 20
+_OPTIONS: dict[str, Any] = {
+    "model_type": "bpe",
+    "vocab_size": 60,
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    "minloglevel": 2,
+}
+
+
+def sentencepiece_model(lines: list[str], **options: Any) -> tuple[bytes, list[str]]:
+
+    model = io.BytesIO()
+    trainer = sentencepiece.SentencePieceTrainer
+    trainer.train(sentence_iterator=iter(lines), model_writer=model, **{**_OPTIONS, **options})
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    return model.getvalue(), [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+
+
+def test_sentencepiece_writes_the_number_of_its_threads_into_the_model() -> None:
+    one, four = sentencepiece_model(_LINES, num_threads=1), sentencepiece_model(_LINES, num_threads=4)
+    assert one[1] == four[1]
+    assert one[0] != four[0], "_TRAINING_THREADS of tokenizing/sentencepiece_model.py need no longer be pinned"
+
+
+def test_sentencepiece_drops_long_lines_in_silence() -> None:
+    lines = [*_LINES, " " + "zzzzxxxx " * 60]
+    pieces = sentencepiece_model(lines, max_sentence_length=200, vocab_size=40)[1]
+    assert not any("z" in piece or "x" in piece for piece in pieces), (
+        "max_line_bytes of tokenizing/sentencepiece_model.py and the cutting of lines before it may be taken out"
+    )
+
+
+def test_sentencepiece_leaves_the_space_out_of_the_vocabulary_where_text_hardly_has_any() -> None:
+    lines = [" " + "\u6cb3\u6751\u5e08\u6848\u56ed" * 40] * 40
+    pieces = sentencepiece_model(lines, vocab_size=12, character_coverage=0.98)[1]
+    assert "\u2581" not in pieces, "required_chars of tokenizing/sentencepiece_model.py may be taken out"
+
+
+def test_sentencepiece_does_not_tell_which_pieces_are_user_defined() -> None:
+    names = [name.lower() for name in dir(sentencepiece.SentencePieceProcessor)]
+    assert not any("user" in name and "defined" in name for name in names), (
+        "vocabulary_of of tokenizing/sentencepiece_model.py can ask the library instead of being given user_symbols"
+    )

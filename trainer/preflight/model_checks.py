@@ -1,0 +1,29 @@
+"""Checks of what a run would be refused for once its ranks have met: precision, DeepSpeed's sections, first weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from trainer.checkpoints.format import list_steps
+from trainer.config import RunConfig
+from trainer.engine import check_precision
+from trainer.init_from import look_at_initial_weights
+from trainer.preflight.deepspeed_sections import check_sections
+from trainer.preflight.preflight import Finding
+
+
+def check_device(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
+    """That the device computes in the precision asked for, and that DeepSpeed takes the sections given to it."""
+    check_precision(config, device.type)
+    check_sections(config, world_size, device.type)
+    given = ", with settings of its own" if config.deepspeed else ""
+    yield Finding("ok", "deepspeed", f"{config.training.precision} at ZeRO {config.zero.stage} on {device.type}{given}")
+
+
+def check_initial_weights(config: RunConfig) -> Iterator[Finding]:
+    """That the weights to begin with are there and of this model; a run with checkpoints goes on from those."""
+    if config.init_from is not None and not list_steps(config.output_dir)[0]:
+        for line in look_at_initial_weights(config.model, config.init_from, config.tracking.uri, None):
+            yield Finding("ok", "init_from", line)

@@ -1,0 +1,156 @@
+"""How a rank ends without hanging anyone: its error told once over all ranks, its exit status the one that it means.
+
+An error ends a rank at once, without waiting for collectives, so that the others' fail instead of hanging.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+import torch.distributed
+
+from data_prep.errors import UserError
+from data_prep.terminal import paragraph
+from trainer.ranks.meeting import RankIsMissing
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_LEAVING_SECONDS = 5.0
+_LAST_MESSAGE = "clozeworks/last_message"
+_OF_ANOTHER = re.compile(r"rank \d+ ended the run: ")
+_LOST_PEER = re.compile(
+    r"closed by peer|connection reset|timed out|broken pipe|socket.*closed|ncclRemoteError", re.IGNORECASE
+)
+
+
+def run_rank(command: Callable[[], int]) -> NoReturn:
+    """Run one rank's main function and end the process with the status it returns.
+
+    An error ends this rank at once, without waiting for collectives, so that the others' fail instead of hanging. A
+    `UserError` that every rank raises alike is printed by rank 0 alone.
+    """
+    outlive_the_reader()
+    try:
+        status = command()
+    except RankIsMissing as error:  # who speaks for the others may be the one that is missing
+        _print(f"error: {paragraph(error)}", int(os.environ.get("RANK", "0")))
+        end_process(error.exit_status)
+    except UserError as error:
+        _leave(f"error: {paragraph(error)}", error.exit_status)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except SystemExit as error:
+        end_process(error.code if isinstance(error.code, int) else int(error.code is not None))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+        _leave(_explain(error), 1)
+    end_process(status)
+
+
+def outlive_the_reader() -> None:
+    """Let standard output and error write to nowhere once their reader is gone.
+
+    A launcher that is killed takes the reader of both with it, and a rank must neither fail on its next line nor lose
+    its watchdog in one: it notices the loss (`trainer/ranks/launcher.py`), saves and leaves.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        buffer = io.BufferedWriter(_Unbreakable(descriptor, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(buffer, "utf-8", errors="backslashreplace", line_buffering=True))
+
+
+class _Unbreakable(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except (BrokenPipeError, ConnectionResetError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return memoryview(data).nbytes
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another rank is gone or did not answer in time."""
+    return (
+        isinstance(error, RuntimeError)
+        and torch.distributed.is_initialized()
+        and _LOST_PEER.search(str(error)) is not None
+    )
+
+
+def error_of_another(world_size: int) -> str | None:
+    """The error with which a rank has ended the run for all, in words; asked after a collective failed."""
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        for rank in range(world_size):
+            if store.check([f"{_LAST_MESSAGE}/{rank}"]):
+                message = store.get(f"{_LAST_MESSAGE}/{rank}").decode().removeprefix("error: ")
+                if _OF_ANOTHER.match(message) is None:
+                    return f"rank {rank} ended the run: {message}"
+    except (RuntimeError, ValueError):  # the store's keeper is gone; there is no group (any more)
+        pass
+    return None
+
+
+def _explain(error: BaseException) -> str:
+    if is_lost_peer(error):
+        return f"error: another rank was lost or did not answer in time, see its own message ({first_line(error)})"
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _leave(message: str, exit_status: int) -> NoReturn:
+    """Print the message unless rank 0 prints the same one, then end the process."""
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if not torch.distributed.is_initialized() or world_size == 1:
+        # Before the group exists the ranks of a node have seen the same files, so one of them speaks for all.
+        if os.environ.get("LOCAL_RANK", "0") == "0" or not message.startswith("error: "):
+            _print(message, rank)
+        end_process(exit_status)
+    heard = _exchange(message, rank, world_size) if message.startswith("error: ") else []
+    if rank == 0 or not heard or heard[0] != message:
+        _print(message, rank)
+    end_process(exit_status)
+
+
+def _exchange(message: str, rank: int, world_size: int) -> list[str]:
+    """Tell the others this rank's last message through the store and hear rank 0's, for a few seconds at most."""
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        store.set(f"{_LAST_MESSAGE}/{rank}", message)
+        # Rank 0 holds the store: it waits for the others, the others for rank 0.
+        awaited = range(1, world_size) if rank == 0 else (0,)
+        keys = [f"{_LAST_MESSAGE}/{number}" for number in awaited]
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        while not store.check(keys) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if rank == 0:
+            time.sleep(0.2)
+            return [message]
+        return [store.get(keys[0]).decode()] if store.check(keys) else []
+    except RuntimeError:
+        return []
+
+
+def _print(message: str, rank: int) -> None:
+    prefix = "" if rank == 0 else f"rank {rank}: "
+    print(f"{prefix}{message}", file=sys.stderr, flush=True)
+
+
+def end_process(exit_status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_status)
