@@ -63,6 +63,18 @@ BENCHMARKS = (
         packages=("sentencepiece",),
     ),
     Benchmark(
+        "preparation_scale",
+        "time and memory of preparation as the corpus grows to 16 times its size, deduplication off",
+        "preparation.py",
+        rows.preparation_scale,
+        3,
+        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}"]
+        + ["--runs", "0", "--scale", "1", "4", "16", "--scale-workers", "2"],
+        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}"]
+        + ["--limit-mb", "1", "--runs", "0", "--scale", "1", "2"],
+        packages=("sentencepiece",),
+    ),
+    Benchmark(
         "peers_preparation",
         "text to shards beside datatrove and datasets.map",
         "peers_preparation.py",

@@ -35,6 +35,25 @@ def preparation(reports: Reports) -> Iterator[str]:
             f"| `shards`, {number} worker{'s' * (number != '1')} | {seconds:.1f} | {text_mb / seconds:.2f} | "
             f"{alone / seconds:.2f} | {peak:.0f} |"
         )
+    if "preparation_scale" in reports:
+        yield ""
+        yield _scale(reports["preparation_scale"])
+
+
+def _scale(report: Report) -> str:
+    text_mb, scale = report["details"]["text_mb"], report["details"]["scale"]
+    sizes, runs = [f"{text_mb * int(times):,.0f}" for times in scale], list(scale.values())
+    seconds, peaks = ([f"{run[name]:,.0f}" for run in runs] for name in ("seconds", "peak_mb"))
+    tokens = f"{runs[-1]['tokens'] / 1e6:,.0f} million tokens"
+    return (
+        f"Time grows with the corpus and memory hardly does (`{report['command']}`, {machine_of(report)}): "
+        f"{_listed(sizes)} MB of text ({tokens} the last) took {_listed(seconds)} s, the largest process "
+        f"{_listed(peaks)} MB."
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words[:-1]) + f" and {words[-1]}"
 
 
 def loader(reports: Reports) -> Iterator[str]:

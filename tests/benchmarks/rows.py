@@ -33,6 +33,16 @@ def preparation(raw: Report) -> list[Row]:
     return rows
 
 
+def preparation_scale(raw: Report) -> list[Row]:
+    """Seconds and memory of the largest process by size of the corpus, which no peer was asked for."""
+    found = []
+    for times, run in raw["scale"].items():
+        title = f"{raw['text_mb'] * int(times):,.0f} MB of text to shards"
+        found.append(Row(title, run["seconds"], None, None, "s", "less", 1))
+        found.append(Row(f"{title}, largest process", run["peak_mb"], None, None, "MB", "less", 1))
+    return found
+
+
 def peers_preparation(raw: Report) -> list[Row]:
     """The whole command, wall time, beside the work of each peer."""
     megabytes, runs = raw["corpus"]["bytes"] / 1e6, raw["runs"]

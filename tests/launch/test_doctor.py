@@ -166,7 +166,8 @@ def test_what_the_ranks_would_be_refused_for_fails_here(small_shards, tmp_path):
     unknown = "deepspeed={zero_optimization: {contiguous_gradient: true}}"
     (section,) = failed(lambda config: model_checks.check_device(config, 2, CPU), unknown)
     assert "did you mean contiguous_gradients?" in section
-    (weights,) = failed(model_checks.check_initial_weights, f"init_from={tmp_path}/nothing")
+    absent = (f"init_from={tmp_path}/nothing", "model.output_bias=zeros")
+    (weights,) = failed(model_checks.check_initial_weights, *absent)
     assert "nothing" in weights
     (rows,) = failed(lambda config: preflight.check_data(config, 2), "training.global_batch_tokens=67108864")
     assert "fewer than the 1048576 of one global batch" in rows
