@@ -37,7 +37,7 @@ def test_models_that_do_not_fit_into_memory_are_an_error_of_one_paragraph(
     arguments = argparse.Namespace(
         length=64, layers=None, smoke=True, overrides=[], modes=["eager", "compiled"], only_backward=False
     )
-    config = encoder._config("bert_base", "fp32", 512, arguments)
+    config = encoder.settings_of("bert_base", "fp32", 512, arguments)
     monkeypatch.setattr(encoder, "make_contestants", fail)
     with pytest.raises(UserError, match="4 models of .* parameters with their optimizers do not fit"):
         encoder.contestants_of(config, torch.device("cpu"), arguments)

@@ -42,7 +42,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     fault="a real file system that is full when the second checkpoint is saved, on_failed_save=continue and stop",
     required="the last good one stays, with a loud warning; after space was made the same command goes on from it",
 )
-@pytest.mark.parametrize("policy", ["continue", "stop"])
+@pytest.mark.parametrize("policy", ["continue", pytest.param("stop", marks=pytest.mark.slow)])
 def test_row_27_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_policy(policy, training, small_disk):
     full = training(*SETTINGS, f"checkpoint.on_failed_save={policy}")
     full.output_dir.symlink_to(small_disk / "run")

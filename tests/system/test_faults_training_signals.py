@@ -128,7 +128,7 @@ def test_row_28_ranks_under_torchrun_save_and_leave_with_their_status(number, tr
     ("module", "number"),
     [
         ("deepspeed.launcher.runner", signal.SIGTERM),
-        ("deepspeed.launcher.launch", signal.SIGKILL),
+        pytest.param("deepspeed.launcher.launch", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("torch.distributed.run", signal.SIGKILL, marks=pytest.mark.slow),
     ],
     ids=["the launcher is told to end", "launch.py is killed", "torchrun is killed"],

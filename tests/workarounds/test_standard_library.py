@@ -49,7 +49,8 @@ except BrokenProcessPool:
 @pytest.mark.spawn
 def test_a_process_of_a_pool_outlives_its_parent(tmp_path: Path) -> None:
     code = """
-pid = pool_of(1).submit(os.getpid).result()
+pool = pool_of(1)  # kept, for a pool that nobody holds shuts down
+pid = pool.submit(os.getpid).result()
 with open(sys.argv[1], "w") as file:
     file.write(str(pid))
 os.kill(os.getpid(), signal.SIGKILL)

@@ -144,6 +144,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning_for_the_one_before(damage, 
     fault="one rank's file missing, truncated, empty, with 64 flipped bytes; a damaged state or marker; no `latest`",
     required="two ranks agree on the checkpoint before, with one warning",
 )
+@pytest.mark.slow
 def test_two_ranks_agree_on_the_one_before_whatever_is_torn_and_whoever_sees_it(tmp_path):
     folder, _ = trained(1)
     jobs = []

@@ -207,6 +207,7 @@ def test_a_rank_needs_its_own_file_and_with_other_ranks_or_another_stage_all(tmp
     assert names(2, 0, 1, 0) == ["rank-00000", "rank-00001"]
 
 
+@pytest.mark.slow
 @pytest.mark.spawn
 def test_with_one_nodes_folder_gone_both_nodes_go_on(bucket, tmp_path):
     """Two nodes of one rank each, each with a disk of its own."""

@@ -85,6 +85,7 @@ def test_a_first_rank_that_does_not_come_is_named_on_all_others(start):
         assert "error: rank 0 does not answer at 127.0.0.1:" in stderr and "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_between_the_meeting_and_the_group_is_told_as_lost(start):
     ranks = start("dies after the meeting", 12, world_size=2)
     (status, _, stderr), _ = finish(ranks, timeout=90)
