@@ -106,4 +106,7 @@ def test_hostile_yaml_as_a_value_is_refused_or_read(name: str, text: str, tmp_pa
     key = "documents" if name == "data" else "output_dir"
     path = tmp_path / "run.yaml"
     path.write_bytes(f"{key}: {text}\n".encode(errors="surrogatepass"))
-    read_or_refuse(lambda: load(path, SCHEMAS[name]), tmp_path)
+    config = read_or_refuse(lambda: load(path, SCHEMAS[name]), tmp_path)
+    if config is not None:
+        (tmp_path / "again.yaml").write_text(to_yaml(config), encoding="utf-8")
+        assert load_settings(SCHEMAS[name], tmp_path / "again.yaml") == config

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -34,3 +36,8 @@ def run_python(code: str, *arguments: str, timeout: int = 300, **environment: st
         cwd=ROOT,
         env={**os.environ, **environment},
     )
+
+
+def still_runs(process: int) -> bool:
+    """Whether there is such a process, and not what is left of one that nobody has waited for."""
+    return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
