@@ -18,7 +18,7 @@ _DTYPES = {
     "tokens": np.uint16,
 }
 _NAME = "000000-00000.tokens.npy"
-BOMB_BYTES = 1 << 26
+BOMB_BYTES = 1 << 28  # far beyond the pieces of 32 MiB that a reader holds, one or two of them as threads have it
 
 
 def npy(array: np.ndarray) -> bytes:
