@@ -1,7 +1,8 @@
 """Attention on the CPU, one call for each sequence: a short sequence costs its own length squared, not its row's.
 
 An operator of our own, since the lengths are read on the host: to torch.compile it is one opaque call, where a loop
-in the block would be traced anew for every batch.
+in the block would be traced anew for every batch. The backward calculates in float32: PyTorch's kernel takes three
+times as long for bfloat16 at 128 places, as long at 512, and only beyond 1,024 less.
 """
 
 from __future__ import annotations
@@ -79,10 +80,13 @@ def _attend_backward(
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     gradients = (_empty_like(query), _empty_like(key), _empty_like(value))
+    precision = log_sum_exp.dtype
+    exact = [tensor.to(precision) for tensor in (gradient, query, key, value, attended)]
+    exact_bias = None if bias is None else bias.to(precision)
     for sequence in _sequences(cu_seqlens):
-        inputs = (_as_one(tensor[sequence]) for tensor in (gradient, query, key, value, attended))
+        inputs = (_as_one(tensor[sequence]) for tensor in exact)
         sums = log_sum_exp[sequence].transpose(0, 1)[None]
-        results = _backward(*inputs, sums, 0.0, False, attn_mask=_corner(bias, sequence))
+        results = _backward(*inputs, sums, 0.0, False, attn_mask=_corner(exact_bias, sequence))
         for whole, part in zip(gradients, results, strict=True):
             whole[sequence] = part[0].transpose(0, 1)
     return gradients
