@@ -61,7 +61,7 @@ def test_a_wish_of_any_rank_saves_and_a_stop_saves_and_ends():
 
 
 def test_by_time_since_the_last_save_by_the_clock_of_rank_0(monkeypatch):
-    monkeypatch.setattr(train.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     assert wishes(run_at(7, minutes=5, saved_at=700.0)).save
     assert not wishes(run_at(7, minutes=5, saved_at=701.0)).save
     assert not wishes(run_at(7, minutes=5, saved_at=0.0, rank=1)).save, "its clock does not count"

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from time import sleep
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +27,7 @@ def clock(monkeypatch):
     left.clear()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     now = [1000.0]
-    monkeypatch.setattr(stop_signal.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stop_signal, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def leave(status: int) -> None:
         left.append(status)
