@@ -71,4 +71,4 @@ else
 fi
 
 cd "$root"
-exec python -m pytest --durations=15 "${arguments[@]}"
+exec python -m pytest --durations=40 "${arguments[@]}"

@@ -139,10 +139,12 @@ def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
         name: {"mean": {"accuracy": mean}, "spread": {"accuracy": 0.01}, "fits": [0, 0, 0]}
         for name, mean in (("scratch", 0.5), ("frozen", 0.6), ("full", 0.75))
     }
-    raw = raw_tokenising() | {"seeds": 3, "most_rows": 1000, "tasks": {"sst2": {"variants": variants}}}
+    raw = raw_tokenising() | {"seeds": 3, "tasks": {"sst2, 500 rows": {"variants": variants}}}
     report = reports.in_common_shape("downstream", raw, rows.downstream)
     assert [(row["ours"], row["ratio"]) for row in report["rows"]] == [(75.0, 1.5), (60.0, pytest.approx(1.2))]
-    assert "| sst2 | full | accuracy 0.750 ± 0.010 |" in readme_blocks.made("downstream", {"downstream_cpu": report})
+    assert "| sst2, 500 rows | full | accuracy 0.750 ± 0.010 |" in readme_blocks.made(
+        "downstream", {"downstream_cpu": report}
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def asked(root: Path, *arguments: str) -> list[str]:
-    """The words after `python -m pytest --durations=15`."""
+    """The words after `python -m pytest --durations=40`."""
     answer = run(root, *arguments)
     assert answer.returncode == 0, answer.stderr
     coverage_file, *words = answer.stdout.splitlines()

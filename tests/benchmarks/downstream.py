@@ -6,8 +6,9 @@
 Each task is one run of `launch/finetune.py --compare scratch,frozen,full --seeds 3`: the first seed tries the learning
 rates, the epoch is chosen by the valid score, and scores are told of the test examples. Means and standard deviations
 are over the seeds. --labelled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv). Train files
-are cut to their first --rows rows, of which a tenth is the valid split; scores are of SST-2's `dev.tsv`, MRPC's
-`test.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the encoder was trained on.
+are cut to their first --rows rows, one experiment for each number, of which a tenth is the valid split; scores are of
+SST-2's `dev.tsv`, MRPC's `test.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the
+encoder was trained on. A fit is of 3 epochs of SST-2 or 4 of the others, of few rows of as many as make 200 steps.
 
 Without --english an encoder is pretrained on --shards by --config first. A task without an encoder of its language is
 left out, and one whose file is in --work is not done again, so that --tasks can cut the whole in several commands.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +37,8 @@ from data_prep.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VARIANTS = ("scratch", "frozen", "full")
+BATCH_SIZE = 32
+MIN_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,6 @@ def main() -> None:
     models = {"english": english, "french": arguments.french}
     report = machine.described("torch", "transformers", "numpy")
     report |= {
-        "most_rows": arguments.rows,
         "max_length": arguments.max_length,
         "seeds": arguments.seeds,
         "threads": arguments.threads,
@@ -101,26 +104,32 @@ def main() -> None:
         if models[task.language] is None:
             print(f"{task.name}: left out, for there is no --{task.language}", flush=True)
             continue
-        report["tasks"][task.name] = fitted(task, Path(models[task.language]).absolute(), work, arguments)
-        print("\n".join(table_lines(task.name, report["tasks"][task.name])), flush=True)
-        if arguments.results:
-            Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+        for rows in arguments.rows:
+            name = f"{task.name}, {rows:,} rows"
+            found = fitted(task, rows, Path(models[task.language]).absolute(), work, arguments)
+            report["tasks"][name] = found
+            print("\n".join(table_lines(name, found)), flush=True)
+            if arguments.results:
+                Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def fitted(task: LabelledTask, model: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The scores of a task, and the seconds of its whole command."""
-    path = work / f"{task.name}.json"
+def fitted(task: LabelledTask, rows: int, model: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The scores of a task with so many rows to train on, and the seconds of its whole command."""
+    output = work / f"{task.name}-{rows}"
+    path = output.with_suffix(".json")
     if not path.exists():
-        print(f"{task.name} ...", flush=True)
+        print(f"{output.name} ...", flush=True)
         folder = Path(arguments.labelled).absolute() / task.name
-        train = first_rows(folder / task.train, arguments.rows, work)
+        train = first_rows(folder / task.train, rows, work)
+        epochs = arguments.epochs or max(task.epochs, math.ceil(MIN_STEPS * BATCH_SIZE / rows))
         command = [sys.executable, str(REPOSITORY / "launch" / "finetune.py"), "--model", str(model)]
         command += ["--task", task.task, "--train", str(train), "--test", str(folder / task.test), *task.columns]
         command += ["--compare", ",".join(VARIANTS), "--seeds", str(arguments.seeds), "--no-tracking"]
-        command += ["--epochs", str(arguments.epochs or task.epochs), "--max-length", str(arguments.max_length)]
-        command += ["--output", str(work / task.name), *_rates(arguments.learning_rates)]
-        seconds = _run(command, work / f"{task.name}.log", arguments.threads)
-        scores = json.loads((work / task.name / "scores.json").read_text())
+        command += ["--epochs", str(epochs), "--batch-size", str(BATCH_SIZE)]
+        command += ["--max-length", str(arguments.max_length)]
+        command += ["--output", str(output), *_rates(arguments.learning_rates)]
+        seconds = _run(command, output.with_suffix(".log"), arguments.threads)
+        scores = json.loads((output / "scores.json").read_text())
         path.write_text(json.dumps({"model": facts_of(model), "seconds": round(seconds, 1)} | scores, indent=1))
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -198,9 +207,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--shards", metavar="DIR", help="without --english: pretrain on these")
     parser.add_argument("--config", default="small_cpu", metavar="FILE", help="of that (default small_cpu)")
     parser.add_argument("--tasks", nargs="+", choices=names, default=names, help="default: all")
-    parser.add_argument("--rows", type=int, default=10_000, help="of a train file, at most (default 10,000)")
+    rows = {"type": int, "nargs": "+", "default": [500, 2000]}
+    parser.add_argument("--rows", **rows, help="of a train file, at most; several make several experiments (500 2000)")
     parser.add_argument("--seeds", type=int, default=3, help="default 3")
-    parser.add_argument("--epochs", type=int, help="default: 3 for SST-2, 4 for the others")
+    parser.add_argument("--epochs", type=int, help="default: as told above")
     parser.add_argument("--max-length", type=int, default=128, help="tokens (default 128)")
     parser.add_argument("--learning-rates", nargs="+", type=float, help="default: those of finetune.py")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: the cores")

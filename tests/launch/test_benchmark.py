@@ -80,6 +80,7 @@ def test_shards_beyond_the_vocabulary_are_refused_before_anything_is_built(tmp_p
     assert result.stderr.startswith("error: model.vocab_size=300 is less than the 800 pieces")
 
 
+@pytest.mark.slow
 @pytest.mark.spawn
 def test_a_sweep_tries_up_to_its_limit_and_writes_what_it_measured(tmp_path: Path) -> None:
     output = tmp_path / "figures.json"

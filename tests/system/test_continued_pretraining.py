@@ -122,7 +122,8 @@ def write_config(folder: Path, shards: Path, init_from: str, kind: str, vocab_si
 
 
 @pytest.fixture(
-    scope="module", params=["bert", "modernbert", pytest.param("bert without pairs", marks=pytest.mark.slow)]
+    scope="module",
+    params=["bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("modernbert", "bert without pairs"))],
 )
 def continued(request, small_corpus: Path, tmp_path_factory) -> Continued:
     kind, work = request.param, tmp_path_factory.mktemp("continued")
