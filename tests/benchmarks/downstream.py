@@ -7,7 +7,7 @@ Each task is one run of `launch/finetune.py --compare scratch,frozen,full --seed
 rates, the epoch is chosen by the valid score, and scores are told of the test examples. Means and standard deviations
 are over the seeds. --labelled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv). Train files
 are cut to their first --rows rows, one experiment for each number, of which a tenth is the valid split; scores are of
-SST-2's `dev.tsv`, MRPC's `test.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the
+SST-2's and MRPC's `dev.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the
 encoder was trained on. A fit is of 3 epochs of SST-2 or 4 of the others, of few rows of as many as make 200 steps.
 
 Without --english an encoder is pretrained on --shards by --config first. A task without an encoder of its language is
@@ -78,7 +78,7 @@ TASKS = (
         "english",
         "pair_classification",
         "train.tsv",
-        "test.tsv",
+        "dev.tsv",
         ("--text-column", "#1 String", "--pair-column", "#2 String", "--label-column", "Quality", "--no-quoting"),
         4,
     ),
