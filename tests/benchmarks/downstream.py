@@ -8,7 +8,7 @@ rates, the epoch is chosen by the valid score, and scores are told of the test e
 are over the seeds. --labelled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv). Train files
 are cut to their first --rows rows, one experiment for each number, of which a tenth is the valid split; scores are of
 SST-2's and MRPC's `dev.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the
-encoder was trained on. A fit is of 3 epochs of SST-2 or 4 of the others, of few rows of as many as make 200 steps.
+encoder was trained on. A fit is of 3 epochs of SST-2 or 4 of the others; of few rows, of some 200 steps.
 
 Without --english an encoder is pretrained on --shards by --config first. A task without an encoder of its language is
 left out, and one whose file is in --work is not done again, so that --tasks can cut the whole in several commands.
@@ -217,7 +217,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--work", required=True, metavar="DIR", help="where the fitted models go")
     parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="of the pretraining")
-    return parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args()
+    if min(arguments.rows) < 1:
+        parser.error("--rows needs numbers above 0")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -122,6 +122,21 @@ def test_the_cpu_goes_by_sequence_and_with_dropout_takes_the_mask(dtype):
     assert choose_kernel(torch.device("cpu"), dtype, head_size=64, dropout=0.1) == "masked"
 
 
+@pytest.mark.parametrize("reach", REACHES)
+def test_gradients_in_bfloat16_are_the_exact_ones_rounded(reach):
+    """On the CPU, of the same rounded inputs; the result that the backward starts from is rounded too."""
+
+    def gradients(dtype: torch.dtype) -> list[torch.Tensor]:
+        qkv = [tensor.to(dtype).requires_grad_() for tensor in draw_qkv(torch.bfloat16)]
+        attended = attend(*qkv, attention_layout(make_batch(), dtype, "by_sequence", reach))
+        upstream = draw_qkv(torch.bfloat16)[1]
+        return list(torch.autograd.grad(attended, qkv, upstream.to(dtype)))
+
+    for rounded, exact in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
+        assert rounded.dtype == torch.bfloat16
+        torch.testing.assert_close(rounded.double(), exact, rtol=2**-7, atol=2**-6)
+
+
 @needs_gpu
 def test_flash_attention_serves_half_precision_without_dropout_only():
     device = torch.device("cuda", 0)
