@@ -4,7 +4,7 @@
     register.py --model FOLDER --name NAME --alias ALIAS
     register.py --name NAME --version 3 --promote champion
     register.py --name NAME --list
-    register.py --name NAME --trained-on MANIFEST_DIGEST
+    register.py [--name NAME] --trained-on MANIFEST_DIGEST
 
 A checkpoint is exported first, behind the export's checks; `--model` takes a folder that was exported already. An alias
 moves once the new version was uploaded whole and read back. With --promote it moves only where the condition holds, and
@@ -19,13 +19,14 @@ import tempfile
 from pathlib import Path
 
 from data_prep.errors import UsageError, run_command
-from trainer.registry.names import check_names
-from trainer.registry.promotion import Condition, parse_conditions
+from trainer.registry.names import check_names, check_promoted
+from trainer.registry.promotion import Condition, check_metrics, parse_conditions
 from trainer.registry.pull import pull
 from trainer.registry.registry import Registration, register
 from trainer.registry.served_model import INPUT_EXAMPLE, PipelineTask, ServedModel, load_served
 from trainer.registry.versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
 from trainer.using.fill_mask import FillMask, report
+from trainer.using.model_folder import read_provenance
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -40,9 +41,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     what.add_argument(
         "--trained-on",
         metavar="DIGEST",
-        help="list the versions that saw the data of this manifest, or what grew of it",
+        help="list the versions that saw the data of this manifest, or what grew of it; of all models without --name",
     )
-    parser.add_argument("--name", required=True, metavar="NAME", help="name of the registered model")
+    parser.add_argument("--name", metavar="NAME", help="name of the registered model")
     moved = parser.add_mutually_exclusive_group()
     moved.add_argument("--alias", metavar="ALIAS", help="alias that is to point to the new version in any case")
     moved.add_argument("--promote", metavar="ALIAS", help="alias that moves if --if holds, such as champion")
@@ -57,6 +58,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--dry-run", action="store_true", help="export and check, but register and promote nothing")
     read = parser.parse_args(arguments)
+    if read.name is None and not read.trained_on:
+        parser.error("--name is missing; only --trained-on searches without it, in all registered models")
     if read.condition and not read.promote:
         parser.error("--if is the condition of --promote ALIAS; give both")
     if read.version and not read.promote:
@@ -68,7 +71,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    check_names(arguments.name, arguments.alias or arguments.promote)
+    if arguments.name is not None:
+        check_names(arguments.name, arguments.alias)
+    if arguments.promote:
+        check_promoted(arguments.name, arguments.promote)
     conditions = parse_conditions(arguments.condition) if arguments.condition else ()
     if arguments.list or arguments.trained_on:
         show_versions(arguments)
@@ -86,18 +92,21 @@ def main() -> None:
 
 
 def show_versions(arguments: argparse.Namespace) -> None:
-    """Print the versions as a table: all, or those that saw a data set."""
+    """Print the versions of one model as a table, or those (without --name of all models) that saw a data set."""
     versions: list[ModelVersion] = list_model_versions(arguments.name, arguments.tracking_uri)
     if arguments.trained_on:
         versions = trained_on(versions, arguments.trained_on)
         count = f"{len(versions)} version{'s' if len(versions) != 1 else ''}"
-        print(f"{count} of {arguments.name} saw {arguments.trained_on} or data that grew from it")
+        where = arguments.name or "all registered models"
+        print(f"{count} of {where} saw {arguments.trained_on} or data that grew from it")
     if versions:
-        print("\n".join(version_lines(versions)))
+        print("\n".join(version_lines(versions, with_names=arguments.name is None)))
 
 
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back through the registry and show how others load it."""
+    if conditions:
+        check_metrics(conditions, read_provenance(pull(str(folder))).get("scores") or {})
     if arguments.dry_run:
         load_served(pull(str(folder)))
         print(f"dry run: {folder} can be registered as {arguments.name}; nothing was written")
@@ -107,7 +116,7 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         pulled = pull(registration.model_uri, Path(temporary) / "model", arguments.tracking_uri)
         served = load_served(pulled)
-        asked = f": {served.example}" if served.pipeline_task else ""
+        asked = f": {served.shown_example}" if served.pipeline_task else ""
         print(f"loaded back from {registration.model_uri}{asked}")
         print("\n".join(answer_lines(served)))
     print(how_to_load(registration, served.pipeline_task), flush=True)
@@ -132,8 +141,9 @@ def answer_lines(served: ServedModel) -> list[str]:
     if served.pipeline_task is None:
         return ["(it answers questions, for which transformers has no pipeline; launch/predict.py asks it)"]
     if served.pipeline_task == "fill-mask":
-        return report(FillMask(served.model, served.tokenizer).predict(served.example, top_k=3))
+        return report(FillMask(served.model, served.tokenizer).predict(served.shown_example, top_k=3))
     answers = served.pipeline()(served.example)
+    answers = [answers] if isinstance(answers, dict) else answers  # of a pair it is one alone
     shown = (f"{each.get('label', each.get('entity'))} {each['score']:.3f}  {each.get('word', '')}" for each in answers)
     return [line.rstrip() for line in shown] or ["(no word of it has a tag)"]
 

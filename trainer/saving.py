@@ -45,6 +45,13 @@ def save(run: Run, is_end: bool) -> None:
     run.recorder.restart_clock()
 
 
+def settle(run: Run) -> None:
+    """What an earlier start left to be done before the first step of this one."""
+    settle_branch(run)
+    if run.registrar is not None:
+        run.registrar.submit_missed()
+
+
 def settle_branch(run: Run) -> None:
     """Where the run has just gone back to this step, save it as the beginning of the new course; the old one's go."""
     state = run.state
@@ -52,6 +59,8 @@ def settle_branch(run: Run) -> None:
         return
     if run.config.checkpoint.upload_to is not None and run.ranks.is_first:
         leave_stored_course(run.config.checkpoint.upload_to, state.step)
+    if run.registrar is not None:
+        run.registrar.go_back(state.step)
     skipped = ", ".join(str(range_) for range_ in state.skipped_samples) or "none"
     run.say(f"a new course from step {state.step:,}; skipped: {skipped}; checkpoints of later steps go")
     save(run, is_end=False)

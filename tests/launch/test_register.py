@@ -65,12 +65,21 @@ def test_names_are_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> N
         run(monkeypatch, "--checkpoint", "nowhere", "--name", "birds", "--alias", "latest")
 
 
+def test_an_alias_that_no_promotion_moves_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(register, "register_folder", pytest.fail)
+    for alias, said in (("previous", "--promote previous"), ("latest", "'latest' cannot be an alias")):
+        with pytest.raises(UsageError, match=said):
+            run(monkeypatch, "--model", "nowhere", "--name", "birds", "--promote", alias)
+
+
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="config.json"):
         run(monkeypatch, "--model", str(tmp_path), "--name", "birds")
 
 
-@pytest.mark.parametrize("arguments", [(), ("--name", "x"), ("--model", "m", "--checkpoint", "c", "--name", "x")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--name", "x"), ("--list",), ("--model", "m", "--checkpoint", "c", "--name", "x")]
+)
 def test_one_source_and_a_name_are_required(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *arguments)
@@ -102,17 +111,27 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
     assert "2 versions of birds saw" in capsys.readouterr().out
     run(monkeypatch, "--name", "birds", "--trained-on", "b" * 12)
     assert "0 versions of birds saw" in capsys.readouterr().out
+    run(monkeypatch, "--trained-on", "a" * 12)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2 versions of all registered models saw")
+    assert [line.split()[:2] for line in lines[2:]] == [["birds", "1"], ["birds", "2"]]
 
 
 def test_a_model_that_fails_the_gate_is_registered_and_not_promoted(
-    tiny_hugging_face: Path, database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_hugging_face: Path,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(NotPromoted, match="the new version has no valid/mlm_loss"):
-        run(
-            monkeypatch,
-            *("--model", str(tiny_hugging_face), "--name", "birds"),
-            *("--promote", "champion", "--if", "valid/mlm_loss < 2"),
-        )
+    model = Path(shutil.copytree(tiny_hugging_face, tmp_path / "model"))
+    (model / "provenance.json").write_text('{"scores": {"valid/mlm_loss": 3.0}}')
+    promoted = ("--model", str(model), "--name", "birds", "--promote", "champion", "--if")
+    with pytest.raises(UsageError, match="mlm_loss, which the model has not"):
+        run(monkeypatch, *promoted, "mlm_loss < 2")
+    assert not connect(database).search_registered_models(), "a slip of the pen registers nothing"
+    with pytest.raises(NotPromoted, match="valid/mlm_loss 3 is not < 2"):
+        run(monkeypatch, *promoted, "valid/mlm_loss < 2")
     assert "registered birds version 1" in capsys.readouterr().out
     assert connect(database).get_registered_model("birds").aliases == {}
 

@@ -6,6 +6,9 @@ import regex
 
 from data_prep.errors import UsageError
 
+PREVIOUS = "previous"
+"""The alias of the version that bore the promoted alias before."""
+
 
 def check_names(name: str, alias: str | None) -> None:
     """Refuse names that MLflow would refuse after the work was done.
@@ -21,3 +24,14 @@ def check_names(name: str, alias: str | None) -> None:
         raise UsageError(
             f"--alias {alias!r} cannot be an alias; take letters, digits, '-' and '_', but neither 'latest' nor 'v1'"
         )
+
+
+def check_promoted(name: str, alias: str) -> None:
+    """Refuse an alias that no promotion can move.
+
+    Raises:
+        UsageError: as `check_names`, or it is the one that a promotion gives to the version before.
+    """
+    check_names(name, alias)
+    if alias == PREVIOUS:
+        raise UsageError(f"--promote {PREVIOUS}: that alias is set by a promotion to the version before; take another")

@@ -61,6 +61,18 @@ def aliases_of(conditions: tuple[Condition, ...]) -> list[str]:
     return list(dict.fromkeys(each.operand for each in conditions if isinstance(each.operand, str)))
 
 
+def check_metrics(conditions: tuple[Condition, ...], scores: Mapping[str, float]) -> None:
+    """Refuse conditions on metrics that the version to be registered does not have.
+
+    Raises:
+        UsageError: a metric is misspelt, or was not evaluated.
+    """
+    missing = sorted({each.metric for each in conditions} - scores.keys())
+    if missing:
+        known = ", ".join(sorted(scores)) or "none"
+        raise UsageError(f"--if asks for {', '.join(missing)}, which the model has not (its scores: {known}); mend it")
+
+
 def judge(
     conditions: tuple[Condition, ...],
     scores: Mapping[str, float],

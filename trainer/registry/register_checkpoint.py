@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from data_prep.errors import run_command
+from data_prep.errors import UserError, run_command
 from trainer.exporting.export import export_checkpoint
 from trainer.registry.promotion import parse_conditions
 from trainer.registry.registry import Registration, register
@@ -36,7 +36,7 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
     """Export, register, promote; returns the version and what became of the promotion, in words.
 
     Raises:
-        UserError: the export is refused, or the registry.
+        UserError: the export is refused, or the registry; then nothing is registered.
     """
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         folder = Path(temporary) / request.name  # the model card takes its title from here
@@ -49,6 +49,9 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
         verdict = promote(request.name, registration.version, request.promote_to, conditions, request.tracking_uri)
     except NotPromoted as error:
         return registration, str(error)
+    except UserError as error:
+        command = f"launch/register.py --name {request.name} --version {registration.version}"
+        return registration, f"promoting it broke off ({error}); {command} --promote {request.promote_to} does it"
     return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"
 
 

@@ -1,11 +1,12 @@
 """Registering checkpoints while the training goes on: rank 0 alone, one at a time, each in a process of its own.
 
-What was registered is noted in `output_dir/registered.jsonl`, so that a run that was stopped before its last checkpoint
-was registered does it at its next start, and none is registered twice.
+What is to be registered and what was is noted in `output_dir/registered.jsonl`, so that a run's next start registers
+what failed or was cut short, and none is registered twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -14,12 +15,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from data_prep.errors import UserError
+from data_prep.files import storage
+from trainer.checkpoints.format import list_steps, step_folder
 from trainer.config import RunConfig
 from trainer.tracking.mlflow_server import redact
+
+if TYPE_CHECKING:
+    from trainer.registry.register_checkpoint import Request
 
 REGISTERED_NAME = "registered.jsonl"
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -31,8 +38,10 @@ class Registrar:
     def __init__(self, config: RunConfig, warn: Callable[[str], None], say: Callable[[str], None]) -> None:
         assert config.registry.name is not None
         self._config, self._warn, self._say = config, warn, say
+        self._output_dir = Path(config.output_dir)
         self._failed: list[int] = []
-        self._submitted = set(registered_steps(Path(config.output_dir)))
+        self._registered = set(registered_steps(self._output_dir))
+        self._submitted = set(self._registered)
         self._queue: queue.Queue[tuple[int, Path] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="registrar", daemon=True)
         self._thread.start()
@@ -48,13 +57,39 @@ class Registrar:
         """Have a complete checkpoint registered if it is due and was not before; returns at once."""
         if self.is_due(step) and step not in self._submitted:
             self._submitted.add(step)
+            self._note({"step": step})
             self._queue.put((step, folder))
+
+    def submit_missed(self) -> None:
+        """Submit again what earlier starts of the run submitted and did not register, where it is still there."""
+        complete, _ = list_steps(self._output_dir)
+        for step in sorted({note["step"] for note in _read_notes(self._output_dir)}):
+            if step in complete:
+                self.submit(step, step_folder(self._output_dir, step))
+
+    def go_back(self, step: int) -> None:
+        """Forget what was registered of later steps, which a new course takes anew; before anything is submitted."""
+        notes = _read_notes(self._output_dir)
+        text = "".join(json.dumps(note) + "\n" for note in notes if note["step"] <= step)
+        self._registered = {each for each in self._registered if each <= step}
+        self._submitted = set(self._registered)
+        try:
+            storage.write_bytes(self._output_dir / REGISTERED_NAME, text.encode())
+        except UserError as error:
+            self._warn(f"{error}; a restart may leave checkpoints of the new course unregistered")
 
     def close(self) -> bool:
         """Wait for what is under way; whether all of it was registered."""
         self._queue.put(None)
         self._thread.join()
         return not self._failed
+
+    def break_off(self) -> None:
+        """Wait for the registration under way alone: the rest is noted, and the run's next start does it."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        self.close()
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -63,7 +98,8 @@ class Registrar:
                 self._failed.append(step)
 
     def _register(self, step: int, folder: Path) -> bool:
-        answer = self._run(folder)
+        request = self._request(step, folder)
+        answer = self._run(request)
         if answer.returncode:
             reason = redact(answer.stderr.strip().removeprefix("error: ")) or _ending(answer.returncode)
             self._warn(
@@ -72,28 +108,42 @@ class Registrar:
             )
             return False
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-        promotion = f"; {value['promotion']}" if value["promotion"] else ""
-        self._say(f"registered step {step:,} as {value['name']} version {value['version']}{promotion}")
-        try:
-            with open(Path(self._config.output_dir) / REGISTERED_NAME, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **value}) + "\n")
-        except OSError as error:
-            self._warn(f"{REGISTERED_NAME} cannot be written ({error.strerror}); a restart may register it once more")
+        newest = max(self._registered, default=step)
+        promotion = f"no alias moves back from step {newest:,}" if newest > step else value["promotion"]
+        ending = f"; {promotion}" if promotion else ""
+        self._say(f"registered step {step:,} as {value['name']} version {value['version']}{ending}")
+        self._registered.add(step)
+        self._note({"step": step, **value})
         return True
 
-    def _run(self, folder: Path) -> subprocess.CompletedProcess[str]:
+    def _request(self, step: int, folder: Path) -> Request:
+        """What to register; an alias moves only where no later step of the run was registered."""
         from trainer.registry.register_checkpoint import Request
 
         settings = self._config.registry
         assert settings.name is not None
-        uri = self._config.tracking.uri
-        request = Request(str(folder), settings.name, settings.alias, settings.promote_to, settings.only_if, uri)
+        request = Request(str(folder), settings.name, tracking_uri=self._config.tracking.uri)
+        if any(registered > step for registered in self._registered):
+            return request
+        return replace(request, alias=settings.alias, promote_to=settings.promote_to, only_if=settings.only_if)
+
+    def _run(self, request: Request) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}  # the GPU belongs to the training
         command = [sys.executable, "-m", "trainer.registry.register_checkpoint"]
         return subprocess.run(
             command, input=json.dumps(asdict(request)), env=environment, capture_output=True, text=True
         )
+
+    def _note(self, note: dict[str, Any]) -> None:
+        try:
+            with open(self._output_dir / REGISTERED_NAME, "a", encoding="utf-8") as file:
+                file.write(json.dumps(note) + "\n")
+        except OSError as error:
+            self._warn(
+                f"{REGISTERED_NAME} cannot be written ({error.strerror}); a restart may register step "
+                f"{note['step']:,} once more, or not at all"
+            )
 
 
 def _ending(returncode: int) -> str:
@@ -106,14 +156,20 @@ def _ending(returncode: int) -> str:
 
 def registered_steps(output_dir: Path) -> list[int]:
     """The steps whose checkpoints were registered."""
+    return [note["step"] for note in _read_notes(output_dir) if "version" in note]
+
+
+def _read_notes(output_dir: Path) -> list[dict[str, Any]]:
+    """A note for each time that a step was submitted, and one with its version once it was registered."""
     try:
         lines = (output_dir / REGISTERED_NAME).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
-    steps = []
+    notes = []
     for line in lines:
         try:
-            steps.append(int(json.loads(line)["step"]))
+            note = json.loads(line)
+            notes.append({**note, "step": int(note["step"])})
         except (ValueError, KeyError, TypeError):
             continue  # torn by a kill: it is registered once more
-    return steps
+    return notes

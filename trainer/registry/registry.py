@@ -24,7 +24,7 @@ import regex
 from data_prep.errors import UserError
 from trainer.registry.names import check_names
 from trainer.registry.pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
-from trainer.registry.served_model import load_served
+from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.delivery import find_or_create_experiment
 from trainer.tracking.mlflow_server import redact, registry_client, resolve_tracking_uri, short
 from trainer.tracking.tracking import flatten
@@ -34,6 +34,7 @@ from trainer.using.model_folder import check_model_folder, folder_digest, read_c
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel, Run
+    from mlflow.models import ModelSignature
 
 MAX_TAG_LENGTH = 5000
 MAX_LINEAGE = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
@@ -83,7 +84,7 @@ def register(
     provenance = read_provenance(folder)
     digest = folder_digest(folder)
     all_tags = {**provenance_tags(folder, provenance), DIGEST_TAG: digest, **(tags or {})}
-    with registry_client(uri, f"registering {name}") as client:
+    with registry_client(uri, f"registering {name}", moves_alias=True) as client:
         run = _training_run(client, run_id or provenance.get("mlflow_run_id"), required=run_id is not None)
         experiment_id = run.info.experiment_id if run else find_or_create_experiment(client, DEFAULT_EXPERIMENT)
         run_id = run.info.run_id if run else None
@@ -158,10 +159,23 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
                 task=served.pipeline_task,
                 mlflow_model=description,
                 pip_requirements=[f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
+                signature=_signature(served),
                 input_example=served.example,
+                model_config=served.model_config,
             )
         shutil.copytree(folder, path / EXPORT_FOLDER)
         client.log_model_artifacts(model.model_id, str(path))
+
+
+def _signature(served: ServedModel) -> ModelSignature | None:
+    """What a model of pairs takes: of an example MLflow would infer one text, and leave the second out."""
+    if isinstance(served.example, str):
+        return None
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    taken = Schema([ColSpec("string", name) for name in served.example])
+    return ModelSignature(taken, Schema([ColSpec("string", "label"), ColSpec("double", "score")]))
 
 
 def _public_version(library: str) -> str:

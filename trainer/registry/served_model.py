@@ -1,6 +1,8 @@
 """What a registered folder answers through MLflow: a transformers pipeline by the kind of its head.
 
-Question answering has no pipeline in transformers 5, so such a version is its Hugging Face folder alone.
+Question answering has no pipeline in transformers 5, so such a version is its Hugging Face folder alone. MLflow's
+function (`mlflow.pyfunc`, `mlflow models serve`) cuts long texts; of a tagger it gives the tag of every piece, and of
+an empty text, which has none, IndexError.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.using.fill_mask import MASK_TOKEN, FillMask, quiet_transformers
-from trainer.using.model_folder import read_config
-from trainer.using.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
+from trainer.using.model_folder import FINETUNE_FILE, read_config, read_json
+from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
 
 INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
 TEXT_EXAMPLE = "It was a fine day."
+PAIR_EXAMPLE = {"text": TEXT_EXAMPLE, "text_pair": "The sun shone."}
 PipelineTask = Literal["fill-mask", "text-classification", "token-classification"]
 PIPELINES: dict[str, tuple[PipelineTask, str]] = {
     "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
@@ -30,7 +33,23 @@ class ServedModel:
     model: Any
     tokenizer: Any
     pipeline_task: PipelineTask | None
-    example: str
+    example: str | dict[str, str]
+    """A text, or of a model of pairs a pair."""
+    max_length: int | None = None
+    """Tokens at which MLflow's function cuts a text."""
+
+    @property
+    def shown_example(self) -> str:
+        """The example on one line."""
+        return self.example if isinstance(self.example, str) else " | ".join(self.example.values())
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """What MLflow's function tells the pipeline with every text."""
+        cut = {"truncation": True, "max_length": self.max_length}
+        if self.pipeline_task == "token-classification":
+            return {"ignore_labels": []}  # it cuts by itself, and MLflow fails where no piece has a tag
+        return {"tokenizer_kwargs": cut} if self.pipeline_task == "fill-mask" else cut
 
     def pipeline(self) -> Any:
         """The transformers pipeline of the model."""
@@ -52,7 +71,10 @@ def load_served(folder: Path) -> ServedModel:
         if architecture.endswith(ending):
             model, missing = load_pretrained(auto_class, folder, f"a model for {task}")
             refuse_random_weights(missing, folder, f"a model for {task}")
-            return ServedModel(model, load_tokenizer(folder), task, TEXT_EXAMPLE)
+            tokenizer, facts = load_tokenizer(folder), read_json(folder / FINETUNE_FILE)
+            longest = max_length(model.config, tokenizer)
+            example = PAIR_EXAMPLE if facts.get("pair_column") else TEXT_EXAMPLE
+            return ServedModel(model, tokenizer, task, example, min(facts.get("max_length") or longest, longest))
     for ending, auto_class in WITHOUT_PIPELINE.items():
         if architecture.endswith(ending):
             model, missing = load_pretrained(auto_class, folder, "a model for question answering")
@@ -60,4 +82,5 @@ def load_served(folder: Path) -> ServedModel:
             return ServedModel(model, load_tokenizer(folder), None, TEXT_EXAMPLE)
     filler = FillMask.load(folder)
     example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
-    return ServedModel(filler.model, filler.tokenizer, "fill-mask", example)
+    longest = max_length(filler.model.config, filler.tokenizer)
+    return ServedModel(filler.model, filler.tokenizer, "fill-mask", example, longest)

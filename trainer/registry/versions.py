@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from data_prep.errors import UsageError, UserError
-from trainer.registry.names import check_names
+from trainer.registry.names import PREVIOUS, check_promoted
 from trainer.registry.promotion import Condition, Verdict, aliases_of, judge
 from trainer.registry.promotion_lock import promotion_lock
 from trainer.registry.pull import TAG_PREFIX
 from trainer.registry.registry import point_alias
 from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
 
-PREVIOUS = "previous"
 SCORES_PREFIX = TAG_PREFIX + "scores."
 LINEAGE_TAG = TAG_PREFIX + "data_lineage"
 DIGESTS_TAG = TAG_PREFIX + "data_digests"
@@ -71,13 +70,13 @@ class ModelVersion:
         return self.tags.get(TAG_PREFIX + name, "-")
 
 
-def list_model_versions(name: str, tracking_uri: str | None = None) -> list[ModelVersion]:
-    """All versions of a registered model, the oldest first.
+def list_model_versions(name: str | None, tracking_uri: str | None = None) -> list[ModelVersion]:
+    """All versions of a registered model, or without a name of all of them, by name, the oldest first.
 
     Raises:
         UserError: there is none of that name, or the server does not answer.
     """
-    with registry_client(resolve_tracking_uri(tracking_uri), f"listing {name}") as client:
+    with registry_client(resolve_tracking_uri(tracking_uri), f"listing {name or 'all registered models'}") as client:
         return _versions(client, name)
 
 
@@ -101,17 +100,18 @@ def promote(
 ) -> Verdict:
     """Let `alias` point to the version if the conditions hold; the version that bore it is kept as `previous`.
 
-    Promotions at once are judged one after another, so that each is compared with what the one before left.
+    Promotions at once are judged one after another, so that each is compared with what the one before left. The
+    registered model's description becomes the version's.
 
     Raises:
         NotPromoted: a condition does not hold; no alias was moved.
         UserError: there is no such version, or the server refuses.
     """
-    check_names(name, alias)
-    if alias == PREVIOUS:
-        raise UsageError(f"--promote {PREVIOUS}: that alias is set by a promotion to the version before; take another")
+    check_promoted(name, alias)
     with (
-        registry_client(resolve_tracking_uri(tracking_uri), f"promoting {name} version {version}") as client,
+        registry_client(
+            resolve_tracking_uri(tracking_uri), f"promoting {name} version {version}", moves_alias=True
+        ) as client,
         promotion_lock(client, name, alias),
     ):
         versions = _versions(client, name)
@@ -131,11 +131,17 @@ def promote(
         if holder is not None and holder.version != candidate.version:
             point_alias(client, name, PREVIOUS, str(holder.version))
         point_alias(client, name, alias, version)
+        card = client.get_model_version(name, version).description
+        if card:
+            client.update_registered_model(name, card)
     return verdict
 
 
-def version_lines(versions: Sequence[ModelVersion]) -> Iterator[str]:
-    """A table of the versions, a line each, with the pretraining's scores, or those of fitted models."""
+def version_lines(versions: Sequence[ModelVersion], with_names: bool = False) -> Iterator[str]:
+    """A table of the versions, a line each, with the pretraining's scores, or those of fitted models.
+
+    `with_names` adds the registered model's name, as the first column.
+    """
     there = sorted({name for each in versions for name in each.scores})
     metrics = [name for name in _SCORES_SHOWN if name in there] or there[:_MOST_OTHER_SCORES]  # of fitted models: test/
     rows = [["version", "aliases", "registered", "steps", "tokens seen", *metrics, "data", "tokenizer", "git", "run"]]
@@ -147,38 +153,44 @@ def version_lines(versions: Sequence[ModelVersion]) -> Iterator[str]:
         row += [each.tag("step"), f"{int(tokens):,}" if tokens.isdigit() else tokens, *scores, data]
         row += [each.tag("tokenizer_fingerprint")[:_DIGITS_SHOWN], _short_revision(each.tag("git_revision"))]
         rows.append([*row, (each.run_id or "-")[:_DIGITS_SHOWN]])
+    if with_names:
+        rows = [[name, *row] for name, row in zip(["model", *(each.name for each in versions)], rows, strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _versions(client: Any, name: str) -> list[ModelVersion]:
-    known = {each.name: each for each in client.search_registered_models(f"name='{name}'")}
-    if name not in known:
+def _versions(client: Any, name: str | None) -> list[ModelVersion]:
+    """Those of one registered model, or of all."""
+    wanted = f"name='{name}'" if name is not None else None
+    models = list(_all_pages(client.search_registered_models, wanted))
+    if name is not None and name not in {each.name for each in models}:
         raise UserError(f"there is no registered model {name}; see the server's Models page, or register it first")
-    aliases: dict[int, list[str]] = {}
-    for alias, number in known[name].aliases.items():
-        aliases.setdefault(int(number), []).append(alias)
-    found: list[Any] = []
-    token: str | None = None
-    while True:
-        page = client.search_model_versions(f"name='{name}'", page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            break
+    aliases: dict[tuple[str, int], list[str]] = {}
+    for model in models:
+        for alias, number in model.aliases.items():
+            aliases.setdefault((model.name, int(number)), []).append(alias)
     versions = [
         ModelVersion(
-            name,
+            each.name,
             int(each.version),
-            tuple(sorted(aliases.get(int(each.version), ()))),
+            tuple(sorted(aliases.get((each.name, int(each.version)), ()))),
             datetime.fromtimestamp(each.creation_timestamp / 1000, UTC),
             each.run_id or None,
             dict(each.tags),
         )
-        for each in found
+        for each in _all_pages(client.search_model_versions, wanted)
     ]
-    return sorted(versions, key=lambda each: each.version)
+    return sorted(versions, key=lambda each: (each.name, each.version))
+
+
+def _all_pages(search: Callable[..., Any], wanted: str | None) -> Iterator[Any]:
+    token: str | None = None
+    while True:
+        page = search(wanted, page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
 
 
 def _number(text: str) -> float | None:

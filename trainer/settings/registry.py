@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from data_prep.errors import UsageError
 from data_prep.settings import Settings
-from trainer.registry.names import check_names
+from trainer.registry.names import PREVIOUS, check_names
 from trainer.registry.promotion import parse_conditions
+from trainer.settings.watching import CheckpointSettings
 
 
 class RegistrySettings(Settings):
@@ -37,6 +39,16 @@ class RegistrySettings(Settings):
             raise ValueError("registry.alias, registry.promote_to and registry.only_if need registry.name; set it")
         if self.only_if is not None and self.promote_to is None:
             raise ValueError("registry.only_if is the condition of registry.promote_to; set both or neither")
+        if self.alias is not None and self.alias == self.promote_to:
+            raise ValueError(
+                f"registry.alias and registry.promote_to are both {self.alias!r}: alias moves in any case, before "
+                "only_if is asked; leave out one, or name two"
+            )
+        for setting, alias in (("alias", self.alias), ("promote_to", self.promote_to)):
+            if alias == PREVIOUS:
+                raise ValueError(
+                    f"registry.{setting}={PREVIOUS}: a promotion gives that alias to the version before; take another"
+                )
         try:
             if self.name is not None:
                 for alias in (self.alias, self.promote_to):
@@ -51,3 +63,26 @@ class RegistrySettings(Settings):
                 .replace("--alias", "registry.alias or registry.promote_to")
             ) from None
         return self
+
+
+def check_kept(
+    registry: RegistrySettings, checkpoint: CheckpointSettings, evaluation_every_steps: int, max_steps: int
+) -> None:
+    """With `when=kept`, checkpoints are kept, and have scores where `only_if` asks for them.
+
+    Raises:
+        ValueError: none is kept, or some are kept at steps that are not evaluated.
+    """
+    if checkpoint.keep_every_steps is None:
+        raise ValueError(
+            "registry.when=kept registers the checkpoints that are kept for good, and checkpoint.keep_every_steps "
+            "is not set; set it, or registry.when=end"
+        )
+    kept_every_steps = math.lcm(checkpoint.keep_every_steps, checkpoint.every_steps)
+    is_scored = kept_every_steps >= max_steps or kept_every_steps % evaluation_every_steps == 0
+    if registry.only_if is not None and not is_scored:
+        raise ValueError(
+            f"registry.only_if={registry.only_if!r} asks for scores, and the checkpoints kept every {kept_every_steps} "
+            f"steps lack them with evaluation.every_steps={evaluation_every_steps}; set that to a divisor of "
+            f"{kept_every_steps}, or registry.when=end"
+        )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.errors import UsageError
-from trainer.registry.promotion import OPERATORS, Condition, aliases_of, judge, parse_conditions
+from trainer.registry.promotion import OPERATORS, Condition, aliases_of, check_metrics, judge, parse_conditions
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,13 @@ def test_a_condition_is_a_metric_a_comparison_and_an_alias_or_number(text: str, 
 def test_anything_else_is_wrong_usage(text: str) -> None:
     with pytest.raises(UsageError, match="--if"):
         parse_conditions(text)
+
+
+def test_a_metric_that_the_model_has_not_is_named_with_those_that_it_has() -> None:
+    check_metrics((), {})
+    check_metrics(parse_conditions("a < champion and a > 1"), {"a": math.nan, "b": 1.0})
+    with pytest.raises(UsageError, match=r"asks for mlm_loss, which the model has not \(its scores: valid/mlm_loss\)"):
+        check_metrics(parse_conditions("mlm_loss < champion"), {"valid/mlm_loss": 2.0})
 
 
 @given(st.text(max_size=60) | st.text("ab </>=.1and", max_size=20))

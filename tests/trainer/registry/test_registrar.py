@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from data_prep.errors import UsageError
 from data_prep.settings import validate_settings
 from tests.tracked_runs import Warnings
 from tests.trainer.toy_run import CONFIG, make_run, make_tokenizer
-from trainer.checkpoints.format import step_folder
+from trainer.checkpoints.format import MARKER_NAME, step_folder, step_of
 from trainer.config import RunConfig
+from trainer.registry.register_checkpoint import Request
 from trainer.registry.registrar import REGISTERED_NAME, Registrar, registered_steps
 from trainer.tracking.mlflow_server import connect
 
@@ -22,36 +24,124 @@ from trainer.tracking.mlflow_server import connect
 def config_of(output_dir: Path, uri: str | None = None, **registry: Any) -> RunConfig:
     values = CONFIG.model_dump(mode="json") | {"output_dir": str(output_dir), "tracking": {"uri": uri}}
     values["registry"] = {"name": "birds", **registry}
-    values["checkpoint"] = {"keep_every_steps": 10}
+    values["checkpoint"] = {"every_steps": 5, "keep_every_steps": 10}
     return validate_settings(RunConfig, values, "the test")
 
 
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What would be registered, without doing it."""
-    asked: list[Path] = []
+class Answers(list[Request]):
+    """What would be registered, without doing it; refused are the steps of `refused`."""
 
-    def run(self: Registrar, folder: Path) -> subprocess.CompletedProcess[str]:
-        asked.append(folder)
-        answer = json.dumps({"name": "birds", "version": str(len(asked)), "promotion": ""})
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: set[int] = set()
+
+    @property
+    def steps(self) -> list[int | None]:
+        return [step_of(Path(request.checkpoint).name) for request in self]
+
+    def run(self, request: Request) -> subprocess.CompletedProcess[str]:
+        self.append(request)
+        if self.steps[-1] in self.refused:
+            return subprocess.CompletedProcess([], 1, "", "error: the server is away")
+        answer = json.dumps({"name": "birds", "version": str(len(self)), "promotion": ""})
         return subprocess.CompletedProcess([], 0, f"some line\n{answer}\n", "")
 
-    monkeypatch.setattr(Registrar, "_run", run)
-    return asked
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    found = Answers()
+    monkeypatch.setattr(Registrar, "_run", lambda self, request: found.run(request))
+    return found
+
+
+def complete_steps(output_dir: Path, *steps: int) -> None:
+    """Folders that look like whole checkpoints."""
+    for step in steps:
+        step_folder(output_dir, step).mkdir(parents=True)
+        (step_folder(output_dir, step) / MARKER_NAME).touch()
+
+
+def submit(registrar: Registrar, output_dir: Path, *steps: int) -> None:
+    for step in steps:
+        registrar.submit(step, step_folder(output_dir, step))
 
 
 @pytest.mark.parametrize(("when", "steps"), [("end", [20]), ("kept", [10, 20])])
 def test_the_last_and_the_kept_checkpoints_are_registered_once(
-    when: str, steps: list[int], tmp_path: Path, answers: list[Path]
+    when: str, steps: list[int], tmp_path: Path, answers: Answers
 ) -> None:
     said = Warnings()
     for _ in range(2):  # the run, and the same command again
         registrar = Registrar(config_of(tmp_path, when=when), pytest.fail, said)
-        for step in (5, 10, 15, 20, 20):
-            registrar.submit(step, tmp_path / str(step))
+        submit(registrar, tmp_path, 5, 10, 15, 20, 20)
         assert registrar.close()
-    assert [int(folder.name) for folder in answers] == steps == registered_steps(tmp_path)
+    assert answers.steps == steps == registered_steps(tmp_path)
     assert len(said) == len(steps) and "registered step 20 as birds" in said[-1]
+
+
+def test_the_next_start_registers_what_failed_and_moves_no_alias_back(tmp_path: Path, answers: Answers) -> None:
+    config = config_of(tmp_path, when="kept", alias="latest-run", promote_to="champion")
+    complete_steps(tmp_path, 10, 20)
+    answers.refused = {10}
+    told, said = Warnings(), Warnings()
+    first = Registrar(config, told, said)
+    submit(first, tmp_path, 10, 20)
+    assert not first.close() and "or the same command started again" in told[0]
+    answers.refused = set()
+    for _ in range(2):  # the next start, and one more
+        again = Registrar(config, pytest.fail, said)
+        again.submit_missed()
+        submit(again, tmp_path, 20)  # as the end of the run does
+        assert again.close()
+    assert answers.steps == [10, 20, 10] and registered_steps(tmp_path) == [20, 10]
+    assert [(each.alias, each.promote_to) for each in answers[1:]] == [("latest-run", "champion"), (None, None)]
+    assert said[-1] == "registered step 10 as birds version 3; no alias moves back from step 20"
+
+
+def test_only_checkpoints_that_were_submitted_and_are_still_there_are_missed(tmp_path: Path, answers: Answers) -> None:
+    (tmp_path / REGISTERED_NAME).write_text('{"step": 10}\n{"step": 15}\n')
+    complete_steps(tmp_path, 15, 20)
+    registrar = Registrar(config_of(tmp_path, when="kept"), pytest.fail, pytest.fail)
+    registrar.submit_missed()
+    assert registrar.close() and answers == []
+
+
+def test_a_new_course_registers_the_later_steps_anew(tmp_path: Path, answers: Answers) -> None:
+    config, said = config_of(tmp_path, when="kept", alias="latest-run"), Warnings()
+    old = Registrar(config, pytest.fail, said)
+    submit(old, tmp_path, 10, 20)
+    assert old.close()
+    new = Registrar(config, pytest.fail, said)
+    new.go_back(10)
+    assert registered_steps(tmp_path) == [10]
+    submit(new, tmp_path, 10, 20)
+    assert new.close()
+    assert answers.steps == [10, 20, 20] and registered_steps(tmp_path) == [10, 20]
+    assert answers[-1].alias == "latest-run"
+
+
+def test_a_stopped_run_waits_for_the_registration_under_way_alone(
+    tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, going_on = threading.Event(), threading.Event()
+
+    def run(registrar: Registrar, request: Request) -> subprocess.CompletedProcess[str]:
+        begun.set()
+        assert going_on.wait(10)
+        return answers.run(request)
+
+    monkeypatch.setattr(Registrar, "_run", run)
+    complete_steps(tmp_path, 10, 20)
+    registrar = Registrar(config_of(tmp_path, when="kept"), pytest.fail, Warnings())
+    submit(registrar, tmp_path, 10, 20)
+    assert begun.wait(10)
+    threading.Timer(0.1, going_on.set).start()
+    registrar.break_off()
+    assert answers.steps == registered_steps(tmp_path) == [10]
+
+    registrar = Registrar(config_of(tmp_path, when="kept"), pytest.fail, Warnings())
+    registrar.submit_missed()
+    assert registrar.close() and answers.steps == registered_steps(tmp_path) == [10, 20]
 
 
 def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
@@ -59,7 +149,7 @@ def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
 ) -> None:
     for status, said in ((-15, "its process was ended by SIGTERM"), (3, "its process ended with status 3")):
         ended = subprocess.CompletedProcess[str]([], status, "", "")
-        monkeypatch.setattr(Registrar, "_run", lambda self, folder, ended=ended: ended)
+        monkeypatch.setattr(Registrar, "_run", lambda self, request, ended=ended: ended)
         told = Warnings()
         registrar = Registrar(config_of(tmp_path), told, pytest.fail)
         registrar.submit(20, tmp_path)
@@ -67,7 +157,7 @@ def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
 
 
 def test_a_note_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / REGISTERED_NAME).write_text('{"step": 10}\n{"st')
+    (tmp_path / REGISTERED_NAME).write_text('{"step": 10}\n{"step": 10, "version": "1"}\n{"st')
     assert registered_steps(tmp_path) == [10] and registered_steps(tmp_path / "none") == []
 
 
@@ -85,7 +175,7 @@ def test_a_failure_is_told_and_the_next_start_registers(tmp_path: Path, database
     assert "step 20 was not registered as birds" in told[0] and "Traceback" not in told[0]
     state.write_bytes(kept)
     registrar = Registrar(config_of(output_dir, database, promote_to="champion"), pytest.fail, said)
-    registrar.submit(20, folder)
+    registrar.submit_missed()
     assert registrar.close()
     assert said == ["registered step 20 as birds version 1; promoted to champion (no condition)"]
     assert int(connect(database).get_model_version_by_alias("birds", "champion").version) == 1
@@ -99,6 +189,9 @@ def test_a_failure_is_told_and_the_next_start_registers(tmp_path: Path, database
         ({"promote_to": "latest"}, "registry.alias or registry.promote_to 'latest'"),
         ({"promote_to": "champion", "only_if": "loss = 2"}, "registry.only_if 'loss = 2' is not understood"),
         ({"name": "a/b"}, "registry.name 'a/b' cannot name"),
+        ({"alias": "champion", "promote_to": "champion"}, "both 'champion'"),
+        ({"alias": "previous"}, "registry.alias=previous"),
+        ({"promote_to": "previous"}, "registry.promote_to=previous"),
     ],
 )
 def test_settings_that_cannot_go_well_are_refused_at_the_start(
@@ -106,3 +199,22 @@ def test_settings_that_cannot_go_well_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         config_of(tmp_path, **registry)
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "kept", "saved", "fits"),
+    [(10, 10, 5, True), (5, 10, 5, True), (20, 10, 5, False), (10, 5, 10, True), (10, 20, 5, True), (3, 40, 5, True)],
+)
+def test_kept_checkpoints_that_a_condition_asks_for_scores_are_evaluated(
+    evaluated: int, kept: int, saved: int, fits: bool, tmp_path: Path
+) -> None:
+    values = config_of(tmp_path, when="kept").model_dump(mode="json")
+    values["checkpoint"] |= {"every_steps": saved, "keep_every_steps": kept}
+    values["evaluation"]["every_steps"] = evaluated
+    validate_settings(RunConfig, values, "the test")
+    values["registry"] |= {"promote_to": "champion", "only_if": "valid/mlm_loss < champion"}
+    if fits:
+        validate_settings(RunConfig, values, "the test")
+    else:
+        with pytest.raises(UsageError, match="lack them with evaluation.every_steps=20; set that to a divisor of 10"):
+            validate_settings(RunConfig, values, "the test")

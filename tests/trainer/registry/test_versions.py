@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from data_prep.errors import UsageError, UserError
 from trainer.registry.promotion import parse_conditions
@@ -50,6 +52,17 @@ def test_an_alias_moves_past_its_gate_and_the_one_before_is_kept(store: str) -> 
     assert aliases(store) == {"champion": 1, "previous": 2}
 
 
+def test_the_models_description_is_that_of_the_promoted_version(database: str, tmp_path: Path) -> None:
+    client = connect(database)
+    client.create_registered_model("birds", description="of the newest")
+    for card in ("the first card", None):
+        client.create_model_version("birds", f"file://{tmp_path}/nothing", description=card)
+    promote("birds", "1", "champion", (), database)
+    assert client.get_registered_model("birds").description == "the first card"
+    promote("birds", "2", "champion", (), database)  # of somebody else's, without a card
+    assert client.get_registered_model("birds").description == "the first card"
+
+
 def test_a_slip_in_the_alias_of_a_condition_moves_nothing(store: str) -> None:
     promote("birds", "2", "champion", (), store)
     with pytest.raises(NotPromoted, match="no version bears the alias champio yet"):
@@ -73,6 +86,27 @@ def test_versions_are_found_by_their_data_and_by_what_it_grew_from(store: str) -
     assert trained_on(versions, "d" * 64) == []
     with pytest.raises(UsageError, match="too short"):
         trained_on(versions, "aaa")
+
+
+def test_without_a_name_all_registered_models_are_searched_and_named(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(store)
+    client.create_registered_model("moods")
+    client.create_model_version("moods", f"file://{tmp_path}/nothing", tags={"clozeworks.data_lineage": FIRST})
+    for search in ("search_registered_models", "search_model_versions"):  # a page an answer
+        short = partialmethod(getattr(MlflowClient, search), max_results=1)
+        monkeypatch.setattr(MlflowClient, search, short)
+    promote("birds", "2", "champion", (), store)
+    versions = list_model_versions(None, store)
+    assert [(each.name, each.version) for each in versions] == [("birds", 1), ("birds", 2), ("birds", 3), ("moods", 1)]
+    lines = list(version_lines(trained_on(versions, FIRST), with_names=True))
+    assert lines[0].split()[:3] == ["model", "version", "aliases"]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["birds", "1", "-"],
+        ["birds", "2", "champion"],
+        ["moods", "1", "-"],
+    ]
 
 
 def test_the_table_shows_what_versions_are_compared_by(store: str) -> None:

@@ -1,0 +1,37 @@
+"""From a checkpoint to a version: what becomes of it where the promotion fails."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from data_prep.errors import UserError
+from trainer.registry import register_checkpoint as module
+from trainer.registry.register_checkpoint import Request, register_checkpoint
+from trainer.registry.registry import Registration
+from trainer.registry.versions import NotPromoted
+
+REGISTRATION = Registration("birds", "3", None, "sqlite:///mlflow.db", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NotPromoted("it is not better"), "it is not better"),
+        (UserError("the server is away"), r"broke off \(the server is away\); .* --version 3 --promote champion does"),
+    ],
+)
+def test_a_version_counts_as_registered_whatever_becomes_of_its_promotion(
+    error: UserError, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
+    monkeypatch.setattr(module, "register", lambda *arguments: REGISTRATION)
+    monkeypatch.setattr(module, "promote", fail)
+    registration, promotion = register_checkpoint(Request("nowhere", "birds", promote_to="champion"))
+    assert registration == REGISTRATION
+    assert re.search(said, promotion)

@@ -1,0 +1,78 @@
+"""What a registered model answers through MLflow's function: pairs with both texts, a tag a piece, long texts cut."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from trainer.registry.registry import register
+from trainer.registry.served_model import load_served
+from trainer.using.fill_mask import quiet_transformers
+
+TEXT, OTHER = "the cat sat on the mat", "a dog ran to it"
+LONG = "the cat slept in the garden " * 20  # the model takes 32 tokens
+Answer = Callable[[Any], Any]
+Register = Callable[..., tuple[Path, Answer]]
+
+
+@pytest.fixture
+def registered(tiny_hugging_face: Path, tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Registers a folder like those of finetune.py; returns it, and what MLflow's function answers."""
+    import mlflow
+
+    def make(auto_class: Any = None, pair_column: str | None = None, **head: Any) -> tuple[Path, Answer]:
+        folder = tmp_path / "model"
+        shutil.copytree(tiny_hugging_face, folder)
+        if auto_class is not None:
+            with quiet_transformers():
+                torch.manual_seed(0)
+                model = auto_class.from_pretrained(tiny_hugging_face, **head)
+                for weights in model.parameters():
+                    weights.data *= 10  # else all texts are alike to it
+                model.save_pretrained(folder)
+            (folder / "finetune.json").write_text(json.dumps({"pair_column": pair_column, "max_length": 20}))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+        answer: Answer = mlflow.pyfunc.load_model(register(folder, "served", None, database).model_uri).predict
+        return folder, answer
+
+    return make
+
+
+def test_a_model_of_pairs_reads_both_texts(registered: Register) -> None:
+    from mlflow.exceptions import MlflowException
+
+    folder, answer = registered(AutoModelForSequenceClassification, "second", num_labels=1, problem_type="regression")
+    pair = {"text": TEXT, "text_pair": OTHER}
+    pipeline = load_served(folder).pipeline()
+    score = pipeline(pair)["score"]
+    assert abs(score - pipeline(TEXT)[0]["score"]) > 1e-3, "else a second text left out would not be seen"
+    for given in (pair, [pair], pandas.DataFrame([pair])):
+        assert answer(given)["score"].tolist() == pytest.approx([score])
+    assert len(answer({"text": LONG, "text_pair": LONG})) == 1
+    with pytest.raises(MlflowException, match="schema"):
+        answer(TEXT)
+
+
+def test_a_long_text_is_cut_where_fitting_cut_it(registered: Register) -> None:
+    folder, answer = registered(AutoModelForSequenceClassification, num_labels=2)
+    cut = load_served(folder).pipeline()(LONG, truncation=True, max_length=20)
+    assert answer(LONG)["score"].tolist() == pytest.approx([cut[0]["score"]])
+
+
+def test_a_tagger_gives_every_piece_a_tag(registered: Register) -> None:
+    _, answer = registered(AutoModelForTokenClassification, id2label={0: "O", 1: "O"}, label2id={"O": 0})
+    assert answer("the cat sat") == ["O,O,O"]  # by themselves MLflow and transformers leave O out, or fail
+    assert answer(LONG) == [",".join("O" * 30)]  # between [CLS] and [SEP]
+
+
+def test_masks_of_a_long_text_are_filled(registered: Register) -> None:
+    _, answer = registered()
+    assert len(answer("[MASK] " + LONG)) == 1
