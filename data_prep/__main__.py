@@ -33,10 +33,14 @@ def main() -> None:
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     modules = _command_modules()
+    of_commands = {
+        name: subparsers.add_parser(name, help=module.HELP, description=module.__doc__)
+        for name, module in modules.items()
+    }
     for name, module in modules.items():
-        module.add_arguments(subparsers.add_parser(name, help=module.HELP, description=module.__doc__))
+        module.add_arguments(of_commands[name])
     arguments, rest = parser.parse_known_args()
-    overrides = _overrides(parser, arguments, rest)
+    overrides = _overrides(of_commands[arguments.command], arguments, rest)
     modules[arguments.command].run(arguments, overrides)
 
 

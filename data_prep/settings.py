@@ -79,6 +79,8 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
     presets = {file.stem: file for file in Path(configs.__path__[0]).glob("*.yaml")}
     if path.stem in presets and str(path) in (path.stem, f"{path.stem}.yaml", f"configs/{path.stem}.yaml"):
         return presets[path.stem]
+    if path.is_dir():
+        raise UsageError(f"configuration {path} is a folder; name a YAML file in it")
     known = sorted(name for name, file in presets.items() if schema is None or _is_of(schema, file))
     or_preset = f" or one of the presets {', '.join(known)}" if known else ""
     raise UsageError(f"configuration {path} does not exist; give a YAML file{or_preset}")
@@ -123,7 +125,7 @@ def _read_yaml(path: Path) -> omegaconf.DictConfig:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not valid YAML: {error}") from None
+        raise UsageError(f"{path} is not UTF-8 (byte {error.start}); convert it, such as with iconv") from None
     try:
         _refuse_depth(text)
         values: Any = OmegaConf.load(io.StringIO(text))

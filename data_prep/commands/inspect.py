@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_set(parser, "folder or URL of a data set (or of a tokenizer, for the last two)")
     parser.add_argument("--split", choices=("train", "valid"), default="train", help="which part (default train)")
     parser.add_argument("--shard", type=at_least(0), metavar="N", help="number of the shard (default: the first)")
-    parser.add_argument("--documents", type=at_least(0), default=3, metavar="K", help="how many documents (default 3)")
+    parser.add_argument("--documents", type=at_least(1), default=3, metavar="K", help="how many documents (default 3)")
     parser.add_argument(
         "--skip", type=at_least(0), default=0, metavar="M", help="leave out the first M documents (default 0)"
     )

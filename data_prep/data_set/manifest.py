@@ -32,7 +32,7 @@ from data_prep.data_set.manifest_records import (
     StepRecord,
     TokenizerRecord,
 )
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.terminal import printable
 
@@ -129,9 +129,12 @@ def read_manifest(folder: str, digest: str | None = None) -> Manifest:
     """Read the manifest of the shard set at `folder` (a path or URL): the current version, or that of `digest`.
 
     Raises:
+        UsageError: `folder` is a file.
         UserError: there is none, it is of a newer format, or it is not a manifest.
         UnknownVersion: no version that is kept has that digest.
     """
+    if meant := storage.folder_of_file(folder):
+        raise UsageError(f"{folder} is a file; name the folder of a data set, such as {meant}")
     url = storage.join(folder, MANIFEST_NAME)
     if not storage.exists(url):
         raise UserError(

@@ -49,6 +49,7 @@ def remove_documents(
         UserError: nothing of that name is there, nothing would be left, a shard is damaged, the folder holds other
             unfinished work or is being worked on.
     """
+    read_manifest(folder)  # before the lock, which would make a folder of a misspelt name
     with storage.hold_lock(folder) as lock:
         parent = read_manifest(folder)
         refuse_unfinished(folder, (PREPARATION_WORK,))

@@ -14,6 +14,7 @@ import numpy as np
 from data_prep.data_set.counting import SOURCE_COLUMNS, RecordCounts, piece_text
 from data_prep.data_set.manifest import TOKENIZER_FOLDER
 from data_prep.data_set.manifest_records import ShardRecord, TokenizerRecord
+from data_prep.data_set.shard_index import starts_of
 from data_prep.data_set.shards import Record, read_records, write_shard
 from data_prep.data_set.versions import REMOVAL_WORK
 from data_prep.errors import UserError
@@ -120,14 +121,8 @@ def _chosen(record: Record, chosen: np.ndarray) -> Record:
     sentence_lengths = np.diff(record.sentences.astype(np.int64), append=len(record.tokens))
     return Record(
         tokens=record.tokens[np.repeat(chosen, lengths)],
-        documents=_starts(lengths[chosen]),
-        sentences=_starts(sentence_lengths[chosen[document_of_sentence]]),
+        documents=starts_of(lengths[chosen]).astype(np.uint32),
+        sentences=starts_of(sentence_lengths[chosen[document_of_sentence]]).astype(np.uint32),
         sources=record.sources[chosen],
         document_ids=record.document_ids[chosen],
     )
-
-
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Start offsets of runs of these lengths, (n,) uint32, the first 0."""
-    starts: np.ndarray = np.cumsum(lengths, dtype=np.int64) - lengths
-    return starts.astype(np.uint32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep.data_set.manifest import Manifest, read_manifest
 from data_prep.data_set.manifest_records import ShardRecord, SourceRecord
-from data_prep.data_set.shard_index import read_index
+from data_prep.data_set.shard_index import read_index, starts_of
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.progress import Progress
@@ -51,9 +51,9 @@ class ShardDocuments:
         self._dtype = np.dtype(manifest.tokenizer.token_dtype)
         self._vocab_size = manifest.tokenizer.vocab_size
         self._index = index = read_index(folder, shard)
-        self._starts = _starts(index.document_lengths)
-        self._first_sentences = _starts(index.sentence_counts)
-        self._first_documents = _starts(index.record_document_counts)
+        self._starts = starts_of(index.document_lengths)
+        self._first_sentences = starts_of(index.sentence_counts)
+        self._first_documents = starts_of(index.record_document_counts)
         if index.document_sources.max(initial=0) >= len(self._sources):
             where = storage.redact(storage.join(folder, shard.index.name))
             raise UserError(f"{where} names a source that the manifest does not; make the shards again")
@@ -145,9 +145,3 @@ def find_document(folder: str, document_id: int) -> list[DocumentPlace]:
             "the xxh3_64 of a normalised text in hexadecimal; where the id is right, the text was dropped or removed"
         )
     return found
-
-
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Where each begins, one after the other, (len(lengths),) int64."""
-    starts: np.ndarray = np.cumsum(lengths, dtype=np.int64) - lengths
-    return starts

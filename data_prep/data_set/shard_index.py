@@ -87,6 +87,12 @@ def join_indexes(parts: list[ShardIndex]) -> ShardIndex:
     )
 
 
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """Where runs of these lengths begin that stand one after the other, (n,) int64, the first 0."""
+    starts: np.ndarray = np.cumsum(lengths, dtype=np.int64) - lengths
+    return starts
+
+
 def _index_problem(index: ShardIndex, shard: ShardRecord) -> str | None:
     """What is wrong with an index, if anything."""
     for name, dtype in _INDEX_DTYPES.items():
@@ -107,13 +113,13 @@ def _index_problem(index: ShardIndex, shard: ShardRecord) -> str | None:
         return "has an empty document, sentence or record"
     if index.sentence_counts.sum(dtype=np.int64) != shard.sentences:
         return "has sentences that belong to no document"
-    firsts = np.cumsum(index.sentence_counts, dtype=np.int64) - index.sentence_counts
+    firsts = starts_of(index.sentence_counts)
     by_document = np.add.reduceat(index.sentence_lengths.astype(np.int64), firsts) if documents else np.empty(0)
     if not np.array_equal(by_document, index.document_lengths) or by_document.sum() != shard.tokens:
         return "has sentences that do not add up to its documents' tokens"
     if (np.diff(index.token_offsets.astype(np.int64)) <= 0).any() or (index.token_offsets >= shard.bytes).any():
         return "has byte offsets that are not increasing within the shard"
-    first_documents = np.cumsum(index.record_document_counts, dtype=np.int64) - index.record_document_counts
+    first_documents = starts_of(index.record_document_counts)
     by_record = np.add.reduceat(by_document, first_documents) if records else np.empty(0)
     if (index.token_offsets.astype(np.int64) + 2 * by_record > shard.bytes).any():  # a token takes 2 bytes at least
         return "has records that reach beyond the end of the shard"

@@ -37,7 +37,7 @@ def verify_shards(folder: str, engine: Engine | int = 1, version: str | None = N
     foreign_tokenizer = list(_tokenizer_problems(folder, manifest))
     problems = [*foreign_tokenizer, *_file_problems(folder, manifest, versions), *_arithmetic_problems(manifest)]
     if not foreign_tokenizer:
-        problems.extend(_tokenizer_file_problems(folder))
+        problems.extend(tokenizer_file_problems(folder))
         card = card_problem(folder, versions[-1], own_version())
         problems.extend([card] if card else [])
     removed = np.empty(0, np.uint64)
@@ -85,7 +85,7 @@ def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
         yield f"{where} has {tokenizer.vocab_size} pieces and the manifest says {expected.vocab_size}; make them again"
 
 
-def _tokenizer_file_problems(folder: str) -> Iterator[str]:
+def tokenizer_file_problems(folder: str) -> Iterator[str]:
     """Files of the tokenizer that are not as they were written; those that training reads are checked elsewhere."""
     place = storage.join(folder, TOKENIZER_FOLDER)
     try:

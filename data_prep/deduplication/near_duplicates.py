@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -91,12 +92,14 @@ def pairs_url(task: PairTask) -> str:
 
 def shard_signatures(task: SignatureTask) -> int:
     """Sign a shard's documents; the file's existence says that it is done. Returns the number of its documents."""
-    path = storage.local_copy(storage.join(task.folder, task.shard.name), None, task.shard.sha256)
-    with open_signatures(shard_signatures_url(task), task.settings) as writer:
-        for _, record, _ in read_records(path):
-            documents = np.split(record.tokens, record.documents[1:].astype(np.int64))
-            for document_id, tokens in zip(record.document_ids.tolist(), documents, strict=True):
-                writer.add(document_id, tokens)
+    url = storage.join(task.folder, task.shard.name)
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as cache:
+        path = storage.local_copy(url, cache, task.shard.sha256)
+        with open_signatures(shard_signatures_url(task), task.settings) as writer:
+            for _, record, _ in read_records(path):
+                documents = np.split(record.tokens, record.documents[1:].astype(np.int64))
+                for document_id, tokens in zip(record.document_ids.tolist(), documents, strict=True):
+                    writer.add(document_id, tokens)
     return task.shard.documents
 
 

@@ -26,6 +26,7 @@ from data_prep.files.storage_options import configure as configure
 from data_prep.files.storage_options import hide_secrets as hide_secrets
 from data_prep.files.storage_options import options as options
 from data_prep.files.storage_options import redacted_options as redacted_options
+from data_prep.files.urls import folder_of_file as folder_of_file
 from data_prep.files.urls import is_remote as is_remote
 from data_prep.files.urls import join as join
 from data_prep.files.urls import local_path as local_path
@@ -166,7 +167,7 @@ def sha256_of(url: str | Path) -> str:
     return digest.hexdigest()
 
 
-def local_copy(url: str | Path, cache_dir: str | Path | None, sha256: str) -> Path:
+def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
     """A local path of the file: its own if it is local, else that of a copy in `cache_dir`, fetched once.
 
     A fetched copy is checked against `sha256`; a local file is not read. Several processes and threads may ask for
@@ -179,7 +180,7 @@ def local_copy(url: str | Path, cache_dir: str | Path | None, sha256: str) -> Pa
         if not local_path(url).is_file():
             raise UserError(f"{url} is missing; restore it, or make the data set again")
         return local_path(url)
-    copy = Path(cache_dir or _cache_dir()) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
+    copy = Path(cache_dir) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
     if not copy.is_file():
         with local_write(copy) as partial:
             remote_files.download(str(url), partial)

@@ -113,10 +113,10 @@ def explained(url: str, what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) or not _is_refusal(error):
             raise
-        raise UserError(f"{redact(url)} cannot be {what}: {_reason(error, url)}") from None
+        raise UserError(f"{redact(url)} cannot be {what}: {_reason(error)}") from None
 
 
-def _reason(error: Exception, url: str) -> str:
+def _reason(error: Exception) -> str:
     status, code, name = http_status(error), store_code(error), type(error).__name__
     said = hide_secrets(getattr(error, "strerror", None) or str(error) or name)
     if isinstance(error, ChangedWhileRead):

@@ -28,6 +28,12 @@ def join(folder: str | Path, name: str) -> str:
     return f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else os.path.join(local_path(folder), name)
 
 
+def folder_of_file(url: str | Path) -> str | None:
+    """The folder of a local file that was given where a folder is asked for; None where `url` is no local file."""
+    path = local_path(url)
+    return str(path.parent) if not is_remote(url) and path.is_file() else None
+
+
 def scheme(url: str | Path) -> str:
     """The URL's scheme, such as s3; empty for a plain path."""
     return str(url).partition("://")[0] if "://" in str(url) else ""

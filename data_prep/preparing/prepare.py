@@ -22,6 +22,7 @@ from data_prep.preparing.shard_range import ShardRange
 from data_prep.preparing.work_folder import (
     begin_work,
     finished_manifest,
+    forget_empty_work,
     has_begun,
     note_num_ranges,
     noted_num_ranges,
@@ -47,8 +48,9 @@ def prepare_shards(
         manifest = _complete_already(plan, output)
         if manifest is not None:
             return manifest, False
-        first_shard = begin_work(plan, output)
         remove_unfinished(plan, output)
+        forget_empty_work(plan, output)
+        first_shard = begin_work(plan, output)
         runner = PhaseRunner(engine, lock)
         tasks = _map_tasks(plan, tokenizer, output)
         run_map(tasks, runner)

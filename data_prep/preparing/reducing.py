@@ -11,6 +11,7 @@ import numpy as np
 
 from data_prep.data_set.counting import PieceText, RecordCounts
 from data_prep.data_set.manifest_records import ShardRecord
+from data_prep.data_set.shard_index import starts_of
 from data_prep.data_set.shards import Record, write_shard
 from data_prep.deduplication.exclusions import NAME as EXCLUSIONS_NAME
 from data_prep.deduplication.exclusions import read_exclusions
@@ -18,7 +19,7 @@ from data_prep.deduplication.mixing import mix
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.preparing.mapping import cached_tokenizer, sections_url
-from data_prep.preparing.sections import Section, read_sections, read_sizes, select_documents, starts_of, take_runs
+from data_prep.preparing.sections import Section, read_sections, read_sizes, select_documents, take_runs
 
 HELD_TOKENS = 1 << 24
 """Tokens of a shard that are held at once; of a larger one the sections are read more than once."""

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from data_prep.data_set.shard_index import starts_of
 from data_prep.errors import UserError
 from data_prep.files import storage
 
@@ -115,12 +116,6 @@ class SectionWriter:
         cuts = np.searchsorted(stops, np.arange(_VALUES_AT_ONCE, int(stops[-1]), _VALUES_AT_ONCE))
         for first, last in itertools.pairwise([0, *cuts.tolist(), len(lengths)]):
             self._file.write(take_runs(values, starts[first:last], lengths[first:last]).tobytes())
-
-
-def starts_of(lengths: np.ndarray) -> np.ndarray:
-    """Where runs of these lengths begin that stand one after the other, (n,) int64, the first 0."""
-    starts: np.ndarray = np.cumsum(lengths, dtype=np.int64) - lengths
-    return starts
 
 
 def take_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

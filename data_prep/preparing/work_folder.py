@@ -76,6 +76,15 @@ def begin_work(plan: Plan, output: str) -> int:
     return first_shard
 
 
+def forget_empty_work(plan: Plan, output: str) -> None:
+    """Forget what was begun and stopped before its first unit was done, as at bad input: it binds nobody.
+
+    Nobody else may be at work. What adds to a data set is kept, for its plan says where its shards begin.
+    """
+    if plan.parent is None and not storage.list_names(plan.work_folder(output)):
+        storage.remove(storage.join(output, _PLAN_NAME))
+
+
 def has_begun(output: str) -> bool:
     """Whether work was begun in `output` and not finished."""
     return storage.exists(storage.join(output, _PLAN_NAME))

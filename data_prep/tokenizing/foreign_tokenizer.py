@@ -23,6 +23,7 @@ from data_prep.terminal import printable
 from data_prep.text.cleaning import Normalisation, replace_surrogates
 from data_prep.text.text_batch import pieces_of_text
 from data_prep.tokenizing.foreign_files import (
+    TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
     fingerprint_of,
     read_files,
@@ -30,6 +31,7 @@ from data_prep.tokenizing.foreign_files import (
     vocabulary_of,
 )
 from data_prep.tokenizing.info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
+from data_prep.tokenizing.report import REPORT_NAME
 from data_prep.tokenizing.tokenizer import MODEL_NAME, Tokenizer
 
 _LONGEST_REASON = 300  # characters
@@ -198,11 +200,18 @@ def _vocab_size(encoder: tokenizers.Tokenizer, where: str) -> int:
 
 
 def copy_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
-    """Write the tokenizer's files into `folder`; its information file, which makes the folder one, last."""
+    """Write the tokenizer's files into another `folder`, which is emptied; what makes the folder one last.
+
+    Nothing else is copied: the tokenizer's own folder may be that of an exported model.
+
+    Raises:
+        UserError: a file cannot be read or written.
+    """
     storage.remove(folder)
     if isinstance(tokenizer, ForeignTokenizer):
         tokenizer.write_files(folder)
         return
-    files = [path for path in Path(tokenizer.folder).iterdir() if path.is_file() and not path.name.startswith(".")]
-    for path in sorted(files, key=lambda path: (path.name == INFO_NAME, path.name)):
-        storage.write_bytes(storage.join(folder, path.name), storage.read_bytes(path))
+    for name in (MODEL_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, REPORT_NAME, INFO_NAME):
+        path = Path(tokenizer.folder) / name
+        if path.is_file():  # one of earlier releases has no report
+            storage.write_bytes(storage.join(folder, name), storage.read_bytes(path))

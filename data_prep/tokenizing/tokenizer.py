@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import METASPACE, NORMALISATION_VERSION, Normalisation, normalise
 from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
@@ -100,11 +100,14 @@ class Tokenizer:
         """Open a tokenizer folder, or a copy of the one at a URL; a foreign one is a folder with tokenizer.json.
 
         Raises:
+            UsageError: it is a file.
             UserError: it is no complete tokenizer folder, or its model is damaged or not the one it says.
         """
         from data_prep.tokenizing.foreign_tokenizer import ForeignTokenizer, is_foreign
 
         url = str(folder)
+        if meant := storage.folder_of_file(url):
+            raise UsageError(f"{url} is a file; name the folder of a tokenizer, such as {meant}")
         if is_foreign(url):
             return ForeignTokenizer.open(url)
         local = storage.local_folder(url) if storage.is_remote(url) else Path(folder)

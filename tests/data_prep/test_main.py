@@ -90,7 +90,7 @@ def test_a_dry_run_of_shards_writes_nothing(
         (["--input", "{corpus}", "shards.valid_fraction=2"], 2, "shards.valid_fraction=2"),
         (["--input", "{corpus}", "shards.vaild_fraction=0.1"], 2, "did you mean shards.valid_fraction?"),
         (["--input", "{corpus}", "--workers", "0"], 2, "--workers=0"),
-        (["--input", "{corpus}", "--wrokers", "2"], 2, "unrecognized arguments: --wrokers"),
+        (["--input", "{corpus}", "--wrokers", "2"], 2, "data_prep shards: error: unrecognized arguments: --wrokers"),
         (["--input", "{corpus}", "--config", "{tmp}/none.yaml"], 2, "none.yaml does not exist"),
     ],
 )

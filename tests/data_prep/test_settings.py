@@ -65,6 +65,16 @@ def test_a_wrong_configuration_is_one_paragraph_that_says_what_is_wrong(tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_and_what_is_not_utf8_are_told_with_the_remedy(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
+    for path, said in (
+        (tmp_path, "is a folder; name a YAML file"),
+        (tmp_path / "latin.yaml", "not UTF-8 .byte 9.; conv"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            load_settings(Car, path)
+
+
 def test_a_missing_file_names_the_presets_of_its_own_kind_only(tmp_path):
     said = {}
     for schema in RunConfig, PreparationConfig:

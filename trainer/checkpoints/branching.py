@@ -17,8 +17,6 @@ from trainer.sample_range import SampleRange
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.tracking import Tracker
 
-"""By which MLflow's own pages show a run under its parent."""
-
 
 @dataclass(frozen=True)
 class Branch:

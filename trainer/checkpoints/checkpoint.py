@@ -70,7 +70,8 @@ def save(
     go on.
     """
     folder, ranks, settings = step_folder(output_dir, state.step), engine.ranks, config.checkpoint
-    _in_turn(lambda: _make_room(folder), ranks, settings)
+    nodes_have_disks = settings.upload_to is not None
+    in_turn(lambda: _make_room(folder), ranks, nodes_have_disks)
     records, problems = _write_rank_files(folder, engine)
     saved = SavedState(
         format_version=FORMAT_VERSION,
@@ -86,7 +87,7 @@ def save(
     )
     marker = None
     if ranks.is_first and not problems:
-        marker, problems = _complete(folder, saved, records, nodes_share=settings.upload_to is None)
+        marker, problems = _complete(folder, saved, records, nodes_share=not nodes_have_disks)
     marker, problems = broadcast_object((marker, problems), ranks)
     if problems:
         if ranks.is_first:
@@ -94,7 +95,8 @@ def save(
         return None
     if ranks.local_rank == 0 and not (folder / MARKER_NAME).exists():
         _complete_here(folder, saved, marker, warn)
-    _in_turn(lambda: _retire(output_dir, settings, state.step, warn if ranks.is_first else be_silent), ranks, settings)
+    say = warn if ranks.is_first else be_silent
+    in_turn(lambda: _retire(output_dir, settings, state.step, say), ranks, nodes_have_disks)
     return Checkpoint(folder, saved, tuple(record.name for record in records))
 
 
@@ -149,12 +151,12 @@ def _complete_here(folder: Path, saved: SavedState, marker: Marker, warn: Warn) 
         warn(f"{folder} is not complete on this node, which will have to fetch it: {error}")
 
 
-def _in_turn(tidy: Callable[[], None], ranks: Ranks, settings: CheckpointSettings) -> None:
+def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> None:
     """Tidy rank 0's disk, then, where nodes may have disks of their own, each other node's; all ranks together."""
     if ranks.is_first:
         tidy()
     barrier(ranks)
-    if settings.upload_to is not None:
+    if nodes_have_disks:
         if ranks.local_rank == 0 and not ranks.is_first:
             tidy()
         barrier(ranks)
@@ -182,17 +184,23 @@ def _give_up(folder: Path, problem: str, warn: Warn) -> None:
 
 def bring_back_replaced(output_dir: str | Path) -> None:
     """Give its name back to a whole checkpoint that a save of the same step, which never ended, had set aside."""
-    for name in storage.list_names(checkpoints_folder(output_dir)):
-        if name.endswith(_REPLACED) and step_of(name.removesuffix(_REPLACED)) is not None:
-            folder = checkpoints_folder(output_dir) / name.removesuffix(_REPLACED)
-            if (_replaced(folder) / MARKER_NAME).exists() and not (folder / MARKER_NAME).exists():
-                with contextlib.suppress(UserError, OSError):  # where nothing can be changed, older ones are left
-                    storage.remove(folder)
-                    _replaced(folder).rename(folder)
+    for step in _replaced_steps(output_dir):
+        folder = step_folder(output_dir, step)
+        if (_replaced(folder) / MARKER_NAME).exists() and not (folder / MARKER_NAME).exists():
+            with contextlib.suppress(UserError, OSError):  # where nothing can be changed, older ones are left
+                storage.remove(folder)
+                _replaced(folder).rename(folder)
 
 
 def _replaced(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}{_REPLACED}")
+
+
+def _replaced_steps(output_dir: str | Path) -> list[int]:
+    """Steps of which a checkpoint was set aside."""
+    names = storage.list_names(checkpoints_folder(output_dir))
+    steps = [step_of(name.removesuffix(_REPLACED)) for name in names if name.endswith(_REPLACED)]
+    return [step for step in steps if step is not None]
 
 
 def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, warn: Warn) -> None:
@@ -200,8 +208,10 @@ def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: in
     complete, unfinished = list_steps(output_dir)
     metrics = {step: _metric(step_folder(output_dir, step), settings) for step in complete}
     superfluous = superfluous_steps(metrics, saved_step, settings) | {*unfinished}
-    folders = [step_folder(output_dir, step) for step in sorted(superfluous)]
-    for folder in (*folders, _replaced(step_folder(output_dir, saved_step))):
+    # What was set aside goes before its step does, whose marker keeps it from coming back.
+    outdated = [step for step in _replaced_steps(output_dir) if step in {*complete, saved_step}]
+    folders = [_replaced(step_folder(output_dir, step)) for step in outdated]
+    for folder in (*folders, *(step_folder(output_dir, step) for step in sorted(superfluous))):
         try:
             storage.remove(folder / MARKER_NAME)
             storage.remove(folder)

@@ -29,10 +29,12 @@ def bring(remote: str, folder: Path, step: int, stage: int | None, ranks: Ranks)
     """Have on this node's disk what its ranks need of the checkpoint of `step`, every file of it verified.
 
     Returns what this rank found wrong, if anything. The marker is written last, so that a folder that has one has all
-    that this node needs.
+    that this node needs. Where nodes hold different saves of the step, all take the store's.
     """
     leads = ranks.local_rank == 0
     marker, problem = _attempt(lambda: _marker(remote, folder, step))
+    if len(set(gather_objects(marker, ranks))) > 1:
+        marker, problem = _attempt(lambda: stored_marker(remote, step))
     if problem is None and marker is not None and leads:
         _, problem = _attempt(lambda: _have(remote, folder, step, [f for f in marker.files if f.name == STATE_NAME]))
     if any(gather_objects(problem, ranks)):

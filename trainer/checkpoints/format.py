@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from data_prep.data_set.manifest_records import FileRecord
 from data_prep.errors import UserError
@@ -57,11 +57,20 @@ class TrainState(_Record):
     mlflow_run_id: str | None = None
     last_logged_step: Count = Field(0, description="newest step whose metrics were handed to the tracker")
     train_seconds: Annotated[float, Field(ge=0.0)] = Field(0.0, description="seconds spent in steps, over all starts")
-    evaluation: dict[str, float] = Field({}, description="metrics of an evaluation at this very step; else empty")
+    evaluation: dict[str, float] = Field({}, description="finite metrics of an evaluation at this very step, if any")
     skipped_samples: tuple[SampleRange, ...] = Field((), description="--skip-samples: nothing is predicted in these")
     branched_at: Count | None = Field(
         None, description="--resume-from: the step that this course left an earlier one at"
     )
+    data_lineage: tuple[str, ...] = Field(
+        (), description="manifest digests of all data that the weights saw; empty in checkpoints of earlier releases"
+    )
+
+    @field_validator("evaluation", mode="before")
+    @classmethod
+    def _finite(cls, metrics: Any) -> Any:
+        """Earlier releases wrote null for what was not finite."""
+        return {name: m for name, m in metrics.items() if m is not None} if isinstance(metrics, dict) else metrics
 
 
 class DataIdentity(_Record):
@@ -84,6 +93,11 @@ class SavedState(_Record):
     optimizer_steps: Count = Field(description="updates that Adam has made")
     loss_scaler: dict[str, float | int] | None = Field(description="dynamic loss scale of fp16")
     versions: dict[str, str]
+
+    @property
+    def data_lineage(self) -> tuple[str, ...]:
+        """Manifest digests of all data that the weights saw, as far back as they are known."""
+        return self.state.data_lineage or self.data.manifest_digests
 
 
 class Marker(_Record):

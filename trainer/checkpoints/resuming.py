@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_prep.errors import UserError
-from trainer.checkpoints.checkpoint import ALONE, Warn, be_silent, bring_back_replaced, warn_on_stderr
+from trainer.checkpoints.checkpoint import ALONE, Warn, be_silent, bring_back_replaced, in_turn, warn_on_stderr
 from trainer.checkpoints.fetch import bring
 from trainer.checkpoints.format import (
     MARKER_NAME,
@@ -69,8 +69,7 @@ def find_latest(
 
 def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:
     """Steps of which some node's disk or the store has a complete checkpoint, newest first; the same on all ranks."""
-    if ranks.is_first or (remote is not None and ranks.local_rank == 0):
-        bring_back_replaced(output_dir)
+    in_turn(lambda: bring_back_replaced(output_dir), ranks, nodes_have_disks=remote is not None)
     complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
     steps = sorted({step for found in gather_objects(complete, ranks) for step in found}, reverse=True)
     if remote is not None:

@@ -85,12 +85,12 @@ def copy_file(path: Path, url: str) -> None:
     Raises:
         UserError: the store refuses, or the file is gone.
     """
-    try:
-        if storage.is_remote(url):
-            remote_files.upload(path, url)
-            return
+    if not storage.is_remote(url):
         with storage.local_write(url) as partial:
             shutil.copyfile(path, partial)
+        return
+    try:
+        remote_files.upload(path, url)
     except FileNotFoundError:
         raise UserError(f"{path} is gone") from None
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from trainer.checkpoints.format import (
     MARKER_NAME,
@@ -30,10 +30,25 @@ from trainer.checkpoints.store import (
     stored_metric,
     stored_steps,
 )
+from trainer.config import RunConfig
 from trainer.ranks.distributed import Ranks, broadcast_object
 from trainer.settings.watching import CheckpointSettings
 
 _POLL_SECONDS = 1.0
+
+
+def check_upload_wait(config: RunConfig, world_size: int) -> None:
+    """Refuse an end that some ranks would not outwait.
+
+    Raises:
+        UsageError: the wait for the last copy is not shorter than the ranks' wait for each other.
+    """
+    wait, timeout = config.checkpoint.upload_wait_seconds, config.distributed.timeout_seconds
+    if config.checkpoint.upload_to is not None and world_size > 1 and wait >= timeout:
+        raise UsageError(
+            f"checkpoint.upload_wait_seconds={wait} is not less than distributed.timeout_seconds={timeout}, after "
+            "which ranks whose copy is done give up on the others; lower the one or raise the other"
+        )
 
 
 class Uploader:
@@ -78,12 +93,18 @@ class Uploader:
             self._warn(f"{error}; the next save tries again")
             return False
 
-    def close(self) -> bool:
-        """Wait for what is under way, at most `checkpoint.upload_wait_seconds`; whether all was copied."""
+    def close(self, mark: Callable[[str], None] = lambda doing: None) -> bool:
+        """Wait for what is under way, at most `checkpoint.upload_wait_seconds`; whether all was copied.
+
+        `mark` is told again and again that it waits (`trainer/ranks/watchdog.py`).
+        """
+        deadline = time.monotonic() + self._settings.upload_wait_seconds
         with self._changed:
-            self._deadline = time.monotonic() + self._settings.upload_wait_seconds
+            self._deadline = deadline
             self._changed.notify_all()
-        self._thread.join(self._settings.upload_wait_seconds + _POLL_SECONDS)
+        while self._thread.is_alive() and time.monotonic() < deadline + _POLL_SECONDS:
+            mark("waiting for the copy of the last checkpoint")
+            self._thread.join(_POLL_SECONDS)
         if self._pending:
             steps = ", ".join(f"{step:,}" for step in sorted(self._pending))
             self._warn(

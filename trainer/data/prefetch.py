@@ -24,8 +24,8 @@ class Prefetcher:
             return
         self._asked.add(file.name)
         self._waiting.put(file)
-        # Not before: a thread does not come along when DataLoader forks its workers.
-        if self._thread is None:
+        # A thread does not come along when DataLoader forks its workers, and the run's rehearsal begins one before.
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
 

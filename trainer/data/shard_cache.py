@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from data_prep.errors import UserError
 from data_prep.files import storage
 
 _LOCKS = ".locks"
+_OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; whatever else lies in the folder is the user's
 
 
 class DamagedFile(UserError):
@@ -79,7 +81,8 @@ class ShardCache:
             return mine
 
     def _fetch(self, file: CachedFile, path: Path) -> None:
-        partial = path.with_name(f".{path.name}.{os.getpid()}{storage.PARTIAL_SUFFIX}")
+        partial = path.with_name(f".{path.name}{storage.PARTIAL_SUFFIX}")
+        self._remove_abandoned()
         try:
             self._make_room(file.bytes, path)
             while True:
@@ -122,13 +125,22 @@ class ShardCache:
                 files[0][2].unlink(missing_ok=True)
             return bool(files)
 
+    def _remove_abandoned(self) -> None:
+        """Remove what killed processes had half fetched: the lock of its name is free."""
+        for partial in self._folder.glob(f".*{storage.PARTIAL_SUFFIX}"):
+            name = partial.name.removeprefix(".").removesuffix(storage.PARTIAL_SUFFIX)
+            if _OWN_NAME.fullmatch(name):
+                with self._locked(name, wait=False) as mine:
+                    if mine:
+                        partial.unlink(missing_ok=True)
+
     def _files(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of the files, the one unused for longest first; what is being fetched left out."""
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    if entry.is_file() and not entry.name.startswith("."):
+                    if _OWN_NAME.fullmatch(entry.name) and entry.is_file():
                         status = entry.stat()
                         found.append((status.st_mtime, status.st_size, Path(entry.path)))
         return sorted(found)
@@ -150,7 +162,10 @@ class ShardCache:
             except BlockingIOError:
                 yield False
                 return
-            yield True
+            try:
+                yield True
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile has the file open too
 
 
 def _check(file: CachedFile, path: Path) -> None:

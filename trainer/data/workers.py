@@ -14,6 +14,7 @@ def obey_rank_alone(worker: int) -> None:
     asks for it (SIGTERM from the rank itself) or is gone (DataLoader's own watch).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_wait_for_rank, args=(os.getppid(),), daemon=True).start()
 

@@ -67,11 +67,14 @@ def test_the_vocabulary_is_written_with_every_piece(
     assert all(piece in line for piece, line in zip(pieces, lines[-800:], strict=True))
 
 
-@pytest.mark.parametrize("name", ["documents", "shard", "skip"])
-def test_a_negative_number_is_refused(name: str, small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("name", "least"), [("documents", 1), ("shard", 0), ("skip", 0)])
+def test_a_smaller_number_is_refused(
+    name: str, least: int, small_shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        run(capsys, small_shards, f"--{name}", -1)
-    assert f"argument --{name}: '-1' is no whole number; give one of 0 or more" in capsys.readouterr().err
+        run(capsys, small_shards, f"--{name}", least - 1)
+    said = capsys.readouterr().err
+    assert f"argument --{name}: '{least - 1}' is no whole number; give one of {least} or more" in said
 
 
 def test_one_report_at_a_time(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:

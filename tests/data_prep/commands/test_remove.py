@@ -29,6 +29,15 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+def test_a_misspelt_folder_or_a_file_is_told_and_nothing_is_made(
+    command: Command, original: Path, tmp_path: Path
+) -> None:
+    assert command("remove", tmp_path / "nope", "--source", "south") == 1 and "holds no manifest" in command.errors
+    assert command("verify", original / "manifest.json") == 2
+    assert f"is a file; name the folder of a data set, such as {original}" in command.errors
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
     before = files(folder)
     assert command("remove", folder, "--source", "south", "--dry-run") == 0

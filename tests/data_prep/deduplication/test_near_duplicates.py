@@ -261,6 +261,16 @@ def test_a_shard_is_signed_from_its_tokens(tmp_path: Path) -> None:
     np.testing.assert_array_equal(files.signatures(np.arange(4)), signatures(list(documents.values()), SETTINGS))
 
 
+def test_no_copy_of_a_remote_shard_that_was_signed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = np.zeros(1, np.uint32)
+    record = Record(tokens_of(1), starts, starts, np.zeros(1, np.uint16), np.ones(1, np.uint64))
+    shard = write_shard("memory://signed", "train-000000", [record])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert shard_signatures(SignatureTask("memory://signed", shard, SETTINGS, "memory://signed/work")) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_large_cluster_costs_in_proportion_to_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
     equal_counts = near_duplicates._equal_counts

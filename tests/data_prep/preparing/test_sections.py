@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.data_set.shard_index import starts_of
 from data_prep.errors import UserError
 from data_prep.preparing import sections
 from data_prep.preparing.sections import (
@@ -17,7 +18,6 @@ from data_prep.preparing.sections import (
     read_sizes,
     read_summary,
     select_documents,
-    starts_of,
     take_runs,
 )
 

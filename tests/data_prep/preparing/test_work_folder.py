@@ -178,6 +178,20 @@ def test_work_that_stopped_at_bad_input_goes_on_where_such_input_is_to_be_left_o
     assert files_of(output) == files_of(tmp_path / "whole")
 
 
+def test_work_of_which_no_unit_was_done_binds_nobody(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_bytes(small_corpus.read_bytes().replace(b'"text":', b'"content":'))
+    output = str(tmp_path / "out")
+
+    def prepare(*overrides: str) -> None:
+        prepare_shards(make_plan(config_of(tmp_path / "corpus.jsonl", *overrides), tokenizer), tokenizer, output, 1)
+
+    with pytest.raises(UserError, match="no field 'text'"):
+        prepare()
+    prepare("documents.text_field=content")
+    with pytest.raises(UserError, match="holds the shards of another preparation"):
+        prepare()
+
+
 def test_skipped_input_does_not_become_an_error_on_the_way(
     plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

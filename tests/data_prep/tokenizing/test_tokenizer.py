@@ -16,7 +16,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizing.tokenizer import (
@@ -111,6 +111,11 @@ def test_snapped_starts_rise_from_zero(tokenizer: Tokenizer, texts: list[str], d
 
 def _copy(tokenizer: Tokenizer, folder: Path) -> Path:
     return Path(shutil.copytree(tokenizer.folder, folder / "copy"))
+
+
+def test_a_file_of_a_tokenizer_is_answered_with_its_folder(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UsageError, match=f"is a file; name the folder of a tokenizer, such as {tokenizer.folder}"):
+        Tokenizer.load(tokenizer.folder / "tokenizer.json")
 
 
 def test_a_folder_without_its_marker_is_no_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -261,6 +261,16 @@ def test_a_checkpoint_whose_replacement_was_killed_is_there_again(failing, tmp_p
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
 
+def test_what_a_save_set_aside_never_comes_back_once_its_step_is_retired(tmp_path):
+    """A process was killed between the marker of the second save of step 1 and the removal of the first."""
+    engine = StillEngine()
+    folder = save(tmp_path, 1, engine)
+    shutil.copytree(folder, folder.with_name(f"{folder.name}.replaced"))
+    save(tmp_path, 2, engine, keep_last=1)
+    assert find_latest(tmp_path, warn=refuse).step == 2
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000002"]
+
+
 @pytest.mark.parametrize("failing", [".safetensors", "state.json", "checkpoint.json"])
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "the next step"])
 def test_a_full_disk_leaves_the_last_good_checkpoint(failing, step, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from tests.s3_server import S3Bucket, S3Server, run_server
 from tests.trainer.checkpoints.test_checkpoint import IDENTITY, StillEngine, flip_bytes, refuse
@@ -22,7 +22,7 @@ from trainer.checkpoints.format import MARKER_NAME, TrainState, read_marker
 from trainer.checkpoints.pieces import read_weights
 from trainer.checkpoints.resuming import find_latest
 from trainer.checkpoints.store import stored_steps
-from trainer.checkpoints.upload import Uploader
+from trainer.checkpoints.upload import Uploader, check_upload_wait
 from trainer.ranks.distributed import Ranks
 from trainer.settings.watching import CheckpointSettings
 
@@ -117,6 +117,36 @@ def test_a_store_that_fails_is_warned_of_and_the_next_save_catches_up(bucket, tm
     run.save(20)
     assert run.uploader.close() and len(run.warnings) == 1
     assert stored_steps(bucket.url) == [20, 10]
+
+
+def test_the_end_of_a_run_marks_that_it_waits_for_the_copy(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)
+    go_on, marks = threading.Event(), list[str]()
+    copy_file = upload.copy_file
+    monkeypatch.setattr(upload, "copy_file", lambda path, url: go_on.wait(20) and copy_file(path, url))
+
+    def mark(doing: str) -> None:
+        marks.append(doing)
+        if len(marks) == 5:
+            go_on.set()
+
+    run = Run(tmp_path, bucket.url)
+    run.save(10)
+    assert run.uploader.close(mark) and stored_steps(bucket.url) == [10]
+    assert len(marks) >= 5 and set(marks) == {"waiting for the copy of the last checkpoint"}
+
+
+def test_a_wait_for_the_last_copy_that_other_ranks_do_not_outwait_is_refused():
+    def check(wait: int, world_size: int = 2, **settings: str) -> None:
+        checkpoint = CheckpointSettings(upload_wait_seconds=wait, **settings)
+        config = make_config("run", 0, distributed={"timeout_seconds": 60})
+        check_upload_wait(config.model_copy(update={"checkpoint": checkpoint}), world_size)
+
+    with pytest.raises(UsageError, match="upload_wait_seconds=60 is not less than distributed.timeout_seconds=60"):
+        check(60, upload_to="s3://bucket/run")
+    check(59, upload_to="s3://bucket/run")
+    check(60, world_size=1, upload_to="s3://bucket/run")
+    check(60)
 
 
 def test_what_the_store_lacks_of_a_run_that_is_started_again_is_copied_at_once(bucket, tmp_path):

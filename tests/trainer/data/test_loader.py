@@ -281,8 +281,8 @@ def test_workers_obey_their_rank_alone_and_end_with_it(corpus) -> None:
     assert torch.equal(state, torch.get_rng_state())
     (worker,) = set(active_children()) - before
     # As a scheduler does that ends a job: from another process.
-    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
-    subprocess.run(["kill", "-INT", str(worker.pid)], check=True)
+    for name in ("TERM", "INT", "USR1"):
+        subprocess.run(["kill", f"-{name}", str(worker.pid)], check=True)
     for _ in range(10):
         next(batches)
     assert worker.is_alive()

@@ -73,6 +73,47 @@ def test_what_was_unused_for_longest_makes_room(store: Store, tmp_path: Path) ->
     assert first.tobytes() == np.random.default_rng(0).bytes(SIZE), "a map outlives the file"
 
 
+def test_files_that_are_not_the_caches_own_stay(store: Store, tmp_path: Path) -> None:
+    """`data.cache_dir` may be a folder with files of the user's."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    own = {"thesis.tar", "0123-results.csv", ".hidden.partial"}
+    for name in own:
+        (folder / name).write_bytes(bytes(10 * SIZE))
+        os.utime(folder / name, (1, 1))
+    cache, files = ShardCache(folder, 2 * SIZE, store.download), [store.put(number) for number in range(3)]
+    for age, file in enumerate(files, start=2):
+        cache.fetch(file)
+        os.utime(folder / file.name, (age, age))
+    assert set(os.listdir(folder)) == {*own, ".locks", files[1].name, files[2].name}
+
+
+def test_what_killed_processes_had_half_fetched_goes_and_what_others_fetch_stays(store: Store, tmp_path: Path) -> None:
+    cache, files = ShardCache(tmp_path / "cache", 9 * SIZE, store.download), [store.put(n) for n in range(3)]
+    partials = [tmp_path / "cache" / f".{file.name}.partial" for file in files[:2]]
+    with cache._locked(files[0].name, wait=True):
+        for partial in partials:
+            partial.write_bytes(b"half")
+        cache.fetch(files[2])
+        assert [partial.exists() for partial in partials] == [True, False]
+    cache.fetch(files[0])
+    assert len(names(tmp_path / "cache")) == 2 and not partials[0].exists()
+
+
+@pytest.mark.spawn
+def test_a_process_forked_in_the_middle_of_a_fetch_does_not_keep_its_lock(
+    store: Store, tmp_path: Path, fork: Callable
+) -> None:
+    cache, file = ShardCache(tmp_path / "cache", 9 * SIZE, store.download), store.put(0)
+    end = multiprocessing.get_context("fork").Event()
+    with cache._locked(file.name, wait=True):
+        process = fork(end.wait, 20)
+    with cache._locked(file.name, wait=False) as mine:
+        assert mine
+    end.set()
+    process.join(20)
+
+
 def test_another_content_is_refused_and_leaves_nothing(store: Store, tmp_path: Path) -> None:
     cache = ShardCache(tmp_path / "cache", 10 * SIZE, store.download)
     file = store.put(0)

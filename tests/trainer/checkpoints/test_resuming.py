@@ -1,0 +1,35 @@
+"""Going on from a checkpoint with several nodes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from tests.trainer.checkpoints.test_checkpoint import StillEngine, refuse, save
+from tests.trainer.threaded_ranks import ThreadedRanks
+from trainer.checkpoints import checkpoint, fetch, resuming
+from trainer.checkpoints.pieces import read_weights
+
+
+def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_after_the_other(tmp_path, monkeypatch):
+    engine = StillEngine()
+    folder = save(tmp_path / "run", 1, engine)
+    folder.rename(folder.with_name(f"{folder.name}.replaced"))
+    bring_back, at_it, seen = resuming.bring_back_replaced, list[int](), list[int]()
+
+    def slowly(output_dir: Path) -> None:
+        at_it.append(1)
+        time.sleep(0.1)
+        seen.append(len(at_it))
+        bring_back(output_dir)
+        at_it.pop()
+
+    monkeypatch.setattr(resuming, "bring_back_replaced", slowly)
+    group = ThreadedRanks(2, (checkpoint, fetch, resuming), monkeypatch)
+    store = str(tmp_path / "store")
+    found = group.run(lambda ranks: resuming.find_latest(tmp_path / "run", ranks, refuse, remote=store, stage=0))
+    assert seen == [1, 1]
+    assert [each.step for each in found] == [1, 1]
+    assert torch.equal(read_weights(folder)["norm.weight"], engine.module.norm.weight)
