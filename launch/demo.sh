@@ -39,6 +39,11 @@ main() {
     if ((SECONDS - started > 3)) || [[ ! -f $output/timings.tsv ]]; then
         record_time environment $((SECONDS - started))
     fi
+    pretrain_arguments=("$root/launch/pretrain.py" --config configs/tiny_cpu.yaml output_dir="$output/run"
+        data.shards="$output/shards" "${settings[@]}")
+    if ((${#settings[@]})); then # told now, not in the fifth step
+        python "${pretrain_arguments[@]}" --print-config >/dev/null
+    fi
     choose_devices
 
     if [[ -z $corpus ]]; then
@@ -84,6 +89,11 @@ read_arguments() {
         esac
         shift
     done
+    # Patterns that bash does not read as data_prep does are left to it.
+    if [[ -n $corpus && $corpus != *://* && $corpus != *[{}]* && $corpus != *'**'* ]] &&
+        ! compgen -G "$corpus" >/dev/null; then
+        usage_error "--corpus $corpus matches no file; check the path, and quote a pattern"
+    fi
 }
 
 usage_error() {
@@ -113,7 +123,8 @@ prepare_output() {
         mkdir -p "$output/logs" "$output/.done"
     fi
     local wanted=${corpus:-docstrings}
-    if [[ -f $output/corpus.txt && $(<"$output/corpus.txt") != "$wanted" ]]; then
+    # Of a demo without a finished step nothing was made.
+    if [[ -f $output/corpus.txt && $(<"$output/corpus.txt") != "$wanted" && -n $(ls -A "$output/.done") ]]; then
         usage_error "$output holds a demo made from $(<"$output/corpus.txt"), not from $wanted; give --fresh to make it anew, or another --output"
     fi
     printf '%s\n' "$wanted" >"$output/corpus.txt"
@@ -150,8 +161,7 @@ make_shards() {
 pretrain() {
     local port
     port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-    show deepspeed "${launcher_options[@]}" --log_level warning --master_port "$port" "$root/launch/pretrain.py" \
-        --config configs/tiny_cpu.yaml output_dir="$output/run" data.shards="$output/shards" "${settings[@]}"
+    show deepspeed "${launcher_options[@]}" --log_level warning --master_port "$port" "${pretrain_arguments[@]}"
     # The launcher may end with status 0 although its ranks did not finish.
     python - "$output/run/status.json" <<'PYTHON'
 import json, sys

@@ -22,9 +22,10 @@ from data_prep.files import storage
 from data_prep.settings import load_settings
 from launch.status import duration
 from trainer.config import RunConfig
-from trainer.preflight import host_checks, model_checks, preflight, service_checks
+from trainer.deepspeed_file import with_deepspeed_file
+from trainer.preflight import data_checks, disk_checks, host_checks, model_checks, preflight, service_checks
+from trainer.preflight.finding import Finding, guarded
 from trainer.preflight.hostfile import read_hostfile
-from trainer.preflight.preflight import Finding, guarded
 from trainer.ranks.distributed import device_type
 from trainer.schedule import tokens_of_phase
 from trainer.watching.status import read_status
@@ -47,10 +48,17 @@ def main() -> None:
     )
     parser.add_argument("--hostfile", metavar="FILE", help="the deepspeed launcher's: lines HOST slots=N")
     parser.add_argument("--master-addr", metavar="ADDRESS", help="of the first host (default: it is asked by ssh)")
+    parser.add_argument(
+        "--deepspeed_config",
+        "--deepspeed-config",
+        metavar="FILE",
+        help="DeepSpeed JSON merged over what the YAML gives, as pretrain.py takes it",
+    )
     arguments = parser.parse_intermixed_args()
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"--ranks {arguments.ranks} is not a number of ranks; give 1 or more")
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
+    config = with_deepspeed_file(config, arguments.deepspeed_config)
     storage.configure(config.storage_options)
     hosts = read_hostfile(arguments.hostfile) if arguments.hostfile else {}
     device = torch.device(device_type(), 0)
@@ -69,11 +77,11 @@ def examine(
     yield from guarded("batch", lambda: preflight.check_batches(config, world_size))
     yield from guarded("deepspeed", lambda: model_checks.check_device(config, world_size, device))
     yield from guarded("init_from", lambda: model_checks.check_initial_weights(config))
-    yield from guarded("data", lambda: preflight.check_data(config, world_size))
+    yield from guarded("data", lambda: data_checks.check_data(config, world_size))
     yield from guarded("memory", lambda: preflight.check_memory(config, world_size, device))
-    yield from guarded("disk", lambda: preflight.check_disk(config))
-    yield from guarded("store", lambda: preflight.check_store(config))
-    yield from guarded("clock", lambda: preflight.check_clock(config))
+    yield from guarded("disk", lambda: disk_checks.check_disk(config))
+    yield from guarded("store", lambda: preflight.check_store(config, world_size))
+    yield from guarded("clock", lambda: disk_checks.check_clock(config))
     yield from guarded("compiler", lambda: preflight.check_compiler(config))
     yield from guarded("op cache", preflight.check_op_cache)
     yield from guarded("mlflow", lambda: service_checks.check_mlflow(config))

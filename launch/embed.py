@@ -109,8 +109,10 @@ def file_texts(path: Path) -> list[str]:
     """
     try:
         return without_last_empty(path.read_text(encoding="utf-8-sig").split("\n"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--input {path} cannot be read ({error}); give a file of UTF-8 lines, or a table") from None
+    except OSError as error:
+        raise UserError(f"--input {path} cannot be read ({error.strerror}); give a file of lines, or a table") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--input {path} is not UTF-8 (byte {error.start}); convert it, such as with iconv") from None
 
 
 def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:

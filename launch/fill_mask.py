@@ -1,8 +1,8 @@
 """Fill masks with a model: `fill_mask.py --model models:/NAME@ALIAS "Paris is the [MASK] of France."`.
 
 The model is a registered one, a run's, an exported folder, or a run's own checkpoint (its output_dir). Texts come from
-the command line, or line by line from standard input. `--mask-random` masks a word of each text itself and shows what
-the model makes of it.
+the command line, or line by line from standard input; one without a mask is told of and left out. `--mask-random` masks
+a word of each text itself and shows what the model makes of it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
 from trainer.using.fill_mask import FillMask, MaskedText, as_json, is_right, mask_random_word, report
+
+
+class Text(NamedTuple):
+    """A text, and where it stands, for messages."""
+
+    place: str
+    text: str
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -68,21 +76,21 @@ def main() -> None:
     model = open_model(arguments.model, arguments.tracking_uri)
     if arguments.mask_random:
         show_random(model, texts, arguments)
-        return
-    for prediction in [model.predict(text, arguments.top_k) for text in texts]:
-        print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
+    else:
+        show_filled(model, texts, arguments)
 
 
-def read_texts(texts: list[str]) -> list[str]:
+def read_texts(given: list[str]) -> list[Text]:
     """The texts of the command line, or the lines of standard input that hold anything."""
+    texts = [Text("", text) for text in given]
     if not texts:
         if sys.stdin.isatty():
             raise UsageError('no text is given; put one behind the options, as in fill_mask.py --model M "a [MASK]"')
-        texts = [line.strip() for line in lines_of_stdin()]
-    texts = [text for text in texts if text.strip()]
+        texts = [Text(f"line {number:,}: ", line.strip()) for number, line in enumerate(lines_of_stdin(), start=1)]
+    texts = [each for each in texts if each.text.strip()]
     if not texts:
         raise UsageError("the text is empty; give a sentence")
-    check_utf8(texts)
+    check_utf8([each.text for each in texts])
     return texts
 
 
@@ -113,10 +121,25 @@ def check_utf8(texts: Sequence[str]) -> None:
         raise UsageError("the text on the command line is not UTF-8; set a UTF-8 locale, or give it on standard input")
 
 
-def show_random(model: FillMask, texts: list[str], arguments: argparse.Namespace) -> None:
+def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:
+    """Fill the masks of every text, each as soon as it is filled."""
+    num_filled = 0
+    for place, text in texts:
+        try:
+            prediction = model.predict(text, arguments.top_k)
+        except UsageError as error:
+            tell_left_out(place, error)
+            continue
+        print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
+        num_filled += 1
+    if not num_filled:
+        raise UsageError(f"there is no {model.mask_token} in any text; put it for a word, or add --mask-random")
+
+
+def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:
     """Mask a word of every text, fill it, and say how often the first guess was right."""
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
-    masked_texts = [masked for text in texts if (masked := mask_or_skip(text, seed, model)) is not None]
+    masked_texts = [masked for each in texts if (masked := mask_or_skip(each, seed, model)) is not None]
     if not masked_texts:
         raise UsageError("no text has a word to mask; give sentences")
     num_right = 0
@@ -131,14 +154,18 @@ def show_random(model: FillMask, texts: list[str], arguments: argparse.Namespace
         print(f"first guess right: {num_right} of {len(masked_texts)} (--seed {seed})")
 
 
-def mask_or_skip(text: str, seed: int, model: FillMask) -> MaskedText | None:
+def mask_or_skip(given: Text, seed: int, model: FillMask) -> MaskedText | None:
     """Mask a word; a line without any is told of and left out, so that a file of held-out lines goes through."""
-    text = text.replace(model.mask_token, " ")
+    text = given.text.replace(model.mask_token, " ")
     try:
         return mask_random_word(text, seed, model.mask_token, preferred=model.is_one_piece)
     except UsageError as error:
-        print(f"warning: {error}; it is left out", file=sys.stderr)
+        tell_left_out(given.place, error)
         return None
+
+
+def tell_left_out(place: str, error: UsageError) -> None:
+    print(f"warning: {place}{error}; it is left out", file=sys.stderr)
 
 
 if __name__ == "__main__":

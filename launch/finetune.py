@@ -210,16 +210,19 @@ def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | N
         UserError: the registry refuses or does not answer.
     """
     from trainer.registry.registry import register
+    from trainer.tracking.mlflow_server import redact
 
+    server = f" --tracking-uri {redact(arguments.tracking_uri)}" if arguments.tracking_uri else ""
+    alias = f" --alias {arguments.alias}" if arguments.alias else ""
     try:
         registration = register(folder, arguments.register, arguments.alias, arguments.tracking_uri, run_id)
     except UserError as error:
         raise UserError(
             f"{error}. The fitted model is whole in {folder}; once that is mended: python launch/register.py --model "
-            f"{folder} --name {arguments.register}" + (f" --alias {arguments.alias}" if arguments.alias else "")
+            f"{folder} --name {arguments.register}{alias}{server}"
         ) from error
     say(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
-    say(f"  python launch/predict.py --model {registration.model_uri} --input FILE --output FILE")
+    say(f"  python launch/predict.py --model {registration.model_uri}{server} --input FILE --output FILE")
 
 
 def say(text: str) -> None:

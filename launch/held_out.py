@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from data_prep.arguments import at_least
@@ -29,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which ones (default %(default)s)")
     options = parser.parse_args(arguments)
-    for sentence in held_out_sentences(options.shards, options.num_sentences, options.seed):
+    sentences = held_out_sentences(options.shards, options.num_sentences, options.seed)
+    if len(sentences) < options.num_sentences:
+        print(f"warning: the valid split holds only {len(sentences):,} such sentences", file=sys.stderr)
+    for sentence in sentences:
         print(sentence)
 
 

@@ -9,7 +9,6 @@ cases).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from data_prep.errors import UsageError, run_command
 from data_prep.settings import describe, load_settings, to_yaml
 from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
+from trainer.deepspeed_file import with_deepspeed_file
 from trainer.preflight.launch_checks import check_launch
 from trainer.sample_range import parse_ranges
 
@@ -74,13 +74,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
-    config = _with_deepspeed_file(config, arguments.deepspeed_config)
+    config = with_deepspeed_file(config, arguments.deepspeed_config)
     branch = branch_of(arguments)
     deepspeed_config(config, world_size(arguments))  # tells a contradiction before any process group starts
     if arguments.print_config or arguments.dry_run:
         if is_first_rank():
             _explain(config, arguments)
         return
+    check_output_dir(config.output_dir)
     check_launch()
     from trainer.ranks.stop_signal import StopSignal
 
@@ -90,6 +91,19 @@ def main() -> None:
     from trainer.train import train
 
     run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None, stop_signal))
+
+
+def check_output_dir(output_dir: str) -> None:
+    """Refuse a folder that cannot be made, since a file lies at its place or above it.
+
+    Raises:
+        UsageError: one does.
+    """
+    path = Path(output_dir)
+    file = next((place for place in (path, *path.parents) if place.is_file()), None)
+    if file is not None:
+        where = "" if file == path else f" lies in {file}, which"
+        raise UsageError(f"output_dir={output_dir}{where} is a file; name a folder")
 
 
 def world_size(arguments: argparse.Namespace) -> int:
@@ -138,22 +152,6 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
             from trainer.preflight.scale import scale_lines
 
             print("", "Other numbers of GPUs (on paper)", *scale_lines(config, others), sep="\n")
-
-
-def _with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
-    if path is None:
-        return config
-    if config.deepspeed is not None:
-        raise UsageError("the configuration has a 'deepspeed:' block and --deepspeed_config is given; keep one of them")
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"--deepspeed_config {path} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"--deepspeed_config {path} holds no JSON object at its top")
-    return config.model_copy(update={"deepspeed": values})
 
 
 if __name__ == "__main__":

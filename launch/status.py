@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UserError, run_command
+from data_prep.errors import UsageError, UserError, run_command
 from trainer.watching.status import read_history, read_status
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
@@ -33,6 +33,8 @@ class Session:
     first_step: int
     state: str
     cause: str | None
+    last_step: int | None
+    """Where it ended; None where it did not say so."""
 
     @property
     def rank_hours(self) -> float:
@@ -46,6 +48,10 @@ def main() -> None:
     parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="the run's folder")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     arguments = parser.parse_args()
+    if arguments.output_dir.is_file():
+        raise UsageError(
+            f"{arguments.output_dir} is a file; name the run's folder, such as {arguments.output_dir.parent}"
+        )
     status = read_status(arguments.output_dir)
     if status is None:
         raise UserError(
@@ -63,21 +69,38 @@ def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[
     found: list[Session] = []
     starts = [number for number, event in enumerate(history) if event["event"] == "started"]
     for start, following in zip(starts, [*starts[1:], len(history)], strict=False):
-        begun, events = history[start], history[start + 1 : following]
+        begun = history[start]
+        later = (number for number in range(start + 1, following) if _is_of_later_start(history[number], begun))
+        stop = next(later, following)
+        events = history[start + 1 : stop]
         end = next((event for event in events if event["event"] == "ended"), None)
-        is_last = following == len(history)
+        is_last = stop == len(history)
         if end is not None:
             ended_at, state, cause = end["at"], end["state"], end.get("cause")
         elif is_last:
             ended_at, state, cause = max(status["written_at"], begun["at"]), status["state"], status.get("cause")
         else:
             # Of a session that ended without a word, the next start has noted the last status.
-            seen = history[following].get("last_written_at")
+            seen = history[stop].get("last_written_at")
             ended_at = max([begun["at"], *(event["at"] for event in events), *([seen] if seen else [])])
             state, cause = "lost", UNSAID
         launched_at = begun.get("launched_at", begun["at"])
-        found.append(Session(launched_at, ended_at, begun["world_size"], begun["step"], state, cause))
+        last_step = end.get("step") if end is not None else None
+        found.append(Session(launched_at, ended_at, begun["world_size"], begun["step"], state, cause, last_step))
     return found
+
+
+def _is_of_later_start(event: dict[str, Any], begun: dict[str, Any]) -> bool:
+    """Whether it is the end of a process that came after the start `begun`, and ended before it noted its own."""
+    return event["event"] == "ended" and bool(event.get("launched_at", begun["at"]) > begun["at"])
+
+
+def why_again(before: Session, part: Session) -> str:
+    """Why the session `part` came after the one before it."""
+    if before.state != "finished" or before.last_step is None:
+        return before.cause or before.state
+    went_back = part.first_step < before.last_step
+    return f"finished at step {before.last_step:,}, then " + ("gone back" if went_back else "started again")
 
 
 def summarise(status: dict[str, Any], history: Sequence[dict[str, Any]], now: float) -> dict[str, Any]:
@@ -117,7 +140,7 @@ def summarise(status: dict[str, Any], history: Sequence[dict[str, Any]], now: fl
         "cost_left": hours_left * price if price is not None and hours_left is not None else None,
         "training_share": min(1.0, status.get("train_seconds", 0.0) / wall_seconds) if wall_seconds > 0 else None,
         "restarts": [
-            {"at": part.started_at, "step": part.first_step, "cause": before.cause or before.state}
+            {"at": part.started_at, "step": part.first_step, "cause": why_again(before, part)}
             for before, part in zip(parts, parts[1:], strict=False)
         ],
         "last_checkpoint": newest.get("saved", {}).get("step"),

@@ -18,6 +18,13 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
+for word in "$@"; do
+    if [[ $word == -h || $word == --help ]]; then
+        sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+    fi
+done
+
 # Debian packages that tests need beside Python: git (the revision that a run records); for the slow tests with two hosts
 # (tests/two_nodes.py) ip, pdsh, ssh and sshd, the last only where no service manager would start it.
 missing=()

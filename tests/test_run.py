@@ -83,6 +83,13 @@ def test_a_missing_file_of_versions_is_told(root: Path) -> None:
         assert answer.returncode != 0 and "--constraints needs a file of versions" in answer.stderr
 
 
+def test_help_is_its_own_and_installs_nothing(root: Path) -> None:
+    for word in ("--help", "-h"):
+        answer = run(root, word)
+        assert answer.returncode == 0 and "--constraints FILE" in answer.stdout
+    assert not (root / "environment").exists()
+
+
 def test_of_a_part_no_floor_is_asked(root: Path) -> None:
     words = asked(root, "tests/trainer", "-k", "masking or loader")
     assert words == ["tests/trainer", "-k", "masking or loader", "--cov-fail-under=0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,13 @@ def open_tracker(
 def log_steps(tracker: Tracker, steps: range) -> None:
     for step in steps:
         tracker.log(step, dict.fromkeys(KEYS, step / 3))
+
+
+def half_made_database(path: Path) -> str:
+    """The URI of a database whose making was cut short, or goes on in another process."""
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE secrets (a INTEGER)")
+    return f"sqlite:///{path}"
 
 
 def history(uri: str, run_id: str, key: str) -> list[tuple[int, float]]:

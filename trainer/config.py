@@ -14,7 +14,7 @@ from data_prep.files import storage
 from data_prep.settings import Settings
 from trainer.settings.data import DataSettings
 from trainer.settings.model import ModelSettings
-from trainer.settings.registry import RegistrySettings
+from trainer.settings.registry import RegistrySettings, check_kept
 from trainer.settings.training import (
     BatchWarmup,
     DistributedSettings,
@@ -189,11 +189,8 @@ def _check_kept(config: RunConfig) -> None:
         raise ValueError(
             f"checkpoint.best_metric={best} is never measured with data.sentence_pairs=none; set it to valid/mlm_loss"
         )
-    if config.registry.when == "kept" and config.checkpoint.keep_every_steps is None:
-        raise ValueError(
-            "registry.when=kept registers the checkpoints that are kept for good, and checkpoint.keep_every_steps "
-            "is not set; set it, or registry.when=end"
-        )
+    if config.registry.when == "kept":
+        check_kept(config.registry, config.checkpoint, config.evaluation.every_steps, config.max_steps)
 
 
 def _check_zero(config: RunConfig) -> None:

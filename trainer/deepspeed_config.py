@@ -65,6 +65,10 @@ _REFUSED_SECTIONS = frozenset(
     hybrid_engine pipeline tensor_parallel expert_parallel sequence_parallel_size use_data_before_expert_parallelism
     weight_quantization nebula datastates aio disable_allgather dataloader_drop_last vocabulary_size""".split()
 )
+_MAPPINGS = frozenset(
+    """zero_optimization fp16 bf16 data_types optimizer flops_profiler comms_logger timers tensorboard wandb csv_monitor
+    comet""".split()
+)
 _OFF: tuple[Any, ...] = (None, False, 0, {}, "none")
 
 
@@ -143,6 +147,10 @@ def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[A
         "bf16.enabled": ((training.precision == "bf16",), f"training.precision={training.precision}"),
         "bf16.check_grad_overflow": ((True,), "non-finite gradients are always skipped"),
         "fp16.enabled": ((training.precision == "fp16",), f"training.precision={training.precision}"),
+        "communication_data_type": (
+            (training.precision, "fp32", None),
+            "gradients travel in training.precision or fp32",
+        ),
         "data_types.grad_accum_dtype": (("fp32",), "gradients are accumulated in fp32"),
         "zero_optimization.stage": ((config.zero.stage,), "zero.stage"),
         "zero_optimization.compute_grad_norm": ((True,), "the gradient norm is logged and checked"),
@@ -185,7 +193,7 @@ def _unknown(given: dict[str, Any]) -> Iterator[str]:
         if name not in known:
             nearest = difflib.get_close_matches(str(name), sorted(allowed), 1, 0.0)[0]
             yield f"{name} is not a key of DeepSpeed's configuration; did you mean {nearest}?"
-    for name in sorted({"zero_optimization", "fp16", "bf16", "data_types", "optimizer"} & given.keys()):
+    for name in sorted(_MAPPINGS & given.keys()):
         if not isinstance(given[name], dict):
             yield f"{name}={given[name]!r} must be a mapping"
 

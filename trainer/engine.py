@@ -159,7 +159,7 @@ class Engine:
             vars(self._engine.optimizer.loss_scaler).update(state)
 
     def destroy(self) -> None:
-        """Let go of DeepSpeed's hooks and buffers; before `distributed.shut_down`."""
+        """Let go of DeepSpeed's hooks and buffers; before `distributed.leave_groups`."""
         self._engine.destroy()
 
 

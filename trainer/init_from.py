@@ -23,6 +23,7 @@ from trainer.model.pretraining import PretrainingModel
 from trainer.ranks.distributed import Ranks, broadcast_object
 from trainer.registry.pull import check_is_there, is_address, pull
 from trainer.settings.model import ModelSettings
+from trainer.using.model_folder import data_lineage, read_provenance
 from trainer.using.pretrained import load_config, load_pretrained
 
 SHUT = -10_000.0
@@ -32,10 +33,20 @@ _WORDS = "encoder.embeddings.word_embeddings.weight"
 _ARCHITECTURES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}
 
 
+class InitialWeights(NamedTuple):
+    """What is known of weights that a run began with."""
+
+    notes: list[str]
+    """What to say of them."""
+    data_lineage: tuple[str, ...]
+    """Manifest digests of the data that they saw; empty where their provenance tells of none."""
+
+
 class _Found(NamedTuple):
     """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or why it could not."""
 
     weights: dict[str, torch.Tensor]
+    data_lineage: tuple[str, ...] = ()
     note: str | None = None
     problem: str | None = None
 
@@ -46,8 +57,8 @@ def load_initial_weights(
     ranks: Ranks,
     tracking_uri: str | None = None,
     tokenizer_fingerprint: str | None = None,
-) -> list[str]:
-    """Put the weights of `source` into `model` (fp32, on the CPU), all ranks together; returns what to say of it.
+) -> InitialWeights:
+    """Put the weights of `source` into `model` (fp32, on the CPU), all ranks together.
 
     `tokenizer_fingerprint` is that of the shards; None: it is not compared.
 
@@ -75,7 +86,7 @@ def load_initial_weights(
         f"beginning with the weights of {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"
     ]
     lines += [f"initialised anew, since it lacks them: {', '.join(fresh)}"] if fresh else []
-    return lines + ([found.note] if found.note else [])
+    return InitialWeights(lines + ([found.note] if found.note else []), found.data_lineage)
 
 
 def look_at_initial_weights(
@@ -101,14 +112,12 @@ def _read_or_explain(
 ) -> _Found:
     """An error of rank 0 has to reach the ranks that wait for its weights."""
     try:
-        return _Found(*_read(model, source, tracking_uri, tokenizer_fingerprint))
+        return _read(model, source, tracking_uri, tokenizer_fingerprint)
     except UserError as error:
         return _Found({}, problem=str(error))
 
 
-def _read(
-    model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None
-) -> tuple[dict[str, torch.Tensor], str | None]:
+def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None) -> _Found:
     folder = pull(source, tracking_uri=tracking_uri)  # refuses pickles and code
     family, note = _check(folder, source, model.config, tokenizer_fingerprint)
     loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
@@ -124,7 +133,7 @@ def _read(
                 f"init_from={storage.redact(source)} lacks {', '.join(lacking)} of the encoder; it is damaged, or no "
                 "checkpoint of this architecture"
             )
-    return converted, note
+    return _Found(converted, data_lineage(read_provenance(folder)), note)
 
 
 def _check(

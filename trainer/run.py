@@ -10,6 +10,8 @@ import torch
 
 from data_prep.data_set.manifest import TOKENIZER_FOLDER
 from data_prep.files import storage
+from data_prep.tokenizing.foreign_tokenizer import copy_tokenizer
+from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoints.branching import Branch, begin_mlflow_run, branched, is_on
 from trainer.checkpoints.checkpoint import warn_on_stderr
@@ -26,10 +28,11 @@ from trainer.engine import Engine, build_engine
 from trainer.init_from import load_initial_weights
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.model.sizes import num_parameters
-from trainer.ranks.distributed import Ranks
+from trainer.ranks.distributed import Ranks, broadcast_object
 from trainer.ranks.stop_signal import StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.registry.registrar import Registrar
+from trainer.tracking.data_description import all_lineages
 from trainer.tracking.run_description import describe_run
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracking import MetricLog, NullTracker, Tracker
@@ -105,11 +108,14 @@ def set_up(
     model.initialise(config.training.seed)
     if config.model.output_bias == "frequencies":
         model.set_output_bias(torch.from_numpy(training_counts(config.data, shard_sets)))
-    notes = []
+    notes: list[str] = []
+    earlier = latest.saved.data_lineage if latest else ()
     if config.init_from is not None and latest is None:  # a checkpoint wins
-        notes = load_initial_weights(model, config.init_from, ranks, config.tracking.uri, data.tokenizer_fingerprint)
+        notes, earlier = load_initial_weights(
+            model, config.init_from, ranks, config.tracking.uri, data.tokenizer_fingerprint
+        )
     if ranks.is_first:  # after the checks: a refused run leaves the folder as it was
-        copy_tokenizer(config, shard_sets[0])
+        keep_tokenizer(config, shard_sets[0])
     if config.training.compile:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
@@ -117,6 +123,7 @@ def set_up(
     if latest:
         load(engine, latest)
     state = latest.saved.state if latest else TrainState()
+    state = state.model_copy(update={"data_lineage": seen_data(shard_sets, earlier, ranks)})
     if branch is not None:
         state = branched(state, branch)
     tracker = open_tracker(config, ranks, state, begin=branch is not None)
@@ -196,7 +203,7 @@ def introduce(run: Run, changes: list[str]) -> None:
     for change in changes:
         (run.warn if change.startswith(VERSION) else run.say)(f"changed since the checkpoint: {change}")
     if run.ranks.is_first:
-        describe_run(run.tracker, config, run.shard_sets)
+        describe_run(run.tracker, config, run.shard_sets, run.state.data_lineage)
 
 
 def parameters_of(config: RunConfig) -> int:
@@ -211,10 +218,19 @@ def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
     )
 
 
-def copy_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
-    """Keep the tokenizer with the run, so that a checkpoint can be exported wherever the run's folder is."""
-    source = config.data.tokenizer or shard_set.tokenizer_folder
-    for name in storage.list_names(source):
-        storage.write_bytes(
-            Path(config.output_dir) / TOKENIZER_FOLDER / name, storage.read_bytes(storage.join(source, name))
-        )
+def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:
+    """Digests of the run's data, of what that grew from, and of what the weights saw `earlier`; rank 0's, for all."""
+    urls, digests = [each.url for each in shard_sets], data_identity(shard_sets).manifest_digests
+    seen: tuple[str, ...] = broadcast_object(all_lineages(urls, digests, earlier) if ranks.is_first else None, ranks)
+    return seen
+
+
+def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
+    """Keep the tokenizer with the run, so that a checkpoint can be exported wherever the run's folder is.
+
+    Raises:
+        UserError: it is damaged, or the run's folder cannot be written.
+    """
+    source, folder = config.data.tokenizer or shard_set.tokenizer_folder, Path(config.output_dir) / TOKENIZER_FOLDER
+    if storage.canonical(source) != storage.canonical(folder):
+        copy_tokenizer(Tokenizer.load(source), str(folder))

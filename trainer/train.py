@@ -15,6 +15,7 @@ from data_prep.files import storage
 from trainer.checkpoints.branching import Branch
 from trainer.checkpoints.checkpoint import warn_on_stderr
 from trainer.checkpoints.format import TrainState, step_folder
+from trainer.checkpoints.upload import check_upload_wait
 from trainer.config import RunConfig
 from trainer.data.from_settings import check_enough_data
 from trainer.data.loader import GlobalBatch
@@ -27,15 +28,17 @@ from trainer.preflight.launch_checks import refuse_exposed
 from trainer.preflight.preflight import cheap_findings
 from trainer.ranks.distributed import (
     Ranks,
+    barrier,
     device_type,
     gather_objects,
     initialize_distributed,
-    shut_down,
+    leave_groups,
 )
+from trainer.ranks.leaving import end_process
 from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.run import Run, set_up
-from trainer.saving import save, settle_branch
+from trainer.saving import save, settle
 from trainer.schedule import learning_rate
 from trainer.step import StepResult, Wishes, take_step
 from trainer.tracking.mlflow_server import resolve_tracking_uri
@@ -60,7 +63,9 @@ def train(
     """
     launched_at = time.time()
     check_precision(config, device_type())
-    check_sections(config, int(os.environ.get("WORLD_SIZE", "1")), device_type())
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_sections(config, world_size, device_type())
+    check_upload_wait(config, world_size)
     resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
     storage.configure(config.storage_options)
     shard_sets = open_data(config, allow_change)
@@ -78,7 +83,7 @@ def train(
     report_start(run, launched_at)
     try:
         with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "in training"):
-            settle_branch(run)
+            settle(run)
             ended = training_loop(run)
     except Exception as error:
         report_end(run, "failed", str(error))
@@ -86,7 +91,7 @@ def train(
         run.tracker.close("FAILED")
         raise
     all_registered = leave(run, ended)
-    shut_down(ranks, STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
+    end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
 
 
 def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
@@ -222,13 +227,18 @@ def leave(run: Run, ended: State) -> bool:
     run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
     run.say(f"curves: {run.tracker.view_hint}")
     if run.uploader is not None:
-        run.watchdog.mark("waiting for the copy of the last checkpoint")
-        run.uploader.close()
+        run.uploader.close(run.watchdog.mark)
     report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
+    if run.registrar is not None and ended == "stopped":
+        run.registrar.break_off()  # before the others leave, for a launcher ends a rank that outlives a stopped one
+    run.watchdog.mark("waiting for the other ranks to be done")
+    with run.watchdog.naming_lost_ranks():
+        barrier(run.ranks)  # watched until all are done: what a rank still copies may take its time
     run.watchdog.close()
     run.engine.destroy()
-    if run.registrar is None:
+    leave_groups(run.ranks)  # no rank waits in it for what rank 0 registers
+    if run.registrar is None or ended == "stopped":
         return True
-    if ended == "finished":  # a run that was stopped before its last checkpoint was registered does it now
-        run.registrar.submit(run.state.step, step_folder(run.output_dir, run.state.step))
+    # A run that was stopped before its last checkpoint was registered does it now.
+    run.registrar.submit(run.state.step, step_folder(run.output_dir, run.state.step))
     return run.registrar.close()

@@ -18,6 +18,8 @@ import yaml
 
 from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
+from data_prep.settings import find_config
+from trainer.config import RunConfig
 from trainer.preflight.launch_checks import has_password, secrets_of
 
 PYTHON = "/srv/clozeworks/.venv/bin/python"
@@ -29,6 +31,11 @@ START = "trap '' USR1; exec \"$@\""
 SAVE = "pkill -USR1 -f '[l]aunch/pretrain.py'; while pgrep -f '[l]aunch/pretrain.py' >/dev/null; do sleep 1; done"
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[kMGTPE]|e[0-9]+)?")
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_MOUNT_PATH = re.compile(r"/[^:]*")
 
 
 def main() -> None:
@@ -74,8 +81,11 @@ def pytorch_job(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UsageError: an option does not fit.
     """
-    if not _NAME.fullmatch(options.name):
-        raise UsageError(f"--name {options.name} is no name of a job; use at most 52 small letters, digits and hyphens")
+    _check("--name", options.name, _NAME, "at most 52 small letters, digits and hyphens")
+    _check("--namespace", options.namespace, _LABEL, "at most 63 small letters, digits and hyphens")
+    _check("--memory", options.memory, _QUANTITY, "a number of bytes such as 64Gi or 500G")
+    for secret in options.secret:
+        _check("--secret", secret, _SUBDOMAIN, "small letters, digits, hyphens and dots")
     replicas = {"Master": _replica(options, 1)}
     if options.nodes > 1:
         replicas["Worker"] = _replica(options, options.nodes - 1)
@@ -96,8 +106,14 @@ def _replica(options: argparse.Namespace, count: int) -> dict[str, Any]:
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
     if not arguments:
         raise UsageError("no arguments for pretrain.py; give them after --")
+    _check_config(arguments)
     claims = [_pair(claim, ":", "--claim") for claim in options.claim]
+    for claim, path in claims:
+        _check("--claim", claim, _LABEL, "at most 63 small letters, digits and hyphens before the colon")
+        _check("--claim", path, _MOUNT_PATH, "an absolute path after the colon, without another one")
     environment = [_pair(env, "=", "--env") for env in options.env]
+    for name, _ in environment:
+        _check("--env", name, _VARIABLE, "letters, digits and _ for the variable's name")
     shown = [*secrets_of(dict(environment)), *(word.partition("=")[0] for word in arguments if has_password(word))]
     if shown:
         raise UsageError(
@@ -131,6 +147,21 @@ def _replica(options: argparse.Namespace, count: int) -> dict[str, Any]:
     # Not ExitCode: it takes every status under 128, also that of a run that saved and asks to go on, for the end. (No
     # test tells when that is mended: it takes a cluster with the operator.)
     return {"replicas": count, "restartPolicy": "OnFailure", "template": {"spec": spec}}
+
+
+def _check(option: str, value: str, pattern: re.Pattern[str], rule: str) -> None:
+    """That the API server takes the value; it would refuse the job only when that is applied."""
+    if not pattern.fullmatch(value):
+        raise UsageError(f"{option} {value!r} is not what Kubernetes takes there; give {rule}")
+
+
+def _check_config(arguments: list[str]) -> None:
+    """That a --config without a folder in it is a preset or a file of the checkout, which the image holds too."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--config", nargs="?", default="")
+    config = parser.parse_known_args(arguments)[0].config
+    if config and "/" not in config:
+        find_config(config, RunConfig)
 
 
 def _pair(text: str, separator: str, option: str) -> tuple[str, str]:

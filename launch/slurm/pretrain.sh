@@ -19,15 +19,16 @@
 #   bash launch/slurm/pretrain.sh --nodes 3-4 --gpus 8 --sbatch --partition=gpu --sbatch --time=24:00:00 -- \
 #       --config bert_large data.shards=data/shards output_dir=runs/bert_large
 #
-# The job requeues itself after exit status 75 (told to stop, and saved) and 76 (a rank was lost). Whatever ended it,
-# 'python launch/status.py OUTPUT_DIR' tells where it stands, and the same command goes on.
+# The job requeues itself after exit status 75 (told to stop, and saved), 76 (a rank was lost), and those of a rank that
+# was killed (137, as by want of memory) or crashed (134, 135, 139). Whatever ended it, 'python launch/status.py
+# OUTPUT_DIR' tells where it stands, and the same command goes on.
 #
 # CLOZEWORKS_VENV     the environment to use (default: .venv in the repository root)
 
 set -euo pipefail
 
-# What every node runs: torchrun with the ranks of this node, and their exit status. Slurm sends SIGUSR1 to all processes; the ranks save on
-# it, and torchrun, which would die of it, inherits that it is ignored.
+# What every node runs: torchrun with the ranks of this node, and their exit status. Slurm sends SIGUSR1 to all
+# processes; the ranks save on it, and torchrun, which would die of it, inherits that it is ignored.
 run_node() {
     local root=$1 gpus=$2 python
     shift 2
@@ -55,15 +56,22 @@ run_job() {
     # Not --kill-on-bad-exit: the first node that has saved and left would have the others killed, and their status count.
     srun --kill-on-bad-exit=0 --wait=300 --ntasks-per-node=1 "${cpus[@]}" \
         bash "$root/launch/slurm/pretrain.sh" --node "$root" "$gpus" "$@" || status=$?
-    if ((status == 75 || status == 76)); then
-        if ((${SLURM_RESTART_COUNT:-0} < requeues)); then
-            echo "exit status $status: the job goes back into the queue (${SLURM_RESTART_COUNT:-0} times so far)"
-            scontrol requeue "$SLURM_JOB_ID"
-            return
-        fi
-        echo "exit status $status, and --requeues $requeues is reached; submit the same command again" >&2
+    # srun ends with the highest status of a node: that of a rank that was killed, beside the 76 of those that missed it.
+    # 128 + SIGABRT (NCCL's watchdog), SIGBUS, SIGKILL or SIGSEGV; 143, 130 and 138 are those of a second request to stop.
+    case $status in 75 | 76 | 134 | 135 | 137 | 139) ;; *) return "$status" ;; esac
+    if ((${SLURM_RESTART_COUNT:-0} < requeues)); then
+        echo "exit status $status: the job goes back into the queue (${SLURM_RESTART_COUNT:-0} times so far)"
+        scontrol requeue "$SLURM_JOB_ID"
+        return
     fi
+    echo "exit status $status, and --requeues $requeues is reached; submit the same command again" >&2
     return "$status"
+}
+
+# need_nodes OPTION VALUE: a number or a range.
+need_nodes() {
+    [[ ${2:-} =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ ]] || die "$1 needs N or N-M, not '${2:-}'"
+    ((${2%-*} <= ${2#*-})) || die "$1 $2: the larger number comes last"
 }
 
 submit() {
@@ -74,8 +82,7 @@ submit() {
     source "$root/launch/slurm/submission.sh"
     while (($#)); do
         case $1 in
-            --nodes) [[ ${2:-} =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ ]] || die "--nodes needs N or N-M, not '${2:-}'"
-                nodes=$2; shift 2 ;;
+            --nodes) need_nodes "$@"; nodes=$2; shift 2 ;;
             --gpus) need_number "$@"; gpus=$2; shift 2 ;;
             --cpus) need_number "$@"; cpus=$2; shift 2 ;;
             --grace) need_number "$@"; grace=$2; shift 2 ;;

@@ -87,7 +87,8 @@ def test_the_checkpoint_can_be_exported(release: Path) -> None:
     source = read_source(release / "run")
     assert source.config.model.hidden_size == 16
     assert source.facts.step == make.RESUMED_STEP
-    assert source.facts.data_digests["shards"] == read_manifest(str(release / "shards")).digest
+    digest = read_manifest(str(release / "shards")).digest
+    assert source.facts.data_digests["shards"] == digest and source.facts.data_lineage == (digest,)
 
 
 def test_the_export_gives_the_same_logits(release: Path, expected: dict[str, Any]) -> None:

@@ -51,6 +51,15 @@ def test_lines_of_standard_input_become_json_lines(
     assert first["filled"] == f"the {first['masks'][0][0]['token']} sat"
 
 
+def test_a_line_without_a_mask_is_named_and_left_out(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "--model", str(tiny_hugging_face), "--json", stdin="the [MASK] sat\n\nthe dog\na [MASK]\n")
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["the [MASK] sat", "a [MASK]"]
+    assert err.startswith("warning: line 3: the text 'the dog' holds no [MASK]") and err.count("\n") == 1
+
+
 def test_a_random_word_is_masked_and_shown_thrice_the_same_for_a_seed(
     tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,7 +79,7 @@ def test_a_random_word_is_masked_and_shown_thrice_the_same_for_a_seed(
     predicted = shown["predicted word"].split(" (probability ")[0]
     assert shown["MODEL"] == shown["MASKED"].replace("[MASK]", predicted)
     assert blocks[2].startswith("first guess right: ") and "of 2" in blocks[2]
-    assert "'*** !!!' has no word" in err
+    assert "line 2: the text '*** !!!' has no word" in err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -25,6 +26,15 @@ folder = sys.argv[1]
 model = AutoModelForSequenceClassification.from_pretrained(folder)
 answers = pipeline("text-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(folder))
 print([answer["label"] for answer in answers(["cat sat on the mat", "dog ran to it"])])
+"""
+
+WITHOUT_DEEPSPEED = """
+import sys
+sys.modules["deepspeed"] = None
+from launch import finetune, predict
+finetune.main()
+sys.argv = ["predict.py", "--model", "fitted/model", "--input", "animals.tsv", "--output", "said.tsv"]
+predict.main()
 """
 
 
@@ -57,9 +67,11 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--learning-rates", "1e-2", "--epochs", "4", "--seeds", "2", "--batch-size", "16"]
+    options += ["--tracking-uri", "sqlite:///mlflow.db"]
     run(monkeypatch, tiny_hugging_face, labelled, *options, "--register", "animals", "--alias", "champion")
     out = capsys.readouterr().out
     assert "about 0:0" in out and "registered animals version 1" in out
+    assert "launch/predict.py --model models:/animals@champion --tracking-uri sqlite:///mlflow.db --input" in out
     assert (labelled.parent / "fitted" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (labelled.parent / "fitted" / "report.txt").read_text().strip() in out
 
@@ -72,6 +84,8 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert {run.info.status for run in [parent, *runs.values()]} == {"FINISHED"}
     assert parent.data.metrics["full/accuracy_mean"] >= 0.9
+    known = {"split_seed": "0", "max_length": "32", "early_stopping": "null", "learning_rates.full": "[0.01]"}
+    assert known.items() <= parent.data.params.items()
     curve = client.get_metric_history(runs["full-seed0-rate0.01"].info.run_id, "valid/accuracy")
     assert [point.step for point in curve] == [8, 16, 24, 32]
     assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {"curves.png", "report.txt"}
@@ -117,6 +131,19 @@ def test_a_comparison_shows_counts_scores_and_failures(
         assert set(found["valid_score_by_rate"]) == {"0.01", "0.001"} and len(found["fits"]) == 1
         assert found["fits"][0]["scores"]["accuracy"] == found["mean"]["accuracy"]
     assert not Path("mlflow.db").exists()
+
+
+@pytest.mark.slow  # a process of its own, which imports torch and transformers anew
+@pytest.mark.spawn
+def test_fitting_and_predicting_do_without_deepspeed(tiny_hugging_face: Path, labelled: Path) -> None:
+    arguments = ["--model", str(tiny_hugging_face), "--task", "classification", "--train", str(labelled)]
+    arguments += ["--text-column", "sentence", "--label-column", "animal", "--no-tracking"]
+    arguments += ["--seeds", "1", "--learning-rates", "1e-2"]
+    command = [sys.executable, "-c", WITHOUT_DEEPSPEED, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(Path(finetune.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=labelled.parent, env=environment, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "said.tsv: 160 predictions by classification" in done.stdout
 
 
 def test_a_dry_run_estimates_and_writes_nothing(
@@ -173,6 +200,8 @@ def test_a_registry_that_refuses_takes_no_fit_away(
     monkeypatch.setattr("trainer.registry.registry.register", refuse)
     options = ["--learning-rates", "1e-2", "--epochs", "1", "--seeds", "1", "--no-tracking", "--register", "animals"]
     remedy = "no room. The fitted model is whole in fitted/model; .*register.py --model fitted/model --name animals"
+    remedy += " --tracking-uri sqlite:///mlflow.db"
+    options += ["--tracking-uri", "sqlite:///mlflow.db"]
     with pytest.raises(UserError, match=remedy):
         run(monkeypatch, tiny_hugging_face, labelled, *options)
     assert "scores on test" in capsys.readouterr().out

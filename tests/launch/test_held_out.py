@@ -86,6 +86,14 @@ def test_whole_plain_sentences_are_taken_one_a_document(shards: str) -> None:
     assert [number for number, document in enumerate(documents) if document & set(found)] == [0, 1, 4]
 
 
+def test_fewer_than_were_asked_for_are_told(shards: str, capsys: pytest.CaptureFixture[str]) -> None:
+    held_out.main(["--shards", shards, "--num-sentences", "3"])
+    assert capsys.readouterr().err == ""
+    held_out.main(["--shards", shards, "--num-sentences", "4"])
+    said = capsys.readouterr()
+    assert said.err == "warning: the valid split holds only 3 such sentences\n" and len(said.out.splitlines()) == 3
+
+
 def test_the_seed_decides_which(shards: str) -> None:
     first = [held_out.held_out_sentences(shards, 1, seed) for seed in range(20)]
     assert all(len(found) == 1 for found in first)

@@ -10,6 +10,9 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from data_prep.errors import UsageError
+from launch.kubernetes.pytorch_job import main
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "launch" / "kubernetes" / "pytorch_job.py"
 pytestmark = pytest.mark.spawn
@@ -76,12 +79,33 @@ def test_the_hook_that_has_the_ranks_save_does_not_find_its_own_shell():
         (["--claim", "x", "--", "y"], "NAME:VALUE"),
         (["--env", "AWS_SECRET_ACCESS_KEY=correct-horse", "--", "y"], "AWS_SECRET_ACCESS_KEY holds a secret"),
         (["--", "tracking.uri=https://me:word@host"], "tracking.uri holds a secret"),
+        (["--", "--config", "bert_larg"], "configuration bert_larg does not exist; give a YAML file or one of the"),
     ],
 )
 def test_mistakes_are_told(arguments, said):
     done = job(*arguments)
     assert done.returncode == 2 and said in done.stderr and not done.stdout
     assert "horse" not in done.stderr and "word@" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--name", "Bert"),
+        ("--namespace", "A b"),
+        ("--memory", "lots"),
+        ("--memory", "64GiB"),
+        ("--secret", "my keys"),
+        ("--claim", "X Y:/data"),
+        ("--claim", "data:rel"),
+        ("--env", "1 A=b"),
+    ],
+)
+def test_what_the_api_server_would_refuse_is_told(option, value, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pytorch_job.py", "--name", "bert", "--image", "i", option, value, "--", "y"])
+    with pytest.raises(UsageError, match=f"{option} .* is not what Kubernetes takes there; give "):
+        main()
+    assert not capsys.readouterr().out
 
 
 class Strict(BaseModel):

@@ -51,6 +51,13 @@ def test_empty_lines_are_told_of_and_cells_without_text_refused(
         Path("t.jsonl").write_text('{"text": "a"}\n' + line + "\n")
         with pytest.raises(UserError, match=message):
             run(monkeypatch, embed, *model, "--input", "t.jsonl", "--text-column", "text", "--output", "v.npy")
+    Path("latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
+    for path, message in (
+        ("latin.txt", r"is not UTF-8 \(byte 3\)"),
+        ("none.txt", r"read \(No such file or directory\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(monkeypatch, embed, *model, "--input", path, "--output", "v.npy")
     with pytest.raises(UsageError, match="there is no folder none"):
         run(monkeypatch, embed, *model, "--output", "none/v.npy", stdin="a\n")
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data_prep.errors import UsageError
 from data_prep.settings import load_settings
+from launch.pretrain import check_output_dir, main
 from trainer.config import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -34,6 +36,16 @@ def assert_refused(result: subprocess.CompletedProcess[str], status: int, *said:
     assert len(paragraphs) == 1 and paragraphs[0].startswith("error: "), result.stderr
     for part in said:
         assert part in result.stderr
+
+
+def test_a_file_at_the_place_of_the_output_folder_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for output_dir in (tmp_path / "file", tmp_path / "file" / "run"):
+        arguments = ["pretrain.py", "--config", "tiny_cpu", "data.shards=shards", f"output_dir={output_dir}"]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(UsageError, match=f"output_dir={output_dir} .*is a file; name a folder"):
+            main()
+    check_output_dir(str(tmp_path / "folder" / "run"))
 
 
 @pytest.mark.parametrize(

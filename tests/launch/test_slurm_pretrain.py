@@ -77,8 +77,10 @@ def test_the_job_asks_for_a_signal_and_starts_torchrun_on_every_node(slurm):
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize(("status", "requeued"), [("75", True), ("76", True), ("1", False), ("2", False)])
-def test_a_run_that_can_go_on_is_requeued_and_a_failed_one_is_not(status, requeued, slurm):
+@pytest.mark.parametrize(
+    ("status", "requeued"), [("75", True), ("76", True), ("137", True), ("1", False), ("143", False)]
+)
+def test_a_run_that_can_go_on_is_requeued_and_a_failed_or_ended_one_is_not(status, requeued, slurm):
     pretrain(slurm | {"RANKS_STATUS": status}, "--", "--config", "x")
     assert Path(slurm["STATE"], "requeued").exists() is requeued
     assert read(slurm, "status") == ["0" if requeued else status]
@@ -94,6 +96,7 @@ def test_after_so_many_requeues_it_ends(slurm):
     ("arguments", "message"),
     [
         (["--nodes", "4-", "--", "x"], "--nodes needs N or N-M"),
+        (["--nodes", "4-3", "--", "x"], "--nodes 4-3: the larger number comes last"),
         (["--gpus", "none", "--", "x"], "--gpus needs a number from 1"),
         (["--config", "x"], "unknown option '--config'"),
         ([], "give them after --"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from launch.status import UNSAID, describe, main, sessions, summarise
 from trainer.watching.status import append_history, read_history, read_status, record_end, write_status
 
@@ -47,6 +47,34 @@ def test_a_run_is_cut_into_its_starts_with_what_ended_each():
     assert (first.ended_at, first.state, first.cause) == (1800.0, "lost", UNSAID)
     assert (second.ended_at, second.state, second.cause) == (5400.0, "stopped", "a signal")
     assert (third.ended_at, third.state, third.cause) == (9000.0, "running", None)
+
+
+def test_the_end_of_a_start_that_noted_none_is_not_that_of_the_session_before():
+    lost = {"at": 7000.0, "event": "ended", "state": "failed", "step": 290, "cause": "rank 1 is lost"}
+    lost |= {"launched_at": 6900.0, "last_written_at": 1800.0}
+    first, second = sessions(STATUS, [HISTORY[0], HISTORY[1], lost, started(7200.0, 200, last_written_at=7000.0)])
+    assert (first.ended_at, first.state, first.cause) == (1800.0, "lost", UNSAID)
+    assert (second.ended_at, second.state) == (9000.0, "running")
+    (alone,) = sessions(STATUS | {"written_at": 7000.0, "state": "failed"}, [HISTORY[0], HISTORY[1], lost])
+    assert (alone.ended_at, alone.state) == (1800.0, "lost")
+
+
+def test_the_end_of_a_run_tells_since_when_its_process_ran(tmp_path):
+    write_status(tmp_path, "running", {"step": 5})
+    written_at = read_status(tmp_path)["written_at"]
+    append_history(tmp_path, "started", {})
+    record_end(tmp_path, "failed", "rank 1 is lost")
+    begun, end = read_history(tmp_path)
+    assert end["launched_at"] <= begun["at"] and end["last_written_at"] == written_at
+
+
+@pytest.mark.parametrize(
+    ("step", "cause"), [(200, "finished at step 1,500, then gone back"), (1500, "then started again")]
+)
+def test_a_start_after_the_end_tells_that_it_went_back_on_purpose(step, cause):
+    end = {"at": 5400.0, "event": "ended", "state": "finished", "step": 1500, "cause": None}
+    (again,) = summarise(STATUS, [HISTORY[0], end, started(6000.0, step)], now=9060.0)["restarts"]
+    assert again["step"] == step and cause in again["cause"]
 
 
 def test_the_time_in_which_a_start_is_set_up_is_paid_for_too():
@@ -119,6 +147,13 @@ def test_a_run_that_ended_before_its_first_step_is_told_in_one_line(tmp_path, mo
 
 
 @pytest.mark.spawn
+def test_a_file_of_the_run_is_answered_with_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "status.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path / "status.json")])
+    with pytest.raises(UsageError, match=f"is a file; name the run's folder, such as {tmp_path}"):
+        main()
+
+
 def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
     write_status(tmp_path, "running", {name: value for name, value in STATUS.items() if name != "state"})
     code = "import sys; sys.modules['torch'] = None; from launch.status import main; main()"

@@ -45,5 +45,7 @@ def test_the_demo_goes_from_docstrings_to_filled_masks_and_skips_what_is_done(tm
     again = demo(tmp_path, *settings)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before; --fresh does it again") == 6
-    assert demo(tmp_path, "--corpus", "other.txt").returncode == 2
+    (tmp_path / "other.txt").write_text("another text\n")
+    other = demo(tmp_path, "--corpus", str(tmp_path / "other.txt"))
+    assert other.returncode == 2 and "holds a demo made from docstrings" in other.stderr
     assert demo(tmp_path, "--wrong").returncode == 2

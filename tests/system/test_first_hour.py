@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import mlflow
 import numpy as np
 import pytest
 import torch
@@ -118,5 +119,10 @@ def test_from_the_registry_to_a_fitted_model_and_back(
     labels = [row["label"] for row in said]
     guessing = max(labels.count(label) for label in ("0", "1")) / NUM_ROWS
     assert len(said) == NUM_ROWS and np.mean([row["predicted"] == row["label"] for row in said]) > guessing + 0.02
+    texts = [row["sentence"] for row in rows[:8]]
+    pipeline = mlflow.transformers.load_model("models:/sentiment@champion")
+    assert [answer["label"] for answer in pipeline(texts)] == [row["predicted"] for row in said[:8]]
+    answers = mlflow.pyfunc.load_model("models:/sentiment@champion").predict([*texts, "a charming film " * 100])
+    assert answers["label"].tolist()[:8] == [row["predicted"] for row in said[:8]] and len(answers) == 9
     assert (pull("models:/sentiment@champion") / "finetune.json").is_file()
     assert not Path("mlflow.db").exists() and not Path("mlruns").exists()  # the server has it all

@@ -2,6 +2,7 @@ import pytest
 
 from data_prep.errors import UsageError
 from data_prep.settings import load_settings, to_yaml, validate_settings
+from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import RunConfig, without_secrets
 from trainer.settings.data import DataSettings
 from trainer.settings.model import ModelSettings
@@ -49,6 +50,11 @@ def test_phases_are_the_runs_steps_and_lengths():
     config = load_settings(RunConfig, "bert_large_phased")
     assert [phase.sequence_length for phase in config.phases] == [128, 512]
     assert config.max_steps == 1_000_000
+
+
+def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
+    phases = load_settings(RunConfig, "bert_large_phased").phases
+    assert [batch_arithmetic(phase, 8).filling_share for phase in phases] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

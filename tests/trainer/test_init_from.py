@@ -73,7 +73,7 @@ def folder(family, tmp_path) -> Path:
 def begin(config: ModelSettings, folder: Path, next_sentence: bool = False) -> tuple[PretrainingModel, list[str]]:
     model = PretrainingModel(config, next_sentence)
     model.initialise(seed=5)
-    return model.eval(), load_initial_weights(model, str(folder), ALONE)
+    return model.eval(), load_initial_weights(model, str(folder), ALONE).notes
 
 
 def make_batch() -> Batch:
@@ -133,10 +133,10 @@ def test_a_piece_that_the_checkpoint_lacks_begins_open_and_padding_shut(family, 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, writer, family):
     model = PretrainingModel(OURS[family], next_sentence=False)
-    lines = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
+    lines, _ = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
     assert "carries no tokenizer.json: that its ids are those of the shards is not checked" in lines[-1]
     fingerprint = Tokenizer.load(WRITERS[writer](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
-    lines = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint=fingerprint)
+    lines, _ = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint=fingerprint)
     assert len(lines) == 1
     with pytest.raises(UserError, match=f"fingerprint {fingerprint}, and the shards were made with {'0' * 64}"):
         load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)

@@ -27,7 +27,8 @@ class TrainingFacts:
     git_revision: str | None = None
     """Of the code that trained it."""
     data_lineage: Sequence[str] = ()
-    """Manifest digests of the data and of the versions that it grew from, as far back as they are known."""
+    """Manifest digests of all data that the weights saw (that of `init_from` and before a change of data included) and
+    of the versions that it grew from, as far back as they are known."""
     data_digests: Mapping[str, str] = field(default_factory=dict)
     """Shard set (URL without credentials) to manifest digest."""
     sources: Sequence[SourceRecord] = ()

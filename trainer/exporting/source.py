@@ -90,11 +90,19 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
         tokens_seen=saved.state.tokens_seen,
         mlflow_run_id=saved.state.mlflow_run_id,
         git_revision=tags.get(GIT_TAG),
-        data_lineage=tuple(digest for digest in tags.get(LINEAGE_TAG, "").split(",") if digest),
+        data_lineage=_lineage(saved, tags),
         data_digests=digests,
         sources=_sources(config, saved.data.manifest_digests),
         scores=_overall(saved.state.evaluation) or _scores(folder.parent.parent, saved.state.step),
     )
+
+
+def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Digests of all data that the weights saw; a checkpoint of an earlier release lacks what its run told MLflow."""
+    if saved.state.data_lineage:
+        return saved.data_lineage
+    tracked = (digest for digest in tags.get(LINEAGE_TAG, "").split(",") if digest)
+    return tuple(dict.fromkeys((*saved.data_lineage, *tracked)))
 
 
 def _tracked_tags(output_dir: Path) -> dict[str, str]:

@@ -14,8 +14,8 @@ from trainer.using.fill_mask import shorten
 NUM_LENGTH_GROUPS = 4
 
 
-def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], tested: bool) -> Iterator[str]:
-    """A row for each variant: mean and standard deviation over seeds of each metric, the best variant first."""
+def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], metric: str, tested: bool) -> Iterator[str]:
+    """A row for each variant: mean and standard deviation over seeds of all `metrics`, the best by `metric` first."""
     part = "test" if tested else "valid, by which rate and epoch were chosen too"
     num_seeds = len(results[0].fits)
     what = (
@@ -23,7 +23,7 @@ def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], tested
     )
     yield f"scores on {part}; {what}"
     yield f"{'variant':<9}{'rate':>9}" + "".join(f"{metric:>18}" for metric in metrics)
-    for result in sorted(results, key=lambda one: -one.mean_and_spread(metrics[0])[0]):
+    for result in sorted(results, key=lambda one: -one.mean_and_spread(metric)[0]):
         cells = "".join(f"{result.shown(metric):>18}" for metric in metrics)
         yield f"{result.variant:<9}{result.learning_rate:>9g}{cells}"
 

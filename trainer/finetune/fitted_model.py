@@ -23,10 +23,9 @@ from trainer.finetune.data import make_task
 from trainer.finetune.examples import Columns, Examples
 from trainer.finetune.tasks import Prediction, Preprocessor, Task
 from trainer.using.fill_mask import quiet_transformers
-from trainer.using.model_folder import PROVENANCE_FILE, read_json, read_provenance
+from trainer.using.model_folder import FINETUNE_FILE, PROVENANCE_FILE, read_json, read_provenance
 from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length
 
-FINETUNE_FILE = "finetune.json"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 
 
@@ -66,6 +65,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
                 shutil.copyfile(path, output / path.name)
         _write_json(output / FINETUNE_FILE, asdict(facts))
         base = read_provenance(source)
+        is_scratch = facts.variant == "scratch"  # its weights saw none of the encoder's data
         provenance: dict[str, Any] = {
             "task": facts.task,
             "variant": facts.variant,
@@ -74,13 +74,13 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             "mlflow_run_id": run_id,
             "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
             # What the encoder has seen, its fitted model has seen: register.py --trained-on must find both.
-            **{name: base[name] for name in ("data_digests", "data_lineage") if name in base},
+            **{name: base[name] for name in ("data_digests", "data_lineage") if name in base and not is_scratch},
             "scores": {f"{facts.scored_on}/{name}": value for name, value in facts.scores.items()},
             "train_sha256": facts.train_sha256,
             "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),
         }
         _write_json(output / PROVENANCE_FILE, provenance)
-        (output / "README.md").write_text(_card(output.name, facts), encoding="utf-8")
+        (output / "README.md").write_text(_card(facts), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error.strerror or error}); give another --output") from None
 
@@ -144,14 +144,16 @@ def _task_of(config: Mapping[str, Any], folder: Path) -> str:
     )
 
 
-def _card(name: str, facts: FitFacts) -> str:
+def _card(facts: FitFacts) -> str:
+    base = facts.base_model.removeprefix("models:/").removeprefix("runs:/")
+    task = facts.task.replace("_", " ")
     tag = {"token_classification": "token-classification", "question_answering": "question-answering"}
     scores = "\n".join(f"- {metric} on {facts.scored_on}: {value:.4f}" for metric, value in facts.scores.items())
     counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
-        f"tags:\n- clozeworks\n---\n\n# {name}\n\n"
-        f"`{facts.base_model}`, fitted to {facts.task.replace('_', ' ')} with clozeworks ({facts.variant}, learning "
+        f"tags:\n- clozeworks\n---\n\n# {base}, fitted to {task}\n\n"
+        f"`{facts.base_model}`, fitted to {task} with clozeworks ({facts.variant}, learning "
         f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
         f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts beyond {facts.max_length} tokens are cut.\n\n"
         "It knows nothing but its training examples' task and language, and repeats their errors and biases. Where it "

@@ -45,7 +45,7 @@ def progress_line(result: VariantResult, metric: str) -> str:
 def report_lines(setting: Setting, results: list[VariantResult]) -> Iterator[str]:
 
     data = setting.data
-    yield from score_lines(results, data.task.metrics, data.test is not None)
+    yield from score_lines(results, data.task.metrics, setting.metric, data.test is not None)
     yield from rate_lines(results, setting.metric)
     best = [result.best(setting.metric) for result in results]
     yield ""

@@ -123,7 +123,10 @@ def estimate_lines(setting: Setting, estimates: dict[str, float]) -> Iterator[st
 
 def run_params(request: FitRequest, setting: Setting) -> dict[str, Any]:
     """What the parent run says of the experiment."""
-    names = ("model", "task", "text_column", "pair_column", "label_column", "epochs", "batch_size", "seeds")
+    names = (
+        *("model", "task", "text_column", "pair_column", "label_column", "no_quoting"),
+        *("split_seed", "seeds", "epochs", "batch_size", "early_stopping"),
+    )
     sizes = {name: len(part.examples) for name, part in setting.data.parts.items()}
     files = {name: str(getattr(request, name)) for name in ("train", "valid", "test") if getattr(request, name)}
     return {
@@ -132,4 +135,6 @@ def run_params(request: FitRequest, setting: Setting) -> dict[str, Any]:
         "num_examples": sizes,
         "files": files,
         "metric": setting.metric,
+        "max_length": setting.preprocessor.max_length,
+        "learning_rates": setting.learning_rates,
     }

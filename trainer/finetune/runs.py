@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import UserError
 from trainer.finetune.experiment import Fit
 from trainer.finetune.fitting import Point
 from trainer.settings.watching import TrackingSettings
-from trainer.tracking.tracking import MetricLog, NullTracker, RunStatus, Tracker
+from trainer.tracking.sync import sync
+from trainer.tracking.tracking import (
+    CLOSE_SECONDS,
+    FIRST_CONTACT_SECONDS,
+    MetricLog,
+    NullTracker,
+    RunStatus,
+    Tracker,
+    print_warning,
+)
+
+AWAY_SECONDS = 0.5
+"""What the end of a fit waits for a server that does not answer."""
 
 
 class ExperimentRuns:
@@ -18,13 +31,15 @@ class ExperimentRuns:
     A child names its parent by what is known before a server is reached, so all of them may be sent later.
     """
 
-    def __init__(
-        self, parent: MetricLog, parent_uuid: str | None, settings: TrackingSettings | None, folder: Path
-    ) -> None:
-        self.parent = parent
-        self._parent_uuid = parent_uuid
+    def __init__(self, settings: TrackingSettings | None, folder: Path) -> None:
         self._settings = settings
         self._folder = folder
+        self._told: set[str] = set()
+        self._tracker = Tracker.open(settings, folder, self._warn_once) if settings else None
+        self.parent: MetricLog = self._tracker or NullTracker()
+        self._fit: Tracker | None = None
+        self._server_answers = self._tracker is not None and self._tracker.server_answers
+        self._fits_are_sent = True
 
     @classmethod
     def open(cls, settings: TrackingSettings, folder: Path) -> ExperimentRuns:
@@ -33,32 +48,66 @@ class ExperimentRuns:
         Raises:
             UserError: the folder cannot be written.
         """
-        parent = Tracker.open(settings, folder)
-        return cls(parent, parent.run_uuid, settings, folder)
+        return cls(settings, folder)
 
     @classmethod
     def silent(cls) -> ExperimentRuns:
-        return cls(NullTracker(), None, None, Path())
+        return cls(None, Path())
 
     def child(self, variant: str, seed: int, rate: float) -> FitRun:
-        """Begin the run of one fit."""
+        """Begin the run of one fit; a server that did not answer before is not waited for."""
         name = f"{variant}-seed{seed}-rate{rate:g}"
-        if self._settings is None:
-            return FitRun(NullTracker())
-        settings = self._settings.model_copy(update={"run_name": name})
-        log = Tracker.open(settings, self._folder / "runs" / name, parent_uuid=self._parent_uuid)
-        log.log_params({"variant": variant, "seed": seed, "learning_rate": rate})
-        return FitRun(log)
+        if self._settings is None or self._tracker is None:
+            return FitRun(NullTracker(), self._end_fit)
+        settings, folder = self._settings.model_copy(update={"run_name": name}), self._folder / "runs" / name
+        self._fit = Tracker.open(
+            settings,
+            folder,
+            lambda message: self._warn_once(message.replace(str(folder), str(self._folder))),
+            FIRST_CONTACT_SECONDS if self._server_answers else 0.0,
+            self._tracker.run_uuid,
+        )
+        self._fit.log_params({"variant": variant, "seed": seed, "learning_rate": rate})
+        return FitRun(self._fit, self._end_fit)
 
     def close(self, status: RunStatus) -> None:
+        """End the run, and a fit that is in it still; what the server lacks of fits is sent now, if it answers."""
+        self._end_fit(status)
         self.parent.close(status)
+        if self._tracker is not None and self._tracker.is_complete and not self._fits_are_sent:
+            self._send_fits(self._tracker.tracking_uri)
+
+    def _end_fit(self, status: RunStatus) -> None:
+        if self._fit is None:
+            return
+        self._fit.close(status, CLOSE_SECONDS if self._fit.server_answers else AWAY_SECONDS, tell=False)
+        self._server_answers = self._fit.server_answers
+        self._fits_are_sent &= self._fit.is_complete
+        self._fit = None
+
+    def _send_fits(self, shown_uri: str) -> None:
+        assert self._settings is not None, "without tracking nothing waits"
+        try:
+            for _ in sync(self._folder, self._settings.uri, self._warn_once):
+                pass
+        except UserError:
+            self._warn_once(
+                f"not everything of the fits was sent to {shown_uri}; launch/sync_tracking.py {self._folder} sends it"
+            )
+
+    def _warn_once(self, message: str) -> None:
+        """What befalls every fit alike, such as a server that is away, is told once."""
+        if message not in self._told:
+            print_warning(message)
+        self._told.add(message)
 
 
 class FitRun:
     """The run of one fit."""
 
-    def __init__(self, log: MetricLog) -> None:
+    def __init__(self, log: MetricLog, end: Callable[[RunStatus], None]) -> None:
         self._log = log
+        self._end = end
 
     def record(self, point: Point) -> None:
         self._log.log(point.step, {point.name: point.value})
@@ -68,4 +117,4 @@ class FitRun:
         last = max((point.step for point in one.points), default=0)
         scores: Mapping[str, Any] = {f"reported/{name}": value for name, value in one.scores.items()}
         self._log.log(last, {**scores, "best_epoch": one.best_epoch, "fit_seconds": one.seconds})
-        self._log.close("FINISHED")
+        self._end("FINISHED")

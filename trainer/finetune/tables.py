@@ -35,6 +35,8 @@ def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
         if path.suffix == ".parquet":
             return pandas.read_parquet(path)
         text = _utf8_text(path)
+        if not text.strip():
+            raise UserError(f"{path} is empty; give a table")
         # No guessing of dates or numbers: "2020" is a class name as good as any.
         if path.suffix == ".jsonl":
             return pandas.DataFrame(list(_json_lines(text, path)), dtype=object)

@@ -17,7 +17,6 @@ from trainer.finetune.examples import Examples
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TASK_NAMES = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
 IGNORED = -100
 """Label of a place that counts for nothing in transformers' losses."""
 

@@ -1,45 +1,92 @@
-"""What DeepSpeed itself would refuse in its sections, told before any process group starts.
+"""What DeepSpeed itself would refuse of a user's settings, told before any process group starts.
 
 DeepSpeed refuses an unknown nested key or a wrong type in `deepspeed.initialize`, when all ranks have met and the model
-is built. Its own schemas are asked here instead; importing them takes seconds, so they are only where a user gives
-sections.
+is built, or when it first uses the value. Its own schemas are asked here instead, where it has any; importing them
+takes seconds, so they are only where a user gives sections.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from data_prep.errors import UsageError
 from trainer.config import RunConfig
 from trainer.deepspeed_config import deepspeed_config
 
+_SWITCHES = frozenset(
+    """prescale_gradients wall_clock_breakdown memory_breakdown dump_state disable_python_gc zero_force_ds_cpu_optimizer
+    zero_allow_untested_optimizer""".split()
+)
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
 
 def check_sections(config: RunConfig, world_size: int, device_type: str) -> None:
-    """Refuse what DeepSpeed does not know in the sections of `config.deepspeed`.
+    """Refuse what DeepSpeed does not know in the sections of `config.deepspeed`, and values of another type than its.
 
     Raises:
         UsageError: unknown keys, with the nearest names, and values of a wrong type; all in one.
     """
     given = config.deepspeed or {}
-    if not any(isinstance(section, dict) for section in given.values()):
-        return
-    os.environ.setdefault("DS_ACCELERATOR", device_type)  # DeepSpeed looks for one when it is imported
-    problems = problems_of(deepspeed_config(config, world_size), set(given))
+    settings = deepspeed_config(config, world_size)
+    problems = list(_wrong_values({name: settings[name] for name in given if name in settings}))
+    if any(isinstance(section, dict) for section in given.values()):
+        os.environ.setdefault("DS_ACCELERATOR", device_type)  # DeepSpeed looks for one when it is imported
+        problems += problems_of(settings, set(given)) or _problem_of_the_whole(settings)
     if problems:
-        raise UsageError("DeepSpeed refuses its settings (deepspeed: in the YAML): " + "; ".join(problems))
+        raise UsageError(f"DeepSpeed refuses its settings (deepspeed: or --deepspeed_config): {'; '.join(problems)}")
+
+
+def _wrong_values(given: dict[str, Any]) -> Iterator[str]:
+    """What DeepSpeed takes as it comes, and would fail at when it uses it, or misunderstand: "no" is true."""
+    for name in sorted(_SWITCHES & given.keys()):
+        if given[name] not in (True, False):
+            yield f"{name}={given[name]!r} must be true or false"
+    steps = given.get("steps_per_print")
+    if steps is not None and not _is_whole(steps):
+        yield f"steps_per_print={steps!r} must be a whole number from 1"
+    factor = given.get("gradient_predivide_factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+        yield f"gradient_predivide_factor={factor!r} must be a number above 0"
+    level = given.get("log_level")
+    if level is not None and level not in _LOG_LEVELS:
+        yield f"log_level={level!r} must be one of {', '.join(_LOG_LEVELS)}"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _problem_of_the_whole(settings: dict[str, Any]) -> list[str]:
+    """What the reader of DeepSpeed's whole configuration says, for the sections that have no schema of their own."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    # It multiplies the batch up itself, here by one rank: the process group is not there yet.
+    one_rank = {name: value for name, value in settings.items() if name != "train_batch_size"}
+    try:
+        DeepSpeedConfig(one_rank)
+    except Exception as error:  # noqa: BLE001 - a TypeError or AttributeError where a value is of a wrong type
+        return [" ".join(str(error).split())]
+    return []
 
 
 def problems_of(settings: dict[str, Any], names: set[str]) -> list[str]:
     """What DeepSpeed's schemas say against the sections of these names."""
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
+    from deepspeed.profiling.config import DeepSpeedFlopsProfilerConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-    schemas = {
+    profiler: dict[str, Any] = {
+        name: (str | None if default is None else type(default), default)
+        for name, default in vars(DeepSpeedFlopsProfilerConfig({})).items()
+    }
+    schemas: dict[str, type[BaseModel]] = {
+        "flops_profiler": create_model("FlopsProfiler", __config__=ConfigDict(extra="forbid"), **profiler),
         "zero_optimization": DeepSpeedZeroConfig,
         "fp16": DeepSpeedFP16Config,
         "bf16": DeepSpeedBF16Config,

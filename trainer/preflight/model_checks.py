@@ -11,7 +11,7 @@ from trainer.config import RunConfig
 from trainer.engine import check_precision
 from trainer.init_from import look_at_initial_weights
 from trainer.preflight.deepspeed_sections import check_sections
-from trainer.preflight.preflight import Finding
+from trainer.preflight.finding import Finding
 
 
 def check_device(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Checks of a run before it burns anything: configuration, data, memory, disk, stores. Each takes seconds at most.
+"""Checks of a run before it burns anything: configuration, memory, compiler, stores. Each takes seconds at most.
 
 `launch/doctor.py` prints all of them; `launch/pretrain.py` warns at every start of what the cheap ones find.
 """
@@ -11,60 +11,29 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.files.store_errors import GO_ON
 from trainer.batch_arithmetic import batch_arithmetic
+from trainer.checkpoints.upload import check_upload_wait
 from trainer.config import RunConfig
-from trainer.data.from_settings import check_enough_data
-from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
 from trainer.deepspeed_config import deepspeed_config
-from trainer.model.sizes import num_parameters
+from trainer.preflight.disk_checks import check_disk
+from trainer.preflight.finding import Finding, Level, guarded
 from trainer.preflight.launch_checks import has_password
 from trainer.preflight.memory import memory_in_phase
 from trainer.ranks.distributed import extensions_folder
-from trainer.schedule import global_batch_sizes, tokens_of_run
+from trainer.schedule import global_batch_sizes
 from trainer.settings.training import Phase
 
 GIB = 1 << 30
 NOTABLE_FILLING = 0.05
-SAMPLED_SHARDS = 4
-HASHED_BYTES = 256 << 20
 STALE_LOCK_SECONDS = 600
-LARGEST_SKEW_SECONDS = 5.0
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""fp32 weight and Adam's two moments."""
-
-Level = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found: a short name of what was looked at, what was seen, and the remedy where it is not well."""
-
-    level: Level
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.level:<4}  {self.name:<12}  {self.text}"
-
-
-def guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """The findings of a check; an error that the user can mend is one too."""
-    found: list[Finding] = []
-    try:
-        found.extend(check())
-    except UserError as error:
-        found.append(Finding("fail", name, str(error)))
-    return found
 
 
 def cheap_findings(config: RunConfig, world_size: int, device: torch.device) -> list[Finding]:
@@ -85,7 +54,7 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
         arithmetic = batch_arithmetic(phase, world_size)
         where = f"phase {number}: " if len(config.phases) > 1 else ""
         if arithmetic.filling_share > NOTABLE_FILLING:
-            text = f"{where}{arithmetic}; choose training.global_batch_tokens as a multiple, or another number of ranks"
+            text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or micro_batch_tokens lower"
             yield Finding("warn", "batch", text)
         else:
             yield Finding("ok", "batch", f"{where}{arithmetic}")
@@ -106,49 +75,6 @@ def _check_batch_warmup(phase: Phase, world_size: int, where: str) -> Finding:
     needed = world_size * phase.micro_batch_tokens
     remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
     return Finding("warn", "batch", f"{text}, of whose computed rows {share:.1%} only fill up; {remedy}")
-
-
-def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
-    """Manifests against tokenizer and model, a sample of the shards, shards against ranks."""
-    sets = [open_shard_set(part.url, config.data.cache_dir, config.data.cache_bytes) for part in config.data.components]
-    check_tokenizer(sets, config.data.tokenizer, config.model.vocab_size)
-    for shard_set in sets:
-        check_own_tokenizer(shard_set)
-    fingerprint = sets[0].manifest.tokenizer.fingerprint[:16]
-    yield Finding("ok", "tokenizer", f"{fingerprint}, the one that made the shards; its ids fit the model")
-    for shard_set in sets:
-        yield from _check_shards(shard_set)
-        train, where = shard_set.manifest.train, storage.redact(shard_set.url)
-        if not shard_set.manifest.valid.documents:
-            yield Finding("warn", "shards", f"{where} holds no valid documents; raise shards.valid_fraction")
-        yield Finding("ok", "shards", f"{where}: {len(train.shards)} train shards serve {world_size} ranks")
-    check_enough_data(sets, config.data, config.phases, config.training.seed)
-    asked = tokens_of_run(config.phases, config.steps_by_phase)
-    tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
-    yield Finding("ok", "tokens", f"the run reads {asked:,} places, about {asked / max(tokens, 1):.2f} epochs")
-
-
-def _check_shards(shard_set: ShardSet) -> Iterator[Finding]:
-    """A few shards, evenly chosen: there, as long as the manifest says, and the small local ones hashed."""
-    records = shard_set.manifest.shards
-    chosen = records[:: max(1, len(records) // SAMPLED_SHARDS)][:SAMPLED_SHARDS]
-    problems = [problem for record in chosen if (problem := _shard_problem(shard_set, record))]
-    for problem in problems:
-        yield Finding("fail", "shards", f"{problem}; restore it, or make the shards again")
-    if not problems:
-        yield Finding("ok", "shards", f"{len(chosen)} of {len(records)} looked at in {storage.redact(shard_set.url)}")
-
-
-def _shard_problem(shard_set: ShardSet, record: ShardRecord) -> str | None:
-    url = storage.join(shard_set.url, record.name)
-    where = storage.redact(url)
-    if not storage.exists(url):
-        return f"{where} is missing"
-    if (size := storage.size(url)) != record.bytes:
-        return f"{where} has {size:,} bytes and should have {record.bytes:,}"
-    if not storage.is_remote(url) and size <= HASHED_BYTES and storage.sha256_of(url) != record.sha256:
-        return f"{where} has another sha256 than the manifest's"
-    return None
 
 
 def check_memory(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
@@ -181,25 +107,6 @@ def check_secrets(words: Sequence[str]) -> Iterator[Finding]:
         yield Finding("fail", "secrets", text + "YAML file, or into ~/.mlflow/credentials or ~/.aws/credentials")
     else:
         yield Finding("ok", "secrets", "none on the command line")
-
-
-def check_disk(config: RunConfig) -> Iterator[Finding]:
-    """Room for the checkpoints that are kept at once, one more being written, in the disk of `output_dir`."""
-    settings = config.checkpoint
-    size = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.data.has_sentence_pairs)
-    kept = settings.keep_last + settings.keep_best + 1
-    if settings.keep_every_steps is not None:
-        kept += config.max_steps // settings.keep_every_steps
-    folder = Path(config.output_dir).absolute()
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not os.access(there, os.W_OK):
-        yield Finding("fail", "disk", f"{there} cannot be written; set output_dir to another folder")
-        return
-    free = shutil.disk_usage(there).free
-    text = f"{kept} checkpoints of {size / GIB:.2f} GiB at once, {free / GIB:.1f} GiB free for {folder}"
-    remedy = "; free some, or lower checkpoint.keep_last and the like"
-    level: Level = "ok" if kept * size <= 0.9 * free else "warn" if 2 * size <= free else "fail"
-    yield Finding(level, "disk", text + ("" if level == "ok" else remedy))
 
 
 def check_op_cache() -> Iterator[Finding]:
@@ -243,33 +150,22 @@ def check_compiler(config: RunConfig) -> Iterator[Finding]:
         yield Finding("ok", "compiler", compiler or "none, and none is needed")
 
 
-def check_clock(config: RunConfig) -> Iterator[Finding]:
-    """This machine's clock against that of the disk of `output_dir`: stores refuse requests that are minutes off."""
-    folder = Path(config.output_dir).absolute()
-    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    probe = there / f".clozeworks-doctor-{secrets.token_hex(4)}"
-    try:
-        probe.touch()
-        skew = abs(time.time() - probe.stat().st_mtime)
-        probe.unlink()
-    except OSError as error:
-        yield Finding("warn", "clock", f"cannot be compared: {there} cannot be written ({error.strerror})")
-        return
-    level: Level = "ok" if skew <= LARGEST_SKEW_SECONDS else "warn"
-    remedy = "" if level == "ok" else "; set the clocks by a time server"
-    yield Finding(level, "clock", f"{skew:.1f} s from that of {there}{remedy}")
-
-
-def check_store(config: RunConfig) -> Iterator[Finding]:
-    """That the checkpoint store takes, gives and removes a small file."""
+def check_store(config: RunConfig, world_size: int) -> Iterator[Finding]:
+    """That the checkpoint store takes, gives and removes a small file, and that the ranks outwait its last copy."""
+    check_upload_wait(config, world_size)
     url = config.checkpoint.upload_to
     if url is None:
         yield Finding("ok", "store", "none asked for (checkpoint.upload_to)")
         return
     probe, data = storage.join(url, f"doctor-{secrets.token_hex(4)}"), b"probe"
-    storage.write_bytes(probe, data)
-    read = storage.read_bytes(probe)
-    storage.remove(probe)
+    try:
+        storage.write_bytes(probe, data)
+        read = storage.read_bytes(probe)
+        storage.remove(probe)
+    except UserError as error:
+        text = str(error).replace(GO_ON, "see to it, or set checkpoint.upload_to to another folder or bucket")
+        yield Finding("fail", "store", text)
+        return
     if read != data:
         yield Finding("fail", "store", f"{storage.redact(url)} gave other bytes than it was given; use another store")
     else:

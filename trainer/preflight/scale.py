@@ -98,12 +98,13 @@ def scale_lines(config: RunConfig, world_sizes: Sequence[int]) -> Iterator[str]:
         f"{phase.global_batch_tokens:,} tokens a step at length {phase.sequence_length}, {config.training.precision}; "
         "memory in GiB, traffic in GiB that a rank sends in a step"
     )
-    yield "GPUs  ZeRO  rows a micro-batch  accumulation  state  activations  total   sent  TFLOP  sent a PFLOP"
+    yield "GPUs  ZeRO  micro_batch_tokens  accumulation  state  activations  total   sent  TFLOP  sent a PFLOP"
     for world_size in world_sizes:
         for stage in STAGES:
             one = scaled(config, phase, world_size, stage)
+            tokens = one.micro_batch_rows * phase.sequence_length
             yield (
-                f"{world_size:>4}  {stage:>4}  {one.micro_batch_rows:>18}  {one.accumulation_steps:>12}  "
+                f"{world_size:>4}  {stage:>4}  {tokens:>18,}  {one.accumulation_steps:>12}  "
                 f"{one.state_bytes / GIB:>5.2f}  {one.work_bytes / GIB:>11.2f}  "
                 f"{(one.state_bytes + one.work_bytes) / GIB:>5.2f}  {one.sent_bytes / GIB:>5.2f}  "
                 f"{one.flops / 1e12:>5.1f}  {one.sent_bytes / GIB / (one.flops / 1e15):>12.2f}"

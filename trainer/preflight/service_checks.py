@@ -14,23 +14,29 @@ import torch
 import torch.distributed
 
 from trainer.config import RunConfig
-from trainer.preflight.preflight import Finding
-from trainer.tracking.mlflow_server import connect, redact, request_limits, resolve_tracking_uri
+from trainer.preflight.finding import Finding, Level
+from trainer.tracking.mlflow_server import connect, redact, request_limits, resolve_tracking_uri, short
 
 REQUEST_SECONDS = 10
 COLLECTIVE_BYTES = 64 << 20
 
 
 def check_mlflow(config: RunConfig) -> Iterator[Finding]:
-    """That the tracking server answers and that its registry takes and gives up a model's name."""
+    """That the tracking server answers and that its registry takes and gives up a model's name.
+
+    Either fails where the run is to register its model, for it would end with status 1, and is a warning elsewhere.
+    """
+    registered = config.registry.name
+    level: Level = "warn" if registered is None else "fail"
+    loss = "" if registered is None else f", but end with status 1: {registered} would not be registered"
     uri = resolve_tracking_uri(config.tracking.uri)
     with request_limits(max_retries=0, timeout_seconds=REQUEST_SECONDS):
         try:
             client = connect(uri)
             client.search_experiments(max_results=1)
         except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does
-            text = f"{redact(uri)} does not answer ({first_line(error)}); start it, or set tracking.uri"
-            yield Finding("warn", "mlflow", f"{text}. Training would go on and send its points later")
+            text = f"{redact(uri)} does not answer ({short(error)}); start it, or set tracking.uri"
+            yield Finding(level, "mlflow", f"{text}. Training would go on and send its points later{loss}")
             return
         yield Finding("ok", "mlflow", f"{redact(uri)} answers")
         name = f"clozeworks-doctor-{secrets.token_hex(4)}"
@@ -38,9 +44,7 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             client.create_registered_model(name)
             client.delete_registered_model(name)
         except Exception as error:  # noqa: BLE001 - as above
-            yield Finding(
-                "warn", "registry", f"cannot be written ({first_line(error)}); see to the rights of this user"
-            )
+            yield Finding(level, "registry", f"cannot be written ({short(error)}); see to the rights of this user")
         else:
             yield Finding("ok", "registry", "takes models")
 
@@ -93,11 +97,6 @@ def measure_all_reduce(backend: str) -> dict[str, float | int | str]:
     sent = 2 * (world_size - 1) / world_size * COLLECTIVE_BYTES
     speed = sent / seconds / 1e9
     return {"world_size": world_size, "backend": backend, "seconds": seconds, "gigabytes_per_second": speed}
-
-
-def first_line(error: Exception) -> str:
-    """What an error says first, without secrets."""
-    return redact((str(error).strip().splitlines() or [type(error).__name__])[0])[:200]
 
 
 def _main() -> None:

@@ -155,6 +155,13 @@ def barrier(ranks: Ranks) -> None:
     all_agree(True, ranks)
 
 
+def leave_groups(ranks: Ranks) -> None:
+    """Destroy the process groups once every rank is here and its engine destroyed; then none waits for another."""
+    if torch.distributed.is_initialized():
+        barrier(ranks)
+        torch.distributed.destroy_process_group()
+
+
 def shut_down(ranks: Ranks, exit_status: int = 0) -> NoReturn:
     """Leave together once the engine is destroyed: barrier, destroy the groups, end the process.
 
@@ -162,9 +169,7 @@ def shut_down(ranks: Ranks, exit_status: int = 0) -> NoReturn:
     function (1 in 14 with torch 2.13), which would turn a good run into a failed one. That is too rare for a test to
     tell when it is mended: let some hundred processes return, and count.
     """
-    if torch.distributed.is_initialized():
-        barrier(ranks)
-        torch.distributed.destroy_process_group()
+    leave_groups(ranks)
     end_process(exit_status)
 
 

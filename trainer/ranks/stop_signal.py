@@ -1,8 +1,9 @@
 """A polite request to stop: SIGTERM, SIGINT or SIGUSR1 asks for a checkpoint, a second one ends the process at once.
 
 The loss of the launcher asks for it too (`trainer/ranks/launcher.py`). Until the ranks have their group the first one
-ends the process: there is nothing to save, and a rank whose peer is lost would wait for it. It waits outside Python
-then, where no handler runs; so the interpreter writes the signal's number to a pipe, and a thread reads it.
+ends the process: there is nothing to save, and a rank whose peer is lost would wait for it. A rank waits for another
+outside Python, at the meeting as in a collective, where no handler runs; so the interpreter writes the signal's number
+to a pipe, and a thread reads it and judges.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import signal
 import threading
 import time
-from types import FrameType
 
 from trainer.ranks.launcher import watch_launcher
 
@@ -38,42 +38,37 @@ class StopSignal:
         """Who asked; as it stands until this rank itself is asked."""
         self._asked_at = 0.0
         self._is_alone = True
-        self._leaving = threading.Lock()  # taken by the first of the two that hear of a signal
+        self._leaving = threading.Lock()  # taken by the first of the threads that hear of a signal and of a loss
         self._stderr: int | None = None
         with contextlib.suppress(OSError):  # a process may have no standard error
             self._stderr = os.dup(2)  # deepspeed sends its own to nowhere while it looks what can be compiled
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         threading.Thread(target=self._read, args=(reading,), name="stop-signal", daemon=True).start()
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)  # first, lest a signal is lost between
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not this process's
         for number in _NUMBERS:
-            signal.signal(number, self._handle)
-        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+            signal.signal(number, lambda *_: None)  # the number of a signal without a handler is not written
         watch_launcher(lambda: self._ask("the loss of its launcher"))
 
     def ranks_have_met(self) -> None:
         """From here on a request is granted after the next step, by all ranks together."""
         self._is_alone = False
-        signal.set_wakeup_fd(-1)
-        os.close(self._writing)  # which ends the thread
-        if self._stderr is not None:
-            os.close(self._stderr)
 
     def _ask(self, cause: str) -> None:
         if self._is_alone:
             self._leave(cause)
         if not self.asked:
-            self.asked, self.cause, self._asked_at = True, cause, time.monotonic()
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and time.monotonic() - self._asked_at > REPEAT_SECONDS:
-            os._exit(128 + number)
-        self._ask(signal.Signals(number).name)
+            self._asked_at, self.cause, self.asked = time.monotonic(), cause, True  # other threads look at `asked`
 
     def _read(self, reading: int) -> None:
         while written := os.read(reading, 1):
-            if written[0] in _NUMBERS:
-                self._ask(signal.Signals(written[0]).name)
-        os.close(reading)
+            number = written[0]
+            if number not in _NUMBERS:
+                continue
+            if self.asked and time.monotonic() - self._asked_at > REPEAT_SECONDS:
+                os._exit(128 + number)
+            self._ask(signal.Signals(number).name)
 
     def _leave(self, cause: str) -> None:
         if not self._leaving.acquire(blocking=False):

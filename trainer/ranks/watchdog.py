@@ -85,7 +85,8 @@ class Watchdog:
         self._settings, self._ranks, self._on_leaving = settings, ranks, on_leaving
         self._interval = min(_MAX_INTERVAL_SECONDS, settings.heartbeat_timeout_seconds / 6)
         place = f"{socket.gethostname()}, process {os.getpid()}"
-        self._own = Word(beat=0, marks=0, doing="setting up", place=place)
+        self._own = Word(beat=0, marks=0, doing="setting up", place=place)  # written by the main thread alone
+        self._beat = 0  # written by the talking thread alone
         unseen = Word(beat=-1, marks=-1, doing="nothing yet", place="not seen yet")
         watched = range(ranks.world_size) if ranks.is_first else (0, ranks.rank)
         now = time.monotonic()
@@ -150,8 +151,8 @@ class Watchdog:
         while not self._closing.is_set():
             try:
                 store = store or self._connect()
-                self._own = replace(self._own, beat=self._own.beat + 1)
-                store.set(f"{_PREFIX}/{self._ranks.rank}", json.dumps(vars(self._own)))
+                self._beat += 1
+                store.set(f"{_PREFIX}/{self._ranks.rank}", json.dumps(vars(replace(self._own, beat=self._beat))))
                 words = self._read_all(store, tuple(self._heard))
                 now = time.monotonic()
                 for rank, word in words.items():

@@ -52,7 +52,7 @@ def lineage(url: str, digest: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def all_lineages(urls: Sequence[str], digests: Sequence[str]) -> tuple[str, ...]:
-    """The lineages of several shard sets, each digest once."""
+def all_lineages(urls: Sequence[str], digests: Sequence[str], earlier: Sequence[str] = ()) -> tuple[str, ...]:
+    """The lineages of several shard sets, then of what the weights saw `earlier`, each digest once."""
     found = (each for url, digest in zip(urls, digests, strict=True) for each in lineage(url, digest))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys((*found, *earlier)))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from data_prep.errors import UserError
-from trainer.tracking.mlflow_server import redact, short
+from trainer.tracking.mlflow_server import connect, redact, short
 from trainer.tracking.spool_folder import DataSetInput, Delivered, Point, SpoolFolder
 
 if TYPE_CHECKING:
@@ -32,11 +33,9 @@ REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 class Delivery:
     """One spool and one server."""
 
-    def __init__(
-        self, spool: SpoolFolder, client: MlflowClient, tracking_uri: str, warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, spool: SpoolFolder, tracking_uri: str, warn: Callable[[str], None]) -> None:
         self._spool = spool
-        self._client = client
+        self._address = tracking_uri
         self._tracking_uri = redact(tracking_uri)
         self._warn = warn
         self._run_is_known = False
@@ -60,6 +59,10 @@ class Delivery:
             and (record.parent_uuid is None or sent.parent_run_id is not None)
             and len(sent.params) == len(record.params)
         )
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return connect(self._address)  # asked for as all else is, for a database may be away too
 
     @property
     def _run_id(self) -> str:

@@ -12,7 +12,6 @@ import psutil
 import torch
 
 LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
-DIRTY_SUFFIX = "-dirty"
 
 
 def describe_environment() -> dict[str, str]:

@@ -68,16 +68,39 @@ def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> st
 
 
 def connect(tracking_uri: str) -> MlflowClient:
-    """A client of that server; nothing is asked of it yet."""
+    """A client of that server, of which nothing is asked yet, or of that database, which is opened or made.
+
+    Raises:
+        UserError: the database cannot be opened, or is half made; MLflow asks one that is away again for 100 s.
+    """
+    import_mlflow()
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return MlflowClient(tracking_uri)
+    # ImportError: its driver is not installed; ValueError: a port of letters.
+    except (SQLAlchemyError, MlflowException, ImportError, ValueError, OSError) as error:
+        cause = short(error)
+        remedy = (
+            "if no other command makes it just now, one was killed as it did: remove that file"
+            if "already exists" in cause
+            else "see to that database and its address"
+        )
+        raise UserError(f"{redact(tracking_uri)} cannot be opened by MLflow: {cause}; {remedy}") from error
+
+
+def import_mlflow() -> None:
+    """Import MLflow as all of this project uses it: it reports to nobody and tells little."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # training reports to nobody else
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     # At the end of a run MLflow prints its address, with the password where the URL has one; `view_hint` has none.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    from mlflow import MlflowClient
+    import mlflow  # noqa: F401 - for what it does to the loggers
 
     for name in ("mlflow", "alembic"):  # the creation of a database is told in many lines
         logging.getLogger(name).setLevel(logging.WARNING)
-    return MlflowClient(tracking_uri)
 
 
 @contextmanager
@@ -100,12 +123,13 @@ def request_limits(max_retries: int, timeout_seconds: int) -> Iterator[None]:
 
 
 @contextmanager
-def registry_client(uri: str, doing: str) -> Iterator[MlflowClient]:
+def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator[MlflowClient]:
     """A client, with MLflow's global address set for the block (its registry reads that), and errors for people."""
     client = connect(uri)
     import mlflow
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import _tracking_service
+    from sqlalchemy.exc import SQLAlchemyError
 
     before, variable = _tracking_service.utils._tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
     logger = logging.getLogger("mlflow")
@@ -115,9 +139,10 @@ def registry_client(uri: str, doing: str) -> Iterator[MlflowClient]:
     try:
         with request_limits(UPLOAD_RETRIES, UPLOAD_TIMEOUT_SECONDS):
             yield client
-    except (MlflowException, OSError) as error:
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        unmoved = ". No alias was moved" if moves_alias else ""
         raise UserError(
-            f"{doing} at {redact(uri)} failed: {short(error)}. No alias was moved; mend that and run the same again"
+            f"{doing} at {redact(uri)} failed: {short(error)}{unmoved}; mend that and run the same again"
         ) from error
     finally:
         logger.setLevel(level)
@@ -136,8 +161,11 @@ _NO_ANSWER = {
 
 
 def short(error: Exception) -> str:
-    """The beginning of an error's text on one line, without secrets; what befell a connection in plain words."""
-    text = redact(" ".join(str(error).split()))
+    """The beginning of an error's text on one line, without secrets; what befell a connection in plain words.
+
+    Of SQLAlchemy's it is the database's own word, without the statement.
+    """
+    text = redact(" ".join(str(getattr(error, "orig", None) or error).split()))
     if "Max retries exceeded" in text:
         for sign, meaning in _NO_ANSWER.items():
             if sign in text:

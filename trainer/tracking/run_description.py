@@ -8,14 +8,19 @@ from collections.abc import Sequence
 from data_prep.settings import to_yaml
 from trainer.config import RunConfig, without_secrets
 from trainer.data.shard_set import ShardSet
-from trainer.tracking.data_description import all_lineages, data_set_input, manifest_summary
+from trainer.tracking.data_description import data_set_input, manifest_summary
 from trainer.tracking.environment import describe_environment, git_revision, installed_packages
 from trainer.tracking.spool_folder import GIT_TAG, LINEAGE_TAG
 from trainer.tracking.tracking import MetricLog
 
 
-def describe_run(tracker: MetricLog, config: RunConfig, shard_sets: Sequence[ShardSet]) -> None:
-    """Log parameters, the resolved configuration, the manifests, the environment and the git revision."""
+def describe_run(
+    tracker: MetricLog, config: RunConfig, shard_sets: Sequence[ShardSet], data_lineage: Sequence[str]
+) -> None:
+    """Log parameters, the resolved configuration, the manifests, the environment and the git revision.
+
+    `data_lineage` are the digests of all data that the weights saw, earlier data and that of `init_from` included.
+    """
     config = without_secrets(config)
     settings = config.model_dump(mode="json")
     settings["training"]["max_steps"] = config.max_steps
@@ -29,10 +34,7 @@ def describe_run(tracker: MetricLog, config: RunConfig, shard_sets: Sequence[Sha
     environment = describe_environment()
     tracker.log_artifact_text("environment/packages.txt", installed_packages())
     tracker.log_artifact_text("environment/machine.json", json.dumps(environment, indent=1) + "\n")
-    tags = {
-        "clozeworks.manifest_digest": ",".join(digests),
-        LINEAGE_TAG: ",".join(all_lineages([shard_set.url for shard_set in shard_sets], digests)),
-    }
+    tags = {"clozeworks.manifest_digest": ",".join(digests), LINEAGE_TAG: ",".join(data_lineage)}
     tags |= {f"clozeworks.environment.{name}": version for name, version in environment.items()}
     revision = git_revision()
     tracker.log_tags(tags | ({GIT_TAG: revision} if revision else {}))

@@ -21,7 +21,7 @@ from data_prep.errors import UserError
 
 GIT_TAG = "clozeworks.git_revision"
 LINEAGE_TAG = "clozeworks.data_lineage"
-"""Tag of the run with the digests of its data and of the versions that those grew from, parted by commas."""
+"""Tag of the run with the manifest digests of all data that its weights saw, parted by commas."""
 
 RECORD_NAME = "run.json"
 SYNCED_NAME = "synced.json"

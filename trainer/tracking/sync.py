@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.errors import UserError
 from trainer.tracking.delivery import Delivery
-from trainer.tracking.mlflow_server import connect, redact, request_limits, resolve_tracking_uri, short, view_hint
+from trainer.tracking.mlflow_server import redact, request_limits, resolve_tracking_uri, short, view_hint
 from trainer.tracking.spool_folder import RECORD_NAME, SyncedFolder, read_record
 
 MAX_RETRIES = 3
@@ -59,11 +59,10 @@ def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]
             goes on there.
     """
     uri = resolve_tracking_uri(tracking_uri)
-    client = connect(uri)
     for folder in tracking_folders(output_dir):
         spool = SyncedFolder(folder, redact(uri))
         before = spool.record.delivered.model_copy()
-        delivery = Delivery(spool, client, uri, lambda message: warn(redact(message)))
+        delivery = Delivery(spool, uri, lambda message: warn(redact(message)))
         try:
             with request_limits(MAX_RETRIES, REQUEST_TIMEOUT_SECONDS):
                 delivery.send()

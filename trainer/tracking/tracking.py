@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from data_prep.errors import UserError
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.delivery import Delivery
-from trainer.tracking.mlflow_server import connect, redact, request_limits, resolve_tracking_uri, short, view_hint
+from trainer.tracking.mlflow_server import import_mlflow, redact, request_limits, resolve_tracking_uri, short, view_hint
 from trainer.tracking.spool import Spool, now
 from trainer.tracking.spool_folder import DataSetInput
 
@@ -75,7 +75,10 @@ class Tracker:
         self._spool = spool
         self._tracking_uri = tracking_uri
         self._warn: Callable[[str], None] = lambda message: warn(redact(message))
-        self._delivery = Delivery(spool, connect(tracking_uri), tracking_uri, self._warn)
+        import_mlflow()  # here, and not in the thread, where it would take from the time for the first word
+        self._delivery = Delivery(spool, tracking_uri, self._warn)
+        self.server_answers = False
+        """Whether the last word with the server went well."""
         self._told: str | None = None  # the failure that was last told, so that it is told once
         self._disk_told = False
         self._deadline = math.inf
@@ -102,7 +105,7 @@ class Tracker:
             UsageError: the tracking URI is none.
             UserError: `output_dir`/tracking is damaged or cannot be written.
         """
-        warn = _print_warning if warn is None else warn
+        warn = print_warning if warn is None else warn
         folder = Path(output_dir) / "tracking"
         try:
             run_name = settings.run_name or Path(output_dir).resolve().name
@@ -174,24 +177,37 @@ class Tracker:
         self._best_effort(lambda: self._spool.put_data_set(data_set))
 
     def log_pictures(self) -> None:
-        """Draw the curves so far, of every start of the run, and keep them as PNG artifacts under curves/."""
-        from trainer.tracking.curves import draw_run  # matplotlib takes half a second to import
+        """Draw the curves so far, of every start of the run, and keep them as PNG artifacts under curves/.
 
-        for name, picture in draw_run(self._spool).items():
+        What cannot be drawn is warned of.
+        """
+        try:
+            from trainer.tracking.curves import draw_run  # matplotlib takes half a second to import
+
+            pictures = draw_run(self._spool)
+        except Exception as error:  # noqa: BLE001 - a picture neither hides why a run failed nor fails one that is done
+            self._warn(f"the curves of {self._spool.folder} cannot be drawn ({short(error)}); their points are kept")
+            return
+        for name, picture in pictures.items():
             self.log_artifact(name, picture)
 
-    def close(self, status: RunStatus, timeout_seconds: float = CLOSE_SECONDS) -> None:
-        """Set the run's status and send what is left, at most for `timeout_seconds`."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether the server has all of it."""
+        return self._delivery.is_complete
+
+    def close(self, status: RunStatus, timeout_seconds: float = CLOSE_SECONDS, tell: bool = True) -> None:
+        """Set the run's status and send what is left, at most for `timeout_seconds`; what then is left is told."""
         if self._closing.is_set():
             return
         self._best_effort(lambda: self._spool.update(status=status, ended_at=now()))
         self._deadline = time.monotonic() + timeout_seconds
         self._closing.set()
         self._thread.join(timeout_seconds)
-        if not self._delivery.is_complete:
+        if tell and not self.is_complete:
             self._warn(
                 f"not everything was sent to {self._tracking_uri}: {self._spool.unsent_bytes:,} bytes of points wait "
-                f"in {self._spool.points_path}; launch/sync_tracking.py sends them, and so does a training that is "
+                f"in {self._spool.points_path}; launch/sync_tracking.py sends them, and so does a pretraining that is "
                 "started again"
             )
         if not self._thread.is_alive():
@@ -202,7 +218,8 @@ class Tracker:
         with request_limits(max_retries=0, timeout_seconds=REQUEST_TIMEOUT_SECONDS):
             while True:
                 closing = self._closing.is_set()
-                failures = 0 if self._deliver() else failures + 1
+                self.server_answers = self._deliver()
+                failures = 0 if self.server_answers else failures + 1
                 self._tried.set()
                 if closing:
                     remaining = self._deadline - time.monotonic()
@@ -249,5 +266,5 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _print_warning(message: str) -> None:
+def print_warning(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Iterable, Iterator
 
@@ -81,7 +82,8 @@ def log_evaluation(run: Run) -> None:
     origins = origins_of(run.shard_sets)
     metrics = evaluate(run.engine, _marked(batches, run), run.ranks, origins, run.config.evaluation)
     run.metrics |= metrics
-    run.state = run.state.model_copy(update={"evaluation": metrics})
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no word for others
+    run.state = run.state.model_copy(update={"evaluation": finite})
     run.tracker.log(run.state.step, metrics)
     entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]
     pair_task = run.config.data.sentence_pairs.replace("_", "-")

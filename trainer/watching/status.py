@@ -18,6 +18,9 @@ HISTORY_NAME = "history.jsonl"
 State = Literal["running", "finished", "stopped", "failed"]
 Event = Literal["started", "saved", "evaluated", "ended"]
 
+_LAUNCHED_AT = time.time()
+"""Of this process, nearly: before anything that it notes of a run."""
+
 
 def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None:
     """Replace the status file atomically; `values` are JSON, `state` and the time are added."""
@@ -60,12 +63,17 @@ def read_history(output_dir: Path) -> list[dict[str, Any]]:
 
 
 def record_end(output_dir: Path, state: State, cause: str | None, step: int | None = None) -> None:
-    """Note in status and history how a run ended; `cause` in words, None for all steps done."""
+    """Note in status and history how a run ended; `cause` in words, None for all steps done.
+
+    A start may end before it noted `started`; so that its end is not taken for that of the start before, which may have
+    ended without a word, it says since when it ran, and when the last status was written.
+    """
     status = read_status(output_dir) or {}
     step = status.get("step") if step is None else step
     values = {name: value for name, value in status.items() if name not in ("state", "written_at")}
     write_status(output_dir, state, values | {"step": step, "cause": cause})
-    append_history(output_dir, "ended", {"state": state, "step": step, "cause": cause})
+    end = {"state": state, "step": step, "cause": cause, "launched_at": round(_LAUNCHED_AT, 3)}
+    append_history(output_dir, "ended", end | {"last_written_at": status.get("written_at")})
 
 
 def _finite(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,7 +34,7 @@ EXAMPLES = {
 }
 
 
-def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path) -> FittedModel:
+def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path, variant: str = "full") -> FittedModel:
     """Save a model that was not fitted at all, and give what would have predicted there."""
     task = make_task(name, ("x", "y"))
     some = EXAMPLES[name]
@@ -43,7 +44,7 @@ def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path
     facts = FitFacts(
         name,
         "models:/base@champion",
-        "full",
+        variant,
         "a",
         pair,
         "c",
@@ -67,6 +68,8 @@ def test_what_is_loaded_predicts_as_what_was_saved(
 ) -> None:
     fitted = save(name, tiny_hugging_face, preprocessor, tmp_path / "model")
     check_model_folder(tmp_path / "model", strict=True)
+    title = f"# base@champion, fitted to {name.replace('_', ' ')}\n"
+    assert title in (tmp_path / "model" / "README.md").read_text()
     loaded = FittedModel.load(tmp_path / "model")
     unlabelled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)
     assert loaded.predict(unlabelled) == fitted.predict(unlabelled)
@@ -101,6 +104,9 @@ def test_a_fitted_model_is_found_by_the_data_that_its_encoder_saw(
     tags = provenance_tags(tmp_path / "model", read_provenance(tmp_path / "model"))
     version = ModelVersion("moods", 1, (), datetime.now(UTC), None, tags)
     assert trained_on([version], "b" * 12) == [version] and version.data_digests == ("a" * 64,)
+    save("classification", encoder, preprocessor, tmp_path / "scratch", variant="scratch")
+    tags = provenance_tags(tmp_path / "scratch", read_provenance(tmp_path / "scratch"))
+    assert replace(version, tags=tags).data_lineage == (), "weights from scratch saw none of it"
 
 
 @pytest.mark.parametrize("name", ["classification", "token_classification", "question_answering"])

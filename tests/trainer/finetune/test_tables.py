@@ -60,7 +60,8 @@ def test_na_is_a_word_and_not_a_missing_cell(tmp_path: Path) -> None:
         ("table.jsonl", '[{"text": "a"}]', "line 1, holds list and not a JSON object"),
         ("table.jsonl", '{"text": "a", "text": "b"}', "line 1, .* names 'text' twice"),
         ("table.parquet", "no parquet", "cannot be read as a parquet"),
-        ("empty.csv", "", "cannot be read"),
+        ("empty.csv", "", "is empty; give a table"),
+        ("empty.jsonl", "\n", "is empty; give a table"),
         ("more.tsv", "text\tlabel\na cat\t1\t\na dog\t0\t\n", "rows have more cells than the first line has names"),
     ],
 )

@@ -23,6 +23,7 @@ def config_with(deepspeed: dict) -> RunConfig:
         ({"bf16": {"enabld": False}}, "bf16.enabld .*did you mean enabled"),
         ({"bfloat16": {"enabld": False}}, "bf16.enabld"),
         ({"tensorboard": {"outputpath": "x"}}, "tensorboard.outputpath .*output_path"),
+        ({"flops_profiler": {"profile_stepp": 2}}, "flops_profiler.profile_stepp .*did you mean profile_step"),
     ],
 )
 def test_what_deepspeed_does_not_know_in_a_section_is_told_with_the_nearest_name(deepspeed, said):
@@ -30,9 +31,32 @@ def test_what_deepspeed_does_not_know_in_a_section_is_told_with_the_nearest_name
         check_sections(config_with(deepspeed), 2, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("deepspeed", "said"),
+    [
+        ({"wall_clock_breakdown": "no"}, "wall_clock_breakdown='no' must be true or false"),
+        ({"steps_per_print": "x"}, "steps_per_print='x' must be a whole number"),
+        ({"log_level": "loud"}, "log_level='loud' must be one of debug, info"),
+        ({"gradient_predivide_factor": 0}, "gradient_predivide_factor=0 must be a number above 0"),
+        ({"communication_data_type": "bfloat16"}, "communication_data_type='bfloat16' contradicts .* 'fp32'"),
+        ({"comms_logger": 3}, "comms_logger=3 must be a mapping"),
+        ({"flops_profiler": {"enabled": "maybe"}}, "flops_profiler.enabled='maybe'"),
+        ({"timers": {"throughput": {"enabled": "x"}}}, "enabled Input should be a valid boolean"),
+    ],
+)
+def test_values_of_a_wrong_type_are_told_before_the_ranks_meet(deepspeed, said):
+    with pytest.raises(UsageError, match=said):
+        check_sections(config_with(deepspeed), 2, "cpu")
+
+
 def test_known_settings_and_auto_pass():
     sections = {"zero_optimization": {"overlap_comm": True, "reduce_bucket_size": "auto"}, "fp16": {"hysteresis": 4}}
     check_sections(config_with(sections | {"wall_clock_breakdown": True}), 2, "cpu")
+    check_sections(
+        config_with({"wall_clock_breakdown": "auto", "log_level": "info", "steps_per_print": None}), 2, "cpu"
+    )
+    profiler = {"enabled": True, "profile_step": 3, "output_file": "profile.txt"}
+    check_sections(config_with({"flops_profiler": profiler, "timers": {"throughput": {"enabled": True}}}), 2, "cpu")
     check_sections(config_with({}), 2, "cpu")
 
 

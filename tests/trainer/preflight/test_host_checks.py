@@ -11,7 +11,7 @@ import pytest
 from data_prep.settings import load_settings
 from trainer.config import RunConfig
 from trainer.preflight import host_checks
-from trainer.preflight.preflight import Finding
+from trainer.preflight.finding import Finding
 
 
 def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:

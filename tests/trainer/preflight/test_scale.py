@@ -37,3 +37,4 @@ def test_the_table_has_a_line_for_every_number_and_stage():
     assert [tuple(map(int, line.split()[:2])) for line in lines[2:-1]] == [
         (gpus, stage) for gpus in (8, 64, 512) for stage in (1, 2, 3)
     ]
+    assert [line.split()[2] for line in lines[2:-1:3]] == ["16,384", "16,384", "2,048"], "training.micro_batch_tokens"

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import json
 import signal
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trainer.toy_processes import start_ranks
-from trainer.ranks.watchdog import LOST_RANK_EXIT_STATUS, Heard, Word, find_trouble, hear
+from trainer.ranks import watchdog as watchdog_module
+from trainer.ranks.distributed import Ranks
+from trainer.ranks.watchdog import LOST_RANK_EXIT_STATUS, Heard, Watchdog, Word, find_trouble, hear
 from trainer.settings.watching import HealthSettings
 
 SCRIPT = str(Path(__file__).with_name("toy_watched.py"))
@@ -43,6 +49,46 @@ def test_where_none_moves_the_one_behind_is_named_and_slowness_alone_is_no_troub
     assert "rank 1 (host-1, process 101; last at fetching batch 4) did not arrive" in verdict
     heard[0] = Heard(word(marks=10), beat_at=1000, moved_at=401)
     assert find_trouble(heard, 1000, SETTINGS) is None
+
+
+class CountingStore:
+    """The words that are told, as they come."""
+
+    def __init__(self) -> None:
+        self.words: list[dict[str, object]] = []
+
+    def set(self, key: str, value: str) -> None:
+        self.words.append(json.loads(value))
+
+    def check(self, keys: list[str]) -> bool:
+        return False
+
+    def multi_get(self, keys: list[str]) -> list[str]:
+        return [json.dumps(self.words[-1])]
+
+
+def test_no_mark_and_no_beat_is_lost_where_both_threads_are_busy(monkeypatch):
+    def slowly(word: Word, **changes: object) -> Word:
+        changed = replace(word, **changes)
+        time.sleep(0.001)
+        return changed
+
+    watchdog, store = Watchdog(SETTINGS, Ranks(0, 1, 0, torch.device("cpu"))), CountingStore()
+    watchdog._interval = 0.0
+    monkeypatch.setattr(watchdog, "_connect", lambda: store)
+    monkeypatch.setattr(watchdog_module, "replace", slowly)
+    talking = threading.Thread(target=watchdog._talk)
+    talking.start()
+    for number in range(1, 101):
+        watchdog.mark(f"micro-batch {number}")
+    told = len(store.words)
+    deadline = time.monotonic() + 20
+    while len(store.words) < told + 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    watchdog.close()
+    talking.join()
+    assert [word["beat"] for word in store.words] == list(range(1, len(store.words) + 1))
+    assert (store.words[-1]["marks"], store.words[-1]["doing"]) == (100, "micro-batch 100")
 
 
 def run_ranks(mode: str, world_size: int = 2, stopped: int | None = None) -> list[tuple[int, str, str]]:

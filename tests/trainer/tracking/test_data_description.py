@@ -38,4 +38,5 @@ def test_a_version_descends_from_those_before_it(small_shards: Path, tmp_path: P
     assert lineage(folder, third.digest) == (third.digest, second.digest, first.digest)
     assert lineage(folder, first.digest) == (first.digest,)
     assert all_lineages([folder, folder], [second.digest, first.digest]) == (second.digest, first.digest)
+    assert all_lineages([folder], [second.digest], ("e" * 64, first.digest)) == (second.digest, first.digest, "e" * 64)
     assert lineage(str(tmp_path / "gone"), "d" * 64) == ("d" * 64,)

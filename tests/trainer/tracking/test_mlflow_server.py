@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError
-from trainer.tracking.mlflow_server import redact, request_limits, resolve_tracking_uri, short, view_hint
+from data_prep.errors import UsageError, UserError
+from tests.tracked_runs import half_made_database
+from trainer.tracking.mlflow_server import (
+    connect,
+    redact,
+    registry_client,
+    request_limits,
+    resolve_tracking_uri,
+    short,
+    view_hint,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +56,38 @@ def test_a_path_is_refused_with_the_remedy(uri: str) -> None:
 )
 def test_addresses_of_servers_and_databases_are_taken_as_they_are(uri: str) -> None:
     assert resolve_tracking_uri(uri) == uri
+
+
+def test_a_database_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database " * 100)
+    half_made = half_made_database(tmp_path / "half.db")
+    for uri, said in (
+        (half_made, "table secrets already exists; .*remove that file$"),
+        (f"sqlite:///{tmp_path}/text.db", "file is not a database; see to that database"),
+        ("postgresql+nobodys://me:s3cret@host/db", "Can't load plugin"),
+        ("postgresql://me:s3cret@host:port/db", "invalid literal"),
+    ):
+        with pytest.raises(UserError, match=f"cannot be opened by MLflow: .*{said}") as refused:
+            connect(uri)
+        assert "SQL:" not in str(refused.value) and "s3cret" not in str(refused.value)
+    with pytest.raises(UserError, match="half.db cannot be opened"), registry_client(half_made, "pulling models:/x@y"):
+        raise AssertionError("there is a client")
+
+
+def test_only_what_would_have_moved_an_alias_says_that_none_was(database: str) -> None:
+    for moves_alias in (False, True):
+        with (
+            pytest.raises(UserError, match=r"failed: locked(\.|;)") as told,
+            registry_client(database, "x", moves_alias),
+        ):
+            raise sqlite3_error("locked")
+        assert ("No alias was moved" in str(told.value)) == moves_alias
+
+
+def sqlite3_error(text: str) -> Exception:
+    from sqlalchemy.exc import OperationalError
+
+    return OperationalError("SELECT 1", {}, sqlite3.OperationalError(text))
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from data_prep.errors import UsageError
-from tests.tracked_runs import KEYS, Warnings, all_runs, assert_complete, history, log_steps, open_tracker
+from tests.tracked_runs import (
+    KEYS,
+    Warnings,
+    all_runs,
+    assert_complete,
+    half_made_database,
+    history,
+    log_steps,
+    open_tracker,
+    wait_until,
+)
 from trainer.tracking.environment import describe_environment, git_revision
 from trainer.tracking.mlflow_server import connect
 from trainer.tracking.tracking import NullTracker, flatten
@@ -78,6 +90,21 @@ def test_a_value_that_mlflow_refuses_holds_up_no_other(database: str, tmp_path: 
     assert len(told) == 1 and "bad key!" in told[0]
 
 
+def test_curves_that_cannot_be_drawn_are_told_and_fail_nothing(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(spool: object) -> dict[str, bytes]:
+        raise ValueError("arange: cannot compute length")  # as matplotlib does over values of +-1e308
+
+    monkeypatch.setitem(sys.modules, "trainer.tracking.curves", SimpleNamespace(draw_run=fail))
+    told = Warnings()
+    tracker = open_tracker(database, tmp_path / "run", told)
+    tracker.log_pictures()
+    tracker.close("FINISHED")
+    assert len(told) == 1 and f"{tmp_path}/run/tracking cannot be drawn (arange: cannot compute length)" in told[0]
+    assert connect(database).get_run(tracker.run_id).info.status == "FINISHED"
+
+
 def test_another_server_gets_the_whole_curve(database: str, empty_database: Path, tmp_path: Path) -> None:
     first = open_tracker(database, tmp_path / "run")
     log_steps(first, range(1, 6))
@@ -118,6 +145,19 @@ def test_a_server_that_is_away_is_told_once(tmp_path: Path) -> None:
     assert tracker.run_id is None
     tracker.close("FINISHED", timeout_seconds=0.5)
     assert len(told) == 2 and "Training goes on" in told[0] and "points.jsonl" in told[1]
+
+
+def test_a_half_made_database_stops_nothing_and_gets_all_once_it_is_whole(empty_database: Path, tmp_path: Path) -> None:
+    told = Warnings()
+    uri = half_made_database(tmp_path / "half.db")
+    tracker = open_tracker(uri, tmp_path / "run", told)
+    log_steps(tracker, range(1, 4))
+    wait_until(lambda: bool(told))
+    assert tracker.run_id is None and "cannot be opened by MLflow" in told[0]
+    shutil.copy(empty_database, tmp_path / "half.db")
+    tracker.close("FINISHED")
+    assert len(told) == 2 and "works again" in told[1]
+    assert_complete(uri, tracker.run_id, 3)
 
 
 def test_a_full_disk_is_told_once_and_stops_nothing(

@@ -1,0 +1,68 @@
+"""launch/demo.sh up to its first step, with stand-ins for the environment and Python: what it refuses, and when."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spawn
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ENVIRONMENT = """
+prepare_environment() { touch "$root/prepared"; export PATH=$root/bin:$PATH; }
+count_gpus() { echo 0; }
+"""
+# Takes every setting but those of a section named wrong, and fails at the first step that works on text.
+PYTHON = """#!/bin/sh
+case "$*" in
+    *--print-config*wrong.* | *wrong.*--print-config*) echo "error: unknown setting" >&2; exit 2 ;;
+    *"data_prep tokenizer"*) exit 1 ;;
+    -c*) echo 2 ;;
+esac
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository that holds demo.sh and stand-ins for what it calls."""
+    for folder in ("launch", "bin", "texts"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(REPOSITORY / "launch" / "demo.sh", tmp_path / "launch")
+    (tmp_path / "launch" / "environment.sh").write_text(ENVIRONMENT)
+    (tmp_path / "bin" / "python").write_text(PYTHON)
+    (tmp_path / "bin" / "python").chmod(0o755)
+    for name in ("one", "two"):
+        (tmp_path / "texts" / f"{name}.txt").write_text("text\n")
+    return tmp_path
+
+
+def demo(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("CLOZEWORKS", "MLFLOW"))}
+    command = ["bash", "launch/demo.sh", *arguments]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_corpus_that_is_not_there_is_told_before_anything_is_installed(root: Path) -> None:
+    refused = demo(root, "--corpus", "texts/*.jsonl")
+    assert refused.returncode == 2 and "texts/*.jsonl matches no file" in refused.stderr
+    assert not (root / "prepared").exists() and not (root / "demo").exists()
+    for pattern in ("texts/*.txt", "texts/{one,two}.txt", "texts/**/*.txt", "s3://bucket/*.txt"):
+        assert "step 3/8" in demo(root, "--fresh", "--corpus", pattern).stderr
+
+
+def test_a_demo_without_a_finished_step_binds_nobody(root: Path) -> None:
+    assert "step 3/8" in demo(root, "--corpus", "texts/one.txt").stderr
+    assert "step 3/8" in demo(root, "--corpus", "texts/two.txt").stderr
+    (root / "demo" / ".done" / "tokenizer").touch()
+    refused = demo(root, "--corpus", "texts/one.txt")
+    assert refused.returncode == 2 and "holds a demo made from" in refused.stderr
+
+
+def test_a_misspelt_setting_is_told_before_the_first_step(root: Path) -> None:
+    refused = demo(root, "--corpus", "texts/one.txt", "--", "wrong.max_steps=3")
+    assert refused.returncode == 2 and "unknown setting" in refused.stderr and "[2/8]" not in refused.stdout
+    assert "[3/8]" in demo(root, "--corpus", "texts/one.txt", "--", "training.max_steps=3").stdout

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data_prep.settings import load_settings
+from trainer.config import RunConfig
+from trainer.preflight.data_checks import check_data
+from trainer.preflight.finding import Finding, guarded
+
+
+def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
+    return load_settings(RunConfig, "tiny_cpu", [f"data.shards={shards}", f"output_dir={folder}/run", *overrides])
+
+
+def failures(shards: Path, folder: Path, *overrides: str) -> list[str]:
+    findings: list[Finding] = guarded("data", lambda: check_data(config_of(shards, folder, *overrides), 1))
+    return [finding.text for finding in findings if finding.level == "fail"]
+
+
+def test_shards_of_another_tokenizer_or_of_more_ids_fail(small_shards, tmp_path):
+    (text,) = failures(small_shards, tmp_path, "model.vocab_size=100")
+    assert "raise it to 800" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("train-000000", "flipped"), ("train-000000", "short"), ("train-000000", "gone"), ("valid-000000", "flipped")],
+)
+def test_a_damaged_shard_fails_and_is_named(name, damage, small_shards, tmp_path):
+    shards = shutil.copytree(small_shards, tmp_path / "shards")
+    shard = shards / f"{name}.tar"
+    if damage == "gone":
+        shard.unlink()
+    else:
+        data = bytearray(shard.read_bytes())
+        data[1000] ^= 1
+        shard.write_bytes(data if damage == "flipped" else data[:-512])
+    (text,) = failures(shards, tmp_path)
+    assert name in text and "restore it" in text
+
+
+def test_a_file_that_is_missing_is_named_also_where_it_is_not_in_the_sample(small_shards, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.preflight.data_checks.SAMPLED_TRAIN_SHARDS", 1)
+    shards = shutil.copytree(small_shards, tmp_path / "shards")
+    assert failures(shards, tmp_path) == []
+    (shards / "train-000003.tar").unlink()
+    (text,) = failures(shards, tmp_path)
+    assert "lacks 1 of the files that its manifest names: train-000003.tar; restore it" in text
+    (shards / "train-000002.index.safetensors").unlink()
+    assert "lacks 2 of the files" in failures(shards, tmp_path)[0]
+
+
+def test_a_tokenizer_file_that_only_an_export_would_carry_is_looked_at_too(small_shards, tmp_path):
+    shards = shutil.copytree(small_shards, tmp_path / "shards")
+    path = shards / "tokenizer" / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("[MASK]", "[MUSK]"), encoding="utf-8")
+    (text,) = failures(shards, tmp_path)
+    assert "tokenizer.json has other content" in text and "copy the whole folder" in text

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_prep.settings import load_settings
+from trainer.config import RunConfig
+from trainer.preflight.service_checks import check_mlflow
+
+
+def config_of(uri: str, *overrides: str) -> RunConfig:
+    return load_settings(RunConfig, "tiny_cpu", [f"tracking.uri={uri}", *overrides])
+
+
+def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on():
+    (finding,) = check_mlflow(config_of("http://127.0.0.1:9"))
+    assert finding.level == "warn"
+    assert finding.text == (
+        "http://127.0.0.1:9 does not answer (nothing answers there (connection refused)); start it, or set "
+        "tracking.uri. Training would go on and send its points later"
+    )
+
+
+def test_it_fails_where_the_run_is_to_register_its_model():
+    (finding,) = check_mlflow(config_of("http://127.0.0.1:9", "registry.name=small"))
+    assert finding.level == "fail" and "end with status 1: small would not be registered" in finding.text
+
+
+def test_a_registry_that_cannot_be_written_fails_where_the_run_is_to_register_its_model(monkeypatch):
+    class ReadOnly:
+        def search_experiments(self, max_results: int) -> list[str]:
+            return []
+
+        def create_registered_model(self, name: str) -> None:
+            raise OSError("permission denied")
+
+    monkeypatch.setattr("trainer.preflight.service_checks.connect", lambda uri: ReadOnly())
+    for overrides, level in (([], "warn"), (["registry.name=small"], "fail")):
+        answers, registry = check_mlflow(config_of("http://127.0.0.1:9", *overrides))
+        assert (answers.level, registry.level) == ("ok", level) and "permission denied" in registry.text
+
+
+def test_a_database_that_cannot_be_made_is_a_warning_without_a_traceback(tmp_path: Path):
+    (tmp_path / "file").touch()
+    (finding,) = check_mlflow(config_of(f"sqlite:///{tmp_path}/file/m.db"))
+    assert finding.level == "warn" and "does not answer" in finding.text

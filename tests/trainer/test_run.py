@@ -1,0 +1,171 @@
+"""Setting a run up, without DeepSpeed: which data its weights will have seen, through every kind of beginning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from data_prep.data_set.manifest import read_manifest, write_manifest
+from data_prep.tokenizing.tokenizer import Tokenizer
+from trainer import run as runs
+from trainer.checkpoints import checkpoint, fragments
+from trainer.checkpoints.branching import Branch
+from trainer.checkpoints.checkpoint import ALONE
+from trainer.config import RunConfig
+from trainer.data.shard_set import open_shard_set
+from trainer.exporting.files import write_model
+from trainer.exporting.source import read_source
+from trainer.model.pretraining import PretrainingModel
+from trainer.tracking.spool_folder import LINEAGE_TAG
+from trainer.tracking.tracking import NullTracker
+
+BASE, BEFORE_BASE = "b" * 64, "a" * 64
+
+
+class BareEngine:
+    """What setting up and saving ask of an engine, at stage 0 on one rank."""
+
+    stage = 0
+    ranks = ALONE
+    optimizer_steps = 0
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0)
+
+    def prepare(self, compute_loss: Callable[[], torch.Tensor]) -> None:
+        for parameter in self.module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+
+    def fragments(self) -> list[fragments.Fragment]:
+        return list(fragments.fragments(self.module, self.optimizer, 0, 0, 1))
+
+    def finish_setting(self, steps: int) -> None: ...
+
+    def loss_scaler_state(self) -> None: ...
+
+    def set_loss_scaler_state(self, state: None) -> None: ...
+
+
+class TagTracker(NullTracker):
+    """Keeps the run's tags."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, str] = {}
+
+    def log_tags(self, tags: Any) -> None:
+        self.tags.update(tags)
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> TagTracker:
+    tracker = TagTracker()
+    monkeypatch.setattr(runs, "build_engine", lambda model, config, ranks: BareEngine(model))
+    monkeypatch.setattr(runs, "open_tracker", lambda config, ranks, state, begin: tracker)
+    monkeypatch.setattr("trainer.tracking.run_description.installed_packages", lambda: "")  # which takes its time
+    return tracker
+
+
+@pytest.fixture
+def config(small_shards: Path, tmp_path: Path) -> RunConfig:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    return RunConfig.model_validate(
+        {
+            "output_dir": str(tmp_path / "run"),
+            "model": {"family": "bert", "vocab_size": 800, **sizes},
+            "data": {"shards": str(small_shards), "sequence_length": 64, "num_workers": 0},
+            "training": {"max_steps": 10, "micro_batch_tokens": 256, "global_batch_tokens": 512},
+        }
+    )
+
+
+@pytest.fixture
+def base(config: RunConfig, small_tokenizer: Path, tmp_path: Path) -> Path:
+    """An exported folder of the same architecture, whose weights saw data of two versions."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    write_model(folder, config, PretrainingModel(config.model, next_sentence=False), Tokenizer.load(small_tokenizer))
+    provenance = {"data_digests": {"elsewhere": BASE}, "data_lineage": [BASE, BEFORE_BASE]}
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    return folder
+
+
+def set_up(config: RunConfig, allow_change: bool = False, branch: Branch | None = None) -> runs.Run:
+    shard_sets = [open_shard_set(component.url) for component in config.data.components]
+    nothing: Any = SimpleNamespace()
+    return runs.set_up(config, shard_sets, ALONE, nothing, nothing, allow_change, branch)
+
+
+def save(run: runs.Run, step: int) -> Path:
+    state = run.state.model_copy(update={"step": step})
+    saved = checkpoint.save(run.config.output_dir, run.engine, state, run.config, run.data)
+    assert saved is not None
+    return saved.folder
+
+
+def on_other_data(config: RunConfig, folder: Path) -> RunConfig:
+    """The run with a copy of its shards whose manifest says other things, and so has another digest."""
+    shutil.copytree(config.data.shards, folder)
+    write_manifest(str(folder), read_manifest(str(folder)).model_copy(update={"clozeworks_version": "another"}))
+    return config.model_copy(update={"data": config.data.model_copy(update={"shards": str(folder)})})
+
+
+def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
+    config: RunConfig, base: Path, tracker: TagTracker
+) -> None:
+    digest = read_manifest(config.data.shards).digest
+    begun = config.model_copy(update={"init_from": str(base)})
+    folder = save(set_up(begun), 2)
+    seen = (digest, BASE, BEFORE_BASE)
+    assert read_source(folder).facts.data_lineage == seen and tracker.tags[LINEAGE_TAG] == ",".join(seen)
+    shutil.rmtree(base)
+    assert set_up(begun).state.data_lineage == seen, "a resumed run does not read its base again"
+
+
+def test_data_that_was_changed_on_the_way_stays_seen(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
+    first = read_manifest(config.data.shards).digest
+    assert set_up(config).state.data_lineage == (first,)
+    save(set_up(config), 2)
+    changed = on_other_data(config, tmp_path / "other")
+    second = read_manifest(changed.data.shards).digest
+    folder = save(set_up(changed, allow_change=True), 4)
+    facts = read_source(folder).facts
+    assert first != second and facts.data_lineage == (second, first)
+    assert list(facts.data_digests.values()) == [second] and tracker.tags[LINEAGE_TAG] == f"{second},{first}"
+    assert set_up(changed).state.data_lineage == (second, first), "at the next start too"
+    back = set_up(config, allow_change=True, branch=Branch(step=2))
+    assert back.state.data_lineage == (first,), "the course that was left saw more than the new one"
+
+
+def test_a_checkpoint_without_a_lineage_saw_its_shards(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
+    """As those of earlier releases are."""
+    run = set_up(config)
+    run.state = run.state.model_copy(update={"data_lineage": ()})
+    first = read_manifest(config.data.shards).digest
+    assert read_source(save(run, 2)).facts.data_lineage == (first,)
+    changed = on_other_data(config, tmp_path / "other")
+    second = read_manifest(changed.data.shards).digest
+    assert set_up(changed, allow_change=True).state.data_lineage == (second, first)
+
+
+def test_the_tokenizer_alone_is_kept_of_a_folder_that_holds_a_model_too(
+    config: RunConfig, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """`data.tokenizer` names an exported folder, or, in a run that goes on, the run's own copy."""
+    exported = Path(shutil.copytree(small_tokenizer, tmp_path / "exported"))
+    (exported / "model.safetensors").write_bytes(b"weights")
+    (exported / "1_Pooling").mkdir()
+    shard_set = open_shard_set(str(config.data.shards))
+    for source in (exported, Path(config.output_dir) / "tokenizer"):
+        named = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(source)})})
+        runs.keep_tokenizer(named, shard_set)
+        kept = {path.name: path.read_bytes() for path in Path(config.output_dir, "tokenizer").iterdir()}
+        assert kept == {path.name: path.read_bytes() for path in small_tokenizer.iterdir()}

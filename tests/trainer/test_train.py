@@ -1,0 +1,118 @@
+"""How the ranks of a run leave: watched until all are done, and none waiting for what rank 0 does alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trainer import train
+from trainer.ranks.distributed import Ranks
+from trainer.tracking.tracking import NullTracker
+from trainer.watching.status import State
+
+SECONDS = 10
+
+
+class Meeting:
+    """A point where threads that play ranks wait for each other, as in a collective."""
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size, timeout=SECONDS)
+        self.begun = threading.Event()
+        self.over = threading.Event()
+
+    def __call__(self, ranks: Ranks) -> None:
+        self.begun.set()
+        self._barrier.wait()
+        self.over.set()
+
+
+class Watched:
+    """A watchdog that knows until when it watches."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.marks: list[str] = []
+
+    def mark(self, doing: str) -> None:
+        self.marks.append(doing)
+
+    def naming_lost_ranks(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def make_run(rank: int, **parts: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{
+            "ranks": Ranks(rank, 2, rank, torch.device("cpu")),
+            "say": lambda text: None,
+            "tracker": NullTracker(),
+            "uploader": None,
+            "registrar": None,
+            "watchdog": Watched(),
+            "engine": SimpleNamespace(destroy=lambda: None),
+            "stop_signal": SimpleNamespace(cause="a test"),
+            "state": SimpleNamespace(step=7),
+            "output_dir": Path("run"),
+            **parts,
+        }
+    )
+
+
+@pytest.fixture
+def meetings(monkeypatch: pytest.MonkeyPatch) -> tuple[Meeting, Meeting]:
+    """Where the two ranks of a test meet when they are done, and when they leave their groups."""
+    done, left = Meeting(2), Meeting(2)
+    monkeypatch.setattr(train, "barrier", done)
+    monkeypatch.setattr(train, "leave_groups", left)
+    monkeypatch.setattr(train, "peak_memory_of_ranks", lambda ranks: [0, 0])
+    monkeypatch.setattr(train, "report_end", lambda run, ended, cause: None)
+    return done, left
+
+
+def leave_all(runs: list[SimpleNamespace], ended: State) -> list[bool]:
+    with ThreadPoolExecutor(len(runs)) as threads:
+        return list(threads.map(lambda run: train.leave(run, ended), runs))
+
+
+def test_a_rank_whose_copy_is_done_is_watched_while_another_still_copies(meetings):
+    done, _ = meetings
+    quick, seen = make_run(1, uploader=SimpleNamespace(close=lambda mark: True)), []
+
+    def copy(mark: Any) -> None:
+        seen.append(done.begun.wait(SECONDS))  # the other waits for this one
+        seen.append(quick.watchdog.closed.wait(0.05))
+        mark("copying")
+
+    slow = make_run(0, uploader=SimpleNamespace(close=copy))
+    assert leave_all([slow, quick], "finished") == [True, True]
+    assert seen == [True, False] and quick.watchdog.closed.is_set()
+    assert slow.watchdog.marks[0] == "copying", "the watchdog sees that the wait gets on"
+
+
+def test_no_rank_of_a_finished_run_waits_in_a_collective_for_what_the_first_registers(meetings):
+    _, left = meetings
+    submitted: list[int] = []
+    registrar = SimpleNamespace(
+        submit=lambda step, folder: submitted.append(step), close=lambda: left.over.wait(SECONDS)
+    )
+    assert leave_all([make_run(0, registrar=registrar), make_run(1)], "finished") == [True, True]
+    assert submitted == [7]
+
+
+def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_done(meetings):
+    done, _ = meetings
+    seen: list[bool] = []
+    registrar = SimpleNamespace(break_off=lambda: seen.extend((done.begun.wait(SECONDS), done.over.wait(0.05))))
+    assert leave_all([make_run(0, registrar=registrar), make_run(1)], "stopped") == [True, True]
+    assert seen == [True, False], "the other rank waited"

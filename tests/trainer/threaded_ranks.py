@@ -1,0 +1,48 @@
+"""Ranks that are threads of this process, for what ranks do together on disks and in stores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from trainer.ranks.distributed import Ranks
+
+Result = TypeVar("Result")
+
+
+class ThreadedRanks:
+    """As many nodes of one rank each, that speak with each other as `trainer.ranks.distributed` does."""
+
+    def __init__(self, num_nodes: int, modules: tuple[ModuleType, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        """`modules` are those whose functions are called."""
+        self._num_nodes = num_nodes
+        self._met = threading.Barrier(num_nodes, timeout=20)
+        self._said: list[Any] = [None] * num_nodes
+        for module in modules:
+            for name in ("gather_objects", "broadcast_object", "barrier"):
+                monkeypatch.setattr(module, name, getattr(self, name), raising=False)
+
+    def run(self, function: Callable[[Ranks], Result]) -> list[Result]:
+        """What each rank returns."""
+        ranks = [Ranks(rank, self._num_nodes, 0, torch.device("cpu")) for rank in range(self._num_nodes)]
+        with ThreadPoolExecutor(self._num_nodes) as pool:
+            return list(pool.map(function, ranks))
+
+    def gather_objects(self, value: Any, ranks: Ranks) -> list[Any]:
+        self._said[ranks.rank] = value
+        self._met.wait()
+        said = list(self._said)
+        self._met.wait()
+        return said
+
+    def broadcast_object(self, value: Any, ranks: Ranks) -> Any:
+        return self.gather_objects(value, ranks)[0]
+
+    def barrier(self, ranks: Ranks) -> None:
+        self._met.wait()

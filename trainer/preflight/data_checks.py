@@ -1,0 +1,95 @@
+"""Checks of the shards before a run: all there, a few as they were written, and of the tokenizer and the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from data_prep.data_set.manifest import Manifest
+from data_prep.data_set.manifest_records import ShardRecord
+from data_prep.data_set.verify import tokenizer_file_problems
+from data_prep.files import storage
+from data_prep.files.urls import WEB_SCHEMES, scheme
+from trainer.config import RunConfig
+from trainer.data.from_settings import check_enough_data
+from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
+from trainer.preflight.finding import Finding
+from trainer.schedule import tokens_of_run
+
+SAMPLED_TRAIN_SHARDS = 3
+SAMPLED_VALID_SHARDS = 1
+HASHED_BYTES = 256 << 20
+SHOWN_FILES = 3
+
+
+def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
+    """Manifests against tokenizer and model, the files that they name, a sample of the shards, shards against ranks."""
+    sets = [open_shard_set(part.url, config.data.cache_dir, config.data.cache_bytes) for part in config.data.components]
+    check_tokenizer(sets, config.data.tokenizer, config.model.vocab_size)
+    for shard_set in sets:
+        check_own_tokenizer(shard_set)
+    yield from _check_tokenizer_files(sets)
+    for shard_set in sets:
+        yield from _check_shards(shard_set)
+        train, where = shard_set.manifest.train, storage.redact(shard_set.url)
+        if not shard_set.manifest.valid.documents:
+            yield Finding("warn", "shards", f"{where} holds no valid documents; raise shards.valid_fraction")
+        yield Finding("ok", "shards", f"{where}: {len(train.shards)} train shards serve {world_size} ranks")
+    check_enough_data(sets, config.data, config.phases, config.training.seed)
+    asked = tokens_of_run(config.phases, config.steps_by_phase)
+    tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
+    yield Finding("ok", "tokens", f"the run reads {asked:,} places, about {asked / max(tokens, 1):.2f} epochs")
+
+
+def _check_tokenizer_files(sets: list[ShardSet]) -> Iterator[Finding]:
+    """The files that training does not read, and that an export carries, are those that came with the tokenizer."""
+    problems = [problem for shard_set in sets for problem in tokenizer_file_problems(shard_set.url)]
+    for problem in problems:
+        yield Finding("fail", "tokenizer", problem)
+    if not problems:
+        fingerprint = sets[0].manifest.tokenizer.fingerprint[:16]
+        yield Finding("ok", "tokenizer", f"{fingerprint}, the one that made the shards; its ids fit the model")
+
+
+def _check_shards(shard_set: ShardSet) -> Iterator[Finding]:
+    """All files there; of a few shards the length that the manifest says, and of small local ones the sha256."""
+    where, manifest = storage.redact(shard_set.url), shard_set.manifest
+    missing = _missing_files(shard_set)
+    problems = []
+    if missing:
+        shown = ", ".join(missing[:SHOWN_FILES]) + (", ..." if len(missing) > SHOWN_FILES else "")
+        problems.append(f"{where} lacks {len(missing)} of the files that its manifest names: {shown}")
+    chosen = _sample(manifest)
+    there = [record for record in chosen if record.name not in missing]
+    problems += [problem for record in there if (problem := _shard_problem(shard_set, record))]
+    for problem in problems:
+        yield Finding("fail", "shards", f"{problem}; restore it, or make the shards again")
+    if not problems:
+        yield Finding("ok", "shards", f"{len(chosen)} of {len(manifest.shards)} looked at in {where}")
+
+
+def _missing_files(shard_set: ShardSet) -> list[str]:
+    """What the manifest names and a listing of the folder does not; nothing is known of a web server, without one."""
+    if scheme(shard_set.url) in WEB_SCHEMES:
+        return []
+    manifest, there = shard_set.manifest, set(storage.list_names(shard_set.url))
+    names = [name for record in manifest.shards for name in (record.name, record.index.name)]
+    return [name for name in (*names, manifest.token_counts.name) if name not in there]
+
+
+def _sample(manifest: Manifest) -> list[ShardRecord]:
+    """A few train shards, evenly chosen, and a valid one."""
+    train, valid = manifest.train.shards, manifest.valid.shards
+    apart = max(1, len(train) // SAMPLED_TRAIN_SHARDS)
+    return [*train[::apart][:SAMPLED_TRAIN_SHARDS], *valid[:SAMPLED_VALID_SHARDS]]
+
+
+def _shard_problem(shard_set: ShardSet, record: ShardRecord) -> str | None:
+    url = storage.join(shard_set.url, record.name)
+    where = storage.redact(url)
+    if not storage.exists(url):
+        return f"{where} is missing"
+    if (size := storage.size(url)) != record.bytes:
+        return f"{where} has {size:,} bytes and should have {record.bytes:,}"
+    if not storage.is_remote(url) and size <= HASHED_BYTES and storage.sha256_of(url) != record.sha256:
+        return f"{where} has another sha256 than the manifest's"
+    return None

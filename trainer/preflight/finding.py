@@ -1,0 +1,33 @@
+"""What a check before a run finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from data_prep.errors import UserError
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found: a short name of what was looked at, what was seen, and the remedy where it is not well."""
+
+    level: Level
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<4}  {self.name:<12}  {self.text}"
+
+
+def guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """The findings of a check; an error that the user can mend is one too."""
+    found: list[Finding] = []
+    try:
+        found.extend(check())
+    except UserError as error:
+        found.append(Finding("fail", name, str(error)))
+    return found
