@@ -81,7 +81,7 @@ def forget_empty_work(plan: Plan, output: str) -> None:
 
     Nobody else may be at work. What adds to a data set is kept, for its plan says where its shards begin.
     """
-    if plan.parent is None and not storage.list_names(plan.work_folder(output)):
+    if has_begun(output) and plan.parent is None and not storage.list_names(plan.work_folder(output)):
         storage.remove(storage.join(output, _PLAN_NAME))
 
 

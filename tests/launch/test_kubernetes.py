@@ -48,7 +48,7 @@ def test_the_manifest_holds_what_the_operator_asks_for():
 
 
 def test_one_node_is_a_master_alone():
-    manifest = yaml.safe_load(job("--", "--config", "x").stdout)
+    manifest = yaml.safe_load(job("--", "--config", "bert_large").stdout)
     assert list(manifest["spec"]["pytorchReplicaSpecs"]) == ["Master"]
 
 
@@ -190,7 +190,7 @@ class PyTorchJob(Strict):
 
 def test_every_field_is_one_of_the_schema_and_of_its_type():
     done = job("--nodes", "2", "--claim", "data:/data", "--secret", "keys", "--env", "A=b", "--memory", "1.5Ti",
-               "--", "--config", "x")  # fmt: skip
+               "--", "--config", "bert_large")  # fmt: skip
     PyTorchJob.model_validate(yaml.safe_load(done.stdout))
     wrong = yaml.safe_load(done.stdout)
     wrong["spec"]["nprocPerNode"] = 8
