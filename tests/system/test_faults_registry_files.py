@@ -35,7 +35,7 @@ def model_folder(exported: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.fault(row="41", fault="a text without a mask to fill", required="clear error")
 def test_row_41_a_text_without_a_mask_is_told(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"holds no \[MASK\]; put"):
+    with pytest.raises(UsageError, match=r"no \[MASK\] in any text; put"):
         run(monkeypatch, fill_mask, "--model", exported, "no mask here")
 
 
