@@ -6,6 +6,7 @@ Nothing is repaired in silence: a contradiction is an error that names setting, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -180,6 +181,11 @@ def _check_task(config: RunConfig) -> None:
             "model.output_bias=frequencies begins the MLM decoder's bias anew, and init_from brings a trained one; "
             "set model.output_bias=zeros"
         )
+
+
+def without_registry(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a checkpoint but `registry`, which no weight depends on and a later release may refuse."""
+    return {name: value for name, value in values.items() if name != "registry"}
 
 
 def _check_kept(config: RunConfig) -> None:

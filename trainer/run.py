@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from data_prep.data_set.manifest import TOKENIZER_FOLDER
-from data_prep.files import storage
+from data_prep.errors import UserError
 from data_prep.tokenizing.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.batch_arithmetic import batch_arithmetic
@@ -229,8 +229,17 @@ def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
     """Keep the tokenizer with the run, so that a checkpoint can be exported wherever the run's folder is.
 
     Raises:
-        UserError: it is damaged, or the run's folder cannot be written.
+        UserError: it is damaged, or the run's folder cannot be written; one that is there already is left as it is.
     """
     source, folder = config.data.tokenizer or shard_set.tokenizer_folder, Path(config.output_dir) / TOKENIZER_FOLDER
-    if storage.canonical(source) != storage.canonical(folder):
-        copy_tokenizer(Tokenizer.load(source), str(folder))
+    tokenizer = Tokenizer.load(source)
+    if not is_tokenizer(folder, tokenizer.fingerprint):
+        copy_tokenizer(tokenizer, str(folder))
+
+
+def is_tokenizer(folder: Path, fingerprint: str) -> bool:
+    """Whether the folder holds the whole tokenizer of that fingerprint."""
+    try:
+        return Tokenizer.load(folder).fingerprint == fingerprint
+    except UserError:
+        return False

@@ -230,7 +230,8 @@ def leave(run: Run, ended: State) -> bool:
         run.uploader.close(run.watchdog.mark)
     report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
     if run.registrar is not None and ended == "stopped":
-        run.registrar.break_off()  # before the others leave, for a launcher ends a rank that outlives a stopped one
+        # Before the others leave: a launcher ends a rank that outlives a stopped one.
+        run.registrar.break_off(run.watchdog.mark)
     run.watchdog.mark("waiting for the other ranks to be done")
     with run.watchdog.naming_lost_ranks():
         barrier(run.ranks)  # watched until all are done: what a rank still copies may take its time

@@ -18,6 +18,8 @@ from trainer import run as runs
 from trainer.checkpoints import checkpoint, fragments
 from trainer.checkpoints.branching import Branch
 from trainer.checkpoints.checkpoint import ALONE
+from trainer.checkpoints.compatibility import check_compatible
+from trainer.checkpoints.format import read_state
 from trainer.config import RunConfig
 from trainer.data.shard_set import open_shard_set
 from trainer.exporting.files import write_model
@@ -169,3 +171,29 @@ def test_the_tokenizer_alone_is_kept_of_a_folder_that_holds_a_model_too(
         runs.keep_tokenizer(named, shard_set)
         kept = {path.name: path.read_bytes() for path in Path(config.output_dir, "tokenizer").iterdir()}
         assert kept == {path.name: path.read_bytes() for path in small_tokenizer.iterdir()}
+
+
+def test_a_kept_tokenizer_is_left_as_it_is_and_a_broken_one_is_made_again(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard_set, folder = open_shard_set(str(config.data.shards)), Path(config.output_dir) / "tokenizer"
+    runs.keep_tokenizer(config, shard_set)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "copy_tokenizer", lambda *given: pytest.fail("it was written again"))
+        runs.keep_tokenizer(config, shard_set)
+    (folder / "tokenizer.model").write_bytes(b"half")
+    runs.keep_tokenizer(config, shard_set)
+    assert Tokenizer.load(folder).fingerprint == shard_set.manifest.tokenizer.fingerprint
+
+
+def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
+    config: RunConfig, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = set_up(config)
+    folder = save(run, 2)
+    saved = read_state(folder)
+    registry = {**saved.config["registry"], "name": "birds", "alias": "champion", "promote_to": "champion"}
+    saved = saved.model_copy(update={"config": saved.config | {"registry": registry}})
+    assert check_compatible(saved, config, run.data, world_size=1) == []
+    monkeypatch.setattr("trainer.exporting.source.read_state", lambda folder: saved)
+    assert read_source(folder).config.registry.name is None

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from data_prep.errors import UserError
 from trainer.checkpoints.format import DataIdentity, SavedState, current_versions
-from trainer.config import RunConfig, without_secrets
+from trainer.config import RunConfig, without_registry, without_secrets
 
 VERSION = "version of "
 """So begin the lines on versions of what a resumed run's numbers depend on."""
@@ -19,7 +19,6 @@ _HARMLESS_SECTIONS = frozenset(
         "checkpoint",
         "evaluation",
         "tracking",
-        "registry",
         "logging",
         "health",
         "distributed",
@@ -79,7 +78,7 @@ def check_compatible(
 
 def _saved_config(saved: SavedState) -> RunConfig:
     try:
-        return RunConfig.model_validate(saved.config)
+        return RunConfig.model_validate(without_registry(saved.config))
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(
@@ -91,7 +90,8 @@ def _saved_config(saved: SavedState) -> RunConfig:
 def _comparable(config: RunConfig) -> dict[str, Any]:
     """Settings by dotted name; batch sizes and lengths by phase, wherever they were set; places of data left out."""
     by_phase = {"phases", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
-    values = dict(_flatten(config.model_dump(mode="json", exclude={"deepspeed": True, "training": by_phase})))
+    left_out: Any = {"deepspeed": True, "registry": True, "training": by_phase}
+    values = dict(_flatten(config.model_dump(mode="json", exclude=left_out)))
     for name in ("data.sequence_length", "data.shards"):
         values.pop(name)
     for number, phase in enumerate(config.phases):

@@ -43,11 +43,18 @@ def check_upload_wait(config: RunConfig, world_size: int) -> None:
     Raises:
         UsageError: the wait for the last copy is not shorter than the ranks' wait for each other.
     """
-    wait, timeout = config.checkpoint.upload_wait_seconds, config.distributed.timeout_seconds
-    if config.checkpoint.upload_to is not None and world_size > 1 and wait >= timeout:
+    wait, limits = (
+        config.checkpoint.upload_wait_seconds,
+        {
+            "distributed.timeout_seconds": config.distributed.timeout_seconds,
+            "health.step_timeout_seconds": config.health.step_timeout_seconds,
+        },
+    )
+    name = min(limits, key=lambda each: limits[each])
+    if config.checkpoint.upload_to is not None and world_size > 1 and wait >= limits[name]:
         raise UsageError(
-            f"checkpoint.upload_wait_seconds={wait} is not less than distributed.timeout_seconds={timeout}, after "
-            "which ranks whose copy is done give up on the others; lower the one or raise the other"
+            f"checkpoint.upload_wait_seconds={wait} is not less than {name}={limits[name]}, after which ranks whose "
+            "copy is done give up on the others; lower the one or raise the other"
         )
 
 

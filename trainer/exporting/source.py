@@ -23,7 +23,7 @@ from trainer.checkpoints.format import (
     step_folder,
 )
 from trainer.checkpoints.pieces import read_weights
-from trainer.config import RunConfig
+from trainer.config import RunConfig, without_registry
 from trainer.exporting.model_card import TrainingFacts
 from trainer.tracking.spool_folder import GIT_TAG, LINEAGE_TAG, read_record
 from trainer.watching.status import read_status
@@ -48,7 +48,7 @@ def read_source(checkpoint: Path) -> ExportSource:
     """
     folder = find_checkpoint(checkpoint)
     saved = read_state(folder)
-    config = validate_settings(RunConfig, saved.config, str(folder / STATE_NAME))
+    config = validate_settings(RunConfig, without_registry(saved.config), str(folder / STATE_NAME))
     output_dir = folder.parent.parent
     tokenizer_folder = output_dir / TOKENIZER_FOLDER
     _check_tokenizer(tokenizer_folder, saved)

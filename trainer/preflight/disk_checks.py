@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -56,8 +57,10 @@ def _check_room(config: RunConfig, folder: Path, free: int) -> Finding:
     settings = config.checkpoint
     size = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.data.has_sentence_pairs)
     kept = settings.keep_last + settings.keep_best + 1
+    saved_every = settings.every_steps if settings.every_minutes is None else 1  # by the clock it may be any step
     if settings.keep_every_steps is not None:
-        kept += config.max_steps // settings.keep_every_steps
+        kept += config.max_steps // math.lcm(settings.keep_every_steps, saved_every)
+    kept = min(kept, math.ceil(config.max_steps / saved_every) + 1)  # one more where the run is stopped
     saved = len(list_steps(folder)[0])
     needed = max(1, kept - saved)
     more = "more checkpoints" if saved else "checkpoints"

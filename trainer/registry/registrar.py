@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trainer.registry.register_checkpoint import Request
 
 REGISTERED_NAME = "registered.jsonl"
+_POLL_SECONDS = 1.0
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -84,12 +85,18 @@ class Registrar:
         self._thread.join()
         return not self._failed
 
-    def break_off(self) -> None:
-        """Wait for the registration under way alone: the rest is noted, and the run's next start does it."""
+    def break_off(self, mark: Callable[[str], None]) -> None:
+        """Wait for the registration under way alone: the rest is noted, and the run's next start does it.
+
+        `mark` is told again and again that it waits (`trainer/ranks/watchdog.py`).
+        """
         with contextlib.suppress(queue.Empty):
             while True:
                 self._queue.get_nowait()
-        self.close()
+        self._queue.put(None)
+        while self._thread.is_alive():
+            mark("waiting for the registration of a checkpoint")
+            self._thread.join(_POLL_SECONDS)
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:

@@ -128,12 +128,12 @@ def promote(
                 "moved"
             )
         holder = holders.get(alias)
+        # The aliases last, `alias` after `previous`: if the server is lost here, no alias that users read was moved.
+        if card := client.get_model_version(name, version).description:
+            client.update_registered_model(name, card)
         if holder is not None and holder.version != candidate.version:
             point_alias(client, name, PREVIOUS, str(holder.version))
         point_alias(client, name, alias, version)
-        card = client.get_model_version(name, version).description
-        if card:
-            client.update_registered_model(name, card)
     return verdict
 
 

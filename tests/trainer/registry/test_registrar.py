@@ -136,7 +136,9 @@ def test_a_stopped_run_waits_for_the_registration_under_way_alone(
     submit(registrar, tmp_path, 10, 20)
     assert begun.wait(10)
     threading.Timer(0.1, going_on.set).start()
-    registrar.break_off()
+    marks: list[str] = []
+    registrar.break_off(marks.append)
+    assert marks == ["waiting for the registration of a checkpoint"]
     assert answers.steps == registered_steps(tmp_path) == [10]
 
     registrar = Registrar(config_of(tmp_path, when="kept"), pytest.fail, Warnings())
