@@ -45,7 +45,7 @@ def test_the_code_is_formatted() -> None:
 
 def test_the_types_hold() -> None:
     """A minute without mypy's cache, seconds with it."""
-    check("mypy")
+    check("mypy", "--num-workers", "auto")
 
 
 def test_a_mistake_is_found(tmp_path: Path) -> None:

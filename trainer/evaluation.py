@@ -51,7 +51,6 @@ def evaluate(
 def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionScores, bounds: torch.Tensor) -> None:
     """Add a micro-batch to (num_sources, num_lengths, NUM_SUMS) float64."""
     micro = batch.batch
-    num_special = 3 if len(micro.cls_positions) else 2
     mlm = torch.stack([scores.mlm_losses, scores.mlm_first, scores.mlm_among_five, torch.ones_like(scores.mlm_losses)])
     pair = torch.stack([scores.pair_losses, scores.pair_correct, torch.ones_like(scores.pair_losses)])
     parts = (
@@ -62,7 +61,9 @@ def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionS
     starts = micro.cu_seqlens.long()
     for values, used, places, origin_places, columns in parts:
         sequences = torch.searchsorted(starts, places, right=True) - 1
-        lengths = starts[sequences + 1] - starts[sequences] - num_special
+        ends = starts[sequences + 1]
+        num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has a [SEP] more, and ends in its segment B
+        lengths = ends - starts[sequences] - num_special
         groups = batch.origins[origin_places] * totals.shape[1] + torch.bucketize(lengths, bounds, right=True)
         values = torch.where(used, values.double(), 0.0).T  # (predictions, 4) or (pairs, 3)
         totals.view(-1, NUM_SUMS)[:, columns].index_add_(0, torch.where(used, groups, 0), values)

@@ -172,6 +172,8 @@ def _text_columns(columns: Sequence[tuple[str, Any]], fields: Fields) -> list[st
         raise Fault(what, "missing field", _NAME_THE_FIELD)
     names = [name for name in dict.fromkeys(fields) if name in types]
     for name in names:
+        if [column for column, _ in columns].count(name) > 1:
+            raise Fault(f"has several columns {name!r}", "not text", "rename all but one")
         if not is_text(types[name]):
             listed = _listed([f"{column} {kind}" for column, kind in columns])
             raise Fault(f"has {types[name]} in column {name!r}, not text (its columns: {listed})", "not text")

@@ -223,7 +223,8 @@ def _documents(path: str) -> Iterator[tuple[str, int, str, str, str]]:
 
 
 def _multiplier(multipliers: dict[str, int] | None, sampling_by: str, source: str, language: str) -> int:
-    return EVEN if multipliers is None else multipliers[language if sampling_by == "language" else source]
+    # A group that was not counted stands in damaged files alone, and of these nothing is kept.
+    return EVEN if multipliers is None else multipliers.get(language if sampling_by == "language" else source, EVEN)
 
 
 def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:

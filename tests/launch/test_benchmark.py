@@ -96,6 +96,7 @@ def test_a_sweep_tries_up_to_its_limit_and_writes_what_it_measured(tmp_path: Pat
     assert list(tmp_path.iterdir()) == [output], "nothing else is written"
 
 
+@pytest.mark.slow
 @pytest.mark.spawn
 def test_two_ranks_measure_one_global_batch_on_real_shards_with_a_profile(tmp_path: Path, small_shards: Path) -> None:
     output, profile = tmp_path / "figures.json", tmp_path / "profile.txt"

@@ -10,11 +10,11 @@ import torch
 
 from data_prep.settings import load_settings
 from trainer.config import RunConfig
-from trainer.data.batch import IGNORED
+from trainer.data.batch import IGNORED, Batch
 from trainer.data.evaluation_batches import EvaluationBatch, Origins, evaluation_batches, origins_of
 from trainer.data.shard_set import open_shard_set
 from trainer.evaluation import add_scores, evaluate, length_names, metric_names, metrics_of, perplexity
-from trainer.model.pretraining import PretrainingModel
+from trainer.model.pretraining import PredictionScores, PretrainingModel
 from trainer.ranks.distributed import Ranks
 
 ONE = Origins(("corpus",), (0,), ("shards",))
@@ -153,3 +153,20 @@ def test_the_sums_of_all_ranks_are_those_of_one(setting, world_size):
     assert len({len(batches) for batches in by_rank}) == 1
     assert len(by_rank[0]) * world_size > len(batches_of(config)), "nothing is filled up"
     torch.testing.assert_close(sum(map(add_up, by_rank)), add_up(batches_of(config)), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("num_tokens", "type_b", "group"), [(127, 0, 0), (128, 0, 1), (127, 1, 0), (128, 1, 1)])
+def test_a_length_leaves_out_as_many_special_tokens_as_there_are(num_tokens: int, type_b: int, group: int) -> None:
+    """With sentence_order a document of one sentence stands single among pairs, which have a [SEP] more."""
+    places = num_tokens + 2 + type_b
+    types = torch.zeros(places, dtype=torch.long)
+    types[places // 2 :] = type_b
+    unused = torch.full((4,), IGNORED)
+    one = torch.ones(1)
+    ends = torch.tensor([0, places, places], dtype=torch.int32)
+    ids = torch.full((places,), 7)
+    micro = Batch(ids, ids, types, ends, torch.tensor([5]), torch.tensor([7]), torch.zeros(4).long(), unused, places)
+    scores = PredictionScores(one, one, one, torch.zeros(4), torch.zeros(4))
+    sums = torch.zeros(1, 2, 7, dtype=torch.float64)
+    add_scores(sums, EvaluationBatch(micro, torch.zeros(places).long()), scores, torch.tensor([128]))
+    assert sums[0, :, 3].tolist() == [float(group == 0), float(group == 1)]

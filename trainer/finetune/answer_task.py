@@ -18,6 +18,7 @@ from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, Ro
 
 MAX_ANSWER_TOKENS = 30
 NUM_CANDIDATES = 20
+_NO_ANSWER = "there is no answer, and each question needs one that stands in its context"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,13 @@ class Answer:
 
     text: str
     start: int
+    others: tuple[str, ...] = ()
+    """More answers that count as right."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All answers that count as right."""
+        return (self.text, *self.others)
 
 
 class AnswerTask:
@@ -44,18 +52,21 @@ class AnswerTask:
         return text_of(cell)
 
     def parse_label(self, cell: Any, text: Any) -> Answer:
-        """An answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`, of which the first counts."""
-        start = None
+        """An answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`, of which the first is learned."""
+        start, others = None, tuple[str, ...]()
         if isinstance(cell, dict):
             texts, starts = list(cell.get("text", [])), list(cell.get("answer_start", []))
             if not texts or len(texts) != len(starts):
-                raise ValueError("there is no answer, and each question needs one that stands in its context")
-            cell, start = texts[0], int(starts[0])
+                raise ValueError(_NO_ANSWER)
+            cell, start, others = texts[0], int(starts[0]), tuple(map(str, texts[1:]))
         answer = str(cell)
+        if not answer.strip():
+            raise ValueError(_NO_ANSWER)
         start = text.find(answer) if start is None else start
         if start < 0 or text[start : start + len(answer)] != answer:
             raise ValueError(f"the answer {answer!r} does not stand in the context; an extractive model can only point")
-        return Answer(answer, start)
+        start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to its neighbours' tokens
+        return Answer(answer.strip(), start, others)
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
         assert examples.pairs is not None, "questions are read with their contexts"
@@ -92,10 +103,10 @@ class AnswerTask:
         return [best[number][1] if number in best else nothing for number in range(len(examples))]
 
     def score(self, labels: Sequence[Answer], predictions: Sequence[Prediction]) -> dict[str, float]:
-        return answer_scores([label.text for label in labels], [prediction.label.text for prediction in predictions])
+        return answer_scores([label.texts for label in labels], [prediction.label.text for prediction in predictions])
 
     def score_example(self, label: Answer, prediction: Prediction) -> float:
-        return answer_f1(label.text, prediction.label.text)
+        return max(answer_f1(text, prediction.label.text) for text in label.texts)
 
     def show_label(self, label: Answer) -> str:
         return label.text

@@ -96,6 +96,7 @@ def fit(
             disable_tqdm=True,
             report_to="none",
         )
+        arguments._n_gpu = min(arguments.n_gpu, 1)  # of several GPUs each would be given a batch of this size
         trainer = _Trainer(
             model=model,
             args=arguments,

@@ -10,13 +10,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
+import psutil
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from data_prep.errors import UserError
 from trainer.finetune.batches import LABELS, Collator, num_places
 from trainer.finetune.tasks import Row
+
+GIB = 1 << 30
+MEMORY_SHARE = 0.5
+"""Of the memory that is free, what stored hidden states may take."""
 
 
 class StoredEncoder(torch.nn.Module):
@@ -64,7 +69,7 @@ def store_hidden_states(model: PreTrainedModel, rows: Sequence[Row], collate: Co
         for place, number in enumerate(numbers):
             length = 1 if only_cls else num_places(rows[number])
             labels = {name: value for name, value in rows[number].items() if name in LABELS}
-            stored[number] = {"inputs_embeds": np.ascontiguousarray(hidden[place, :length]), **labels}
+            stored[number] = {"inputs_embeds": hidden[place, :length].copy(), **labels}
     return stored
 
 
@@ -74,7 +79,33 @@ def reads_cls_alone(model: PreTrainedModel) -> bool:
     return is_classifier and getattr(model.config, "classifier_pooling", "cls") == "cls"
 
 
+def check_room(model: PreTrainedModel, rows: Sequence[Row]) -> None:
+    """Refuse rows whose stored hidden states would take too much of the memory that is free.
+
+    Raises:
+        UserError: they would.
+    """
+    hidden_size = model.config.hidden_size
+    num_vectors = len(rows) if reads_cls_alone(model) else sum(map(num_places, rows))
+    needed, free = 4 * num_vectors * hidden_size, psutil.virtual_memory().available
+    if needed > MEMORY_SHARE * free:
+        raise UserError(
+            f"a frozen encoder's {num_vectors:,} hidden states of {hidden_size:,} numbers would take "
+            f"{needed / GIB:,.1f} GiB of memory, more than half of the {free / GIB:,.1f} GiB that are free; give fewer "
+            "examples, or fit without frozen"
+        )
+
+
 def freeze_encoder(model: PreTrainedModel) -> None:
-    """Let only the head have gradients."""
+    """Let only the head have gradients.
+
+    Raises:
+        UserError: the pooler cannot be parted from the encoder.
+    """
+    if isinstance(getattr(model.base_model, "pooler", None), torch.nn.Linear):
+        raise UserError(
+            f"a model of type {model.config.model_type} cannot be fitted frozen: its pooler is a part of the encoder's "
+            "own code, so stored hidden states do not go through all of it; fit without frozen"
+        )
     for name, parameter in model.base_model.named_parameters():
         parameter.requires_grad = name.startswith("pooler.")

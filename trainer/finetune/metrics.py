@@ -90,12 +90,14 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     return found
 
 
-def answer_scores(labels: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
-    """Exact match and F1 over words, both on normalised answers (Rajpurkar et al. 2016, section 6.1)."""
+def answer_scores(labels: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
+    """Exact match and F1 over words on normalised answers, by the best of a label's answers (Rajpurkar et al. 2016)."""
     pairs = list(zip(labels, predicted, strict=True))
     return {
-        "f1": float(np.mean([answer_f1(*pair) for pair in pairs])),
-        "exact_match": float(np.mean([normalise_answer(a) == normalise_answer(b) for a, b in pairs])),
+        "f1": float(np.mean([max(answer_f1(answer, guess) for answer in answers) for answers, guess in pairs])),
+        "exact_match": float(
+            np.mean([normalise_answer(guess) in map(normalise_answer, answers) for answers, guess in pairs])
+        ),
     }
 
 

@@ -12,6 +12,7 @@ from trainer.finetune.batches import Collator
 from trainer.finetune.data import Files, count_swallowing, data_lines, encode_task, read_task
 from trainer.finetune.examples import Columns
 from trainer.finetune.experiment import Setting, make_model
+from trainer.finetune.frozen import check_room
 from trainer.finetune.parameters import letters_line, parameter_lines, trainable_parameters
 from trainer.finetune.tasks import Preprocessor
 from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
@@ -53,7 +54,7 @@ def prepare(request: FitRequest, folder: Path) -> Setting:
     """Read and encode the data, and settle everything that the fits share.
 
     Raises:
-        UserError: the files, the columns, the metric or the model do not fit the task.
+        UserError: the files, the columns, the metric, the model or the memory do not fit the task.
     """
     files = Files(request.train, request.valid, request.test, not request.no_quoting)
     columns = Columns(request.text_column, request.pair_column, request.label_column)
@@ -68,7 +69,7 @@ def prepare(request: FitRequest, folder: Path) -> Setting:
         tokenizer, min(request.max_length or longest, longest), getattr(config, "type_vocab_size", 0) > 1
     )
     rates = {variant: learning_rates(request, variant, config.hidden_size) for variant in request.variants}
-    return Setting(
+    setting = Setting(
         folder,
         replace(encode_task(task, examples, preprocessor), num_swallowing=count_swallowing(files, examples)),
         preprocessor,
@@ -80,6 +81,10 @@ def prepare(request: FitRequest, folder: Path) -> Setting:
         request.batch_size,
         request.early_stopping,
     )
+    if "frozen" in request.variants:
+        rows = [row for part in setting.data.parts.values() for row in part.encoded.rows]
+        check_room(make_model(setting, "frozen", 0), rows)
+    return setting
 
 
 def learning_rates(request: FitRequest, variant: str, hidden_size: int) -> tuple[float, ...]:

@@ -33,7 +33,7 @@ def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
     check_suffix(path)
     try:
         if path.suffix == ".parquet":
-            return pandas.read_parquet(path)
+            return _by_order(pandas.read_parquet(path))
         text = _utf8_text(path)
         if not text.strip():
             raise UserError(f"{path} is empty; give a table")
@@ -111,6 +111,14 @@ def is_missing(cell: Any) -> bool:
     if isinstance(cell, str):
         return not cell.strip()
     return cell is None or (isinstance(cell, float) and cell != cell)
+
+
+def _by_order(table: pandas.DataFrame) -> pandas.DataFrame:
+    """The table with its rows numbered, for pandas joins rows by the index that a Parquet file was saved with.
+
+    An index whose name is no column's becomes columns; any other is left out.
+    """
+    return table.reset_index(drop=not {None, *table.columns}.isdisjoint(table.index.names))
 
 
 def _flat(cell: Any) -> Any:

@@ -40,8 +40,7 @@ def measure_text(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Te
     texts = texts[:MAX_TEXTS]
     with quiet_transformers():
         ids = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    byte_ids = {number for number, piece in enumerate(pieces) if piece is not None and _BYTE_PIECE.fullmatch(piece)}
+    byte_ids = {number for piece, number in tokenizer.get_vocab().items() if _BYTE_PIECE.fullmatch(piece)}
     num_tokens = max(1, sum(len(row) for row in ids))
     num_words = max(1, sum(len(text.split()) for text in texts))
     num_bytes = sum(token in byte_ids for row in ids for token in row)

@@ -81,8 +81,8 @@ class Embedder:
     def static_neighbours(self, word: str, top_k: int = 10) -> list[Neighbour]:
         """The nearest words of the embedding table; a word of several pieces is the mean of their rows."""
         table = self.model.get_input_embeddings().weight.detach().float().numpy()
-        pieces = self.tokenizer.convert_ids_to_tokens(list(range(min(len(self.tokenizer), len(table)))))
-        words = {number: text for number, piece in enumerate(pieces) if (text := self._as_word(piece)) is not None}
+        pieces = sorted((number, piece) for piece, number in self.tokenizer.get_vocab().items() if number < len(table))
+        words = {number: text for number, piece in pieces if (text := self._as_word(piece)) is not None}
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not ids:
             raise UsageError(f"--neighbours {word!r} holds nothing; give a word")

@@ -74,7 +74,9 @@ class FillMask:
             raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self._word_start = word_start_of(tokenizer.get_vocab())
+        vocabulary = tokenizer.get_vocab()
+        self._word_start = word_start_of(vocabulary)
+        self._word_ids = sorted(set(vocabulary.values()) - set(tokenizer.all_special_ids))  # they may have holes
         self._max_positions = min(model.config.max_position_embeddings, tokenizer.model_max_length)
 
     @classmethod
@@ -133,11 +135,10 @@ class FillMask:
         import torch
 
         probabilities = torch.softmax(logits.float(), dim=-1)
-        allowed = probabilities[: len(self.tokenizer)].clone()
-        allowed[[token for token in self.tokenizer.all_special_ids if token < len(allowed)]] = -1.0
-        values, ids = allowed.topk(min(top_k, len(allowed)))
-        found = zip(ids.tolist(), values.tolist(), strict=True)
-        return tuple(self._candidate(token_id, probability) for token_id, probability in found if probability >= 0.0)
+        allowed = [token_id for token_id in self._word_ids if token_id < len(probabilities)]
+        values, places = probabilities[allowed].topk(min(top_k, len(allowed)))
+        found = zip(places.tolist(), values.tolist(), strict=True)
+        return tuple(self._candidate(allowed[place], probability) for place, probability in found)
 
     def _candidate(self, token_id: int, probability: float) -> Candidate:
         piece = str(self.tokenizer.convert_ids_to_tokens(token_id))

@@ -8,6 +8,7 @@ weights from the others, so there the slowest rank shows less clearly.) MFU divi
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,17 +24,21 @@ Batch = TypeVar("Batch")
 
 PEAK_FLOPS = {
     "B200": 2.25e15,
+    "GH200": 989e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
     "L4": 121e12,
     "A10": 125e12,
+    "V100-PCIE": 112e12,
     "V100": 125e12,
 }
-"""Dense operations a second in bf16 or fp16 by NVIDIA's data sheets; a device takes the first name that is in its own.
-V100 knows fp16 only."""
+"""Dense operations a second in bf16 or fp16 by NVIDIA's data sheet of each (half of what it says "with sparsity"); a
+device takes the first name that stands in its own as whole words. V100 knows fp16 only."""
 
 
 class WorkClock:
@@ -156,7 +161,8 @@ def peak_flops(config: RunConfig, device: torch.device) -> float | None:
 
 
 def data_sheet_flops(device_name: str, precision: str) -> float | None:
-    """What the data sheet says of a device; None for an unknown one, and for fp32, whose peak depends on settings."""
-    if precision == "fp32":
+    """What the data sheet says of a device; None for an unknown one, for a MIG slice, which is a part of one, and for
+    fp32, whose peak depends on settings."""
+    if precision == "fp32" or re.search(r"\bMIG\b", device_name):
         return None
-    return next((flops for name, flops in PEAK_FLOPS.items() if name in device_name), None)
+    return next((flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)

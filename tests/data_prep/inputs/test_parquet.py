@@ -131,6 +131,14 @@ def test_a_file_without_a_column_of_text_is_named_with_those_it_has(
     assert dropped(path) == {reason: 3}
 
 
+def test_of_two_columns_with_the_texts_name_none_is_chosen_in_silence(tmp_path: Path) -> None:
+    columns = [pa.array(["a", "b"]), pa.array(["c", "d"])]
+    path = write(tmp_path / "a.parquet", pa.Table.from_arrays(columns, names=["text", "text"]))
+    with pytest.raises(BadInput, match="a.parquet has several columns 'text'; rename all but one"):
+        read(path)
+    assert dropped(path) == {"not text": 2}
+
+
 def test_a_nested_field_is_no_column_of_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"doc": [{"text": "x"}]})
     with pytest.raises(BadInput, match=r"has no column 'doc.text' \(its columns: doc\)"):

@@ -155,6 +155,23 @@ def test_a_damaged_file_gives_nothing_and_is_named_or_ends_the_run(
         assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.parametrize("by", ["source", "language"])
+def test_a_source_of_damaged_files_alone_gives_nothing(tmp_path: Path, by: str) -> None:
+    good = write(tmp_path, "good.jsonl", SMALL)
+    lines = [{"text": text, "lang": "fr"} for text in LARGE * 20]  # enough for documents before the damage is met
+    damaged = Path(write(tmp_path, "damaged.jsonl.gz", lines))
+    damaged.write_bytes(damaged.read_bytes()[:-2_000])
+    sources = {"a": [good], "b": [str(damaged)]} if by == "source" else {"a": [good, str(damaged)]}
+    config = config_of(
+        sources,
+        documents={"on_bad_input": "skip", "language_field": "lang"},
+        tokenizer={"sampling_alpha": 0.5, "sampling_by": by},
+    )
+    sample, counts = drawn(config, tmp_path / "work")
+    assert sample.num_documents == 40 and counts.documents == {("a", "en"): 40}
+    assert sum(counts.dropped.values()) == 1
+
+
 def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) -> None:
     lines = ["\x00 \n", "short", "just right, this", "x" * 100]
     config = config_of(

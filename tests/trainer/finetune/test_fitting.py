@@ -14,13 +14,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data_prep.errors import UserError
+from trainer.finetune import fitting
 from trainer.finetune.batches import Collator, predict
 from trainer.finetune.data import TaskData, encode_task, make_task
 from trainer.finetune.estimate import estimate_seconds
 from trainer.finetune.examples import Examples
 from trainer.finetune.experiment import Fit, Setting, make_model, run_variant
 from trainer.finetune.fitting import FitSettings, Point, fit
-from trainer.finetune.frozen import encoder_taken_out, store_hidden_states
+from trainer.finetune.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
 from trainer.finetune.parameters import _modernbert_forms, letters_line, trainable_parameters
 from trainer.finetune.tasks import Preprocessor
 
@@ -97,6 +98,15 @@ def test_stored_hidden_states_give_what_the_whole_model_gives(
         for key in one:
             np.testing.assert_allclose(one[key], other[key], atol=1e-6)  # other batches, other sums
     assert len(stored[0]["inputs_embeds"]) == (1 if name == "classification" else len(rows[0]["input_ids"]))
+    assert all(row["inputs_embeds"].base is None for row in stored), "rows keep their whole batch in memory"
+
+
+def test_a_pooler_that_is_a_part_of_the_encoder_is_not_fitted_alone() -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = transformers.AlbertConfig(**sizes, num_attention_heads=2, embedding_size=8)
+    with pytest.raises(UserError, match="type albert cannot be fitted frozen"):
+        freeze_encoder(transformers.AlbertForSequenceClassification(config))
+    freeze_encoder(transformers.AlbertForTokenClassification(config))
 
 
 def test_an_encoder_that_lacks_weights_is_not_fitted_as_pretrained(setting: Setting, tmp_path: Path) -> None:
@@ -145,6 +155,22 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_fit(setting: Setting, data
     assert torch.equal(model.get_parameter("classifier.weight"), weights[1])
     assert [point.value for point in result.points if point.name == "valid/accuracy"] == [0.5, 0.9, 0.7, 0.6]
     assert {point.name for point in result.points} >= {"train/loss", "train/learning_rate", "valid/loss"}
+
+
+def test_several_gpus_do_not_multiply_the_batch(
+    setting: Setting, data: TaskData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FourGpus(transformers.TrainingArguments):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self._n_gpu = 4
+
+    monkeypatch.setattr(fitting, "TrainingArguments", FourGpus)
+    model = make_model(setting, "full", 0)
+    settings = FitSettings(1e-3, 0, epochs=1, batch_size=16)
+    score = {"loss": 1.0, "accuracy": 0.5}
+    result = fit(model, data.train.encoded.rows, setting.collate, lambda model: score, "accuracy", settings)
+    assert result.points[-1].step == len(data.train.encoded.rows) / 16
 
 
 def test_regression_begins_at_the_mean_of_the_labels(tiny_hugging_face: Path, preprocessor: Preprocessor) -> None:

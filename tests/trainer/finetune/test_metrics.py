@@ -69,6 +69,11 @@ def test_tags_that_mark_no_entities_are_scored_by_tag() -> None:
 
 
 def test_answers_are_compared_without_articles_case_and_punctuation() -> None:
-    assert answer_scores(["The Cat."], ["cat"]) == {"f1": 1.0, "exact_match": 1.0}
+    assert answer_scores([["The Cat."]], ["cat"]) == {"f1": 1.0, "exact_match": 1.0}
     assert answer_f1("big black cat", "black cat sat") == pytest.approx(2 / 3)
     assert answer_f1("cat", "") == 0.0
+
+
+def test_of_several_right_answers_the_best_counts() -> None:
+    scores = answer_scores([["Denver Broncos", "the Broncos"], ["big cat", "cat sat"]], ["Broncos", "cat"])
+    assert scores == {"f1": pytest.approx((1 + 2 / 3) / 2), "exact_match": 0.5}

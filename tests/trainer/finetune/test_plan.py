@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from trainer.finetune.plan import FROZEN_RATES, learning_rates
+from data_prep.errors import UserError
+from trainer.finetune import frozen
+from trainer.finetune.plan import FROZEN_RATES, learning_rates, prepare
 
 
 def request(*rates: float) -> Any:
@@ -34,3 +37,22 @@ def test_scratch_starts_at_the_usual_rate_and_frozen_has_its_own() -> None:
 
 def test_rates_asked_for_are_taken_once_each_in_their_order() -> None:
     assert learning_rates(request(3e-4, 1e-4, 3e-4), "full", 768) == (3e-4, 1e-4)
+
+
+@pytest.mark.parametrize(("free", "refused"), [(2 * 4 * 16 * 7 * 40 - 1, True), (2 * 4 * 16 * 7 * 40, False)])
+def test_hidden_states_that_would_fill_the_memory_are_refused_before_any_work(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, refused: bool
+) -> None:
+    path = tmp_path / "tags.tsv"
+    path.write_text("words\ttags\n" + "the cat sat on mat\tO X O O O\n" * 40)  # 7 tokens each with [CLS] and [SEP]
+    asked = {"task": "token_classification", "train": path, "valid": None, "test": None, "no_quoting": False}
+    asked |= {"text_column": "words", "pair_column": None, "label_column": "tags", "max_length": None, "metric": None}
+    asked |= {"split_seed": 0, "seeds": 1, "learning_rates": (), "epochs": 1, "batch_size": 8, "early_stopping": None}
+    monkeypatch.setattr(frozen.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    prepare(cast(Any, SimpleNamespace(variants=("full",), **asked)), tiny_hugging_face)
+    both = cast(Any, SimpleNamespace(variants=("frozen", "full"), **asked))
+    if refused:
+        with pytest.raises(UserError, match="280 hidden states of 16 numbers .* more than half of the .* GiB"):
+            prepare(both, tiny_hugging_face)
+    else:
+        prepare(both, tiny_hugging_face)

@@ -43,6 +43,16 @@ def test_lists_of_parquet_are_words_in_a_tsv(tmp_path: Path) -> None:
     assert (tmp_path / "table.tsv").read_text() == "words\ttags\na cat\tO B-X\n"
 
 
+def test_rows_of_parquet_go_by_their_order_whatever_index_they_were_saved_with(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    table = pandas.DataFrame(ROWS, index=[2, 0, 1])
+    for name, columns in ((None, ["text", "label"]), ("id", ["id", "text", "label"]), ("text", ["text", "label"])):
+        table.rename_axis(name).to_parquet(path)
+        found = read_table(path)
+        assert found.index.tolist() == [0, 1, 2] and found.columns.tolist() == columns
+        assert found["text"].tolist() == ROWS["text"]
+
+
 def test_na_is_a_word_and_not_a_missing_cell(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("text,label\nNA,null\n,x\n")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from trainer.finetune.answer_task import Answer, AnswerTask
 from trainer.finetune.examples import Examples
 from trainer.finetune.sequence_tasks import ClassificationTask
-from trainer.finetune.tasks import IGNORED, Output, Preprocessor
+from trainer.finetune.tasks import IGNORED, Output, Prediction, Preprocessor
 from trainer.finetune.token_task import TokenTask
 
 
@@ -71,9 +73,27 @@ def test_an_answer_is_found_in_whichever_window_holds_it(preprocessor: Preproces
 
 def test_squads_own_answers_are_read() -> None:
     cell = {"text": ["cat", "the cat"], "answer_start": [8, 4]}
-    assert AnswerTask().parse_label(cell, "dog the cat") == Answer("cat", 8)
+    assert AnswerTask().parse_label(cell, "dog the cat") == Answer("cat", 8, ("the cat",))
     with pytest.raises(ValueError, match="no answer"):
         AnswerTask().parse_label({"text": [], "answer_start": []}, "dog")
+    with pytest.raises(ValueError, match="no answer"):
+        AnswerTask().parse_label({"text": [" "], "answer_start": [3]}, "the dog")
+
+
+def test_any_of_several_answers_is_right() -> None:
+    task = AnswerTask()
+    label = task.parse_label({"text": ["cat", "the dog"], "answer_start": [8, 0]}, "the dog cat")
+    said = Prediction(Answer("the dog", 0), 0.9)
+    assert task.score([label], [said]) == {"f1": 1.0, "exact_match": 1.0} and task.score_example(label, said) == 1.0
+
+
+@pytest.mark.parametrize("cell", ["cat ", " cat", {"text": [" cat "], "answer_start": [3]}])
+def test_white_space_around_an_answer_is_none_of_its_tokens(preprocessor: Preprocessor, cell: Any) -> None:
+    context = "the cat sat"
+    label = AnswerTask().parse_label(cell, context)
+    assert label == Answer("cat", 4)
+    (row,) = AnswerTask().encode(Examples([context], ["it was"], [label]), preprocessor).rows
+    assert row["start_positions"] == row["end_positions"] > 0
 
 
 def test_an_endless_question_leaves_the_context_its_half(preprocessor: Preprocessor) -> None:

@@ -40,3 +40,13 @@ def test_a_misfit_is_told_and_a_fit_is_not() -> None:
     assert "unknown" in warnings_of(TextFit(1.5, 0.0, 0.2), None)[0]
     assert any(line.startswith("warning:") for line in fit_lines(TextFit(3.0, 0.0, 0.0), known))
     assert "not known" in "\n".join(fit_lines(TextFit(3.0, 0.0, 0.0), None))
+
+
+def test_bytes_beyond_a_hole_in_the_ids_are_counted() -> None:
+    from tokenizers import Tokenizer as Rust
+    from tokenizers import models
+    from transformers import PreTrainedTokenizerFast
+
+    rust = Rust(models.WordLevel({"[UNK]": 0, "cat": 1, "<0xE6>": 90}, unk_token="[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]")
+    assert measure_text(["<0xE6>", "cat"], tokenizer).byte_share == 0.5

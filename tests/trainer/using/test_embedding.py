@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.errors import UsageError
 from trainer.using.embedding import Embedder
@@ -77,3 +77,10 @@ def test_contextual_neighbours_are_words_of_the_texts(embedder: Embedder) -> Non
     assert count == 2 and {neighbour.word for neighbour in found} == {"the", "sat", "a", "ran", "dog"}
     with pytest.raises(UsageError, match="do not hold the word 'horse'"):
         embedder.contextual_neighbours("horse", ["the cat sat"])
+
+
+def test_neighbours_are_found_behind_ids_without_a_piece(
+    embedder: Embedder, tokenizer_with_holes: PreTrainedTokenizerBase
+) -> None:
+    found = Embedder(embedder.model, tokenizer_with_holes).static_neighbours("cat", 30)
+    assert "dog" in {neighbour.word for neighbour in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import regex
@@ -22,6 +23,9 @@ from trainer.using.fill_mask import (
     report,
     windows,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WORD = Candidate("cat", 7, 0.5, True)
 ENDING = Candidate("ing", 8, 0.25, False)
@@ -181,3 +185,12 @@ def test_a_model_without_a_trained_mask_head_fills_nothing_at_random(tiny_huggin
     AutoTokenizer.from_pretrained(tiny_hugging_face).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"lacks cls\.predictions.*as a masked language model it would hold random"):
         FillMask.load(tmp_path)
+
+
+def test_ids_without_a_piece_are_no_candidates_and_those_behind_them_are(
+    model: FillMask, tokenizer_with_holes: PreTrainedTokenizerBase
+) -> None:
+    vocabulary = tokenizer_with_holes.get_vocab()
+    (candidates,) = FillMask(model.model, tokenizer_with_holes).predict("the [MASK]", top_k=1000).masks
+    found = sorted(candidate.token_id for candidate in candidates)
+    assert found == sorted(set(vocabulary.values()) - set(range(5))) and found[-1] == vocabulary["▁dog"] > len(found)

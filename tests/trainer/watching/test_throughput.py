@@ -59,6 +59,18 @@ def test_operations_a_place_follow_the_documented_formula():
         ("NVIDIA L4", "fp16", 121e12),
         ("NVIDIA H200", "fp32", None),
         ("another", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
+        ("NVIDIA H100 NVL", "bf16", 835e12),
+        ("NVIDIA H200 NVL", "bf16", 835e12),
+        ("NVIDIA GH200 480GB", "bf16", 989e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("Tesla V100-PCIE-16GB", "fp16", 112e12),
+        ("NVIDIA L40", "bf16", None),
+        ("NVIDIA A10G", "bf16", None),
+        ("NVIDIA GB200", "bf16", None),
+        ("NVIDIA RTX A1000", "bf16", None),
     ],
 )
 def test_known_devices_have_the_peak_of_their_data_sheet(name, precision, flops):
