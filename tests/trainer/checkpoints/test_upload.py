@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
-from tests.s3_server import S3Bucket, S3Server, run_server
+from tests.s3_server import S3Bucket
 from tests.trainer.checkpoints.test_checkpoint import IDENTITY, StillEngine, flip_bytes, refuse
 from tests.trainer.toy_training import make_config
 from trainer.checkpoints import checkpoint as checkpoints
@@ -29,19 +28,10 @@ from trainer.settings.watching import CheckpointSettings
 TENSORS = "rank-00000-of-00001.safetensors"
 
 
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_server() as server:
-        yield server
-
-
 @pytest.fixture
-def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
-    made = s3_server.make_bucket()
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    return made
+def bucket(s3_bucket: S3Bucket) -> S3Bucket:
+    """The shared server's: fsspec keeps a process on the first one that it meets."""
+    return s3_bucket
 
 
 class Run:
