@@ -61,7 +61,7 @@ class DocumentSettings(Settings):
     max_document_characters: PositiveInt | None = Field(
         None, description="longer documents are dropped, in characters once cleaned; null for no limit"
     )
-    max_document_bytes: PositiveInt = Field(
+    max_document_bytes: Annotated[int, Field(ge=1, le=1 << 40)] = Field(
         64 << 20,
         description="a longer line or text is dropped unread and counted, in bytes; bounds a worker's memory",
     )
@@ -77,7 +77,7 @@ class DeduplicationSettings(Settings):
         description="near-duplicates share at least about this part of their n-grams (Jaccard similarity); 0.8 finds "
         "99 of 100 copies with 1% of the words replaced and 4 with 5%; 0.5 finds 99 with 5% and 51 with 10%",
     )
-    ngram_tokens: PositiveInt = Field(
+    ngram_tokens: Annotated[int, Field(ge=1, le=10_000)] = Field(
         5,
         description="length of the n-grams that are compared, in tokens; shorter ones forgive more edits, "
         "and tell documents of one kind apart less well",
@@ -99,7 +99,9 @@ class ShardSettings(Settings):
     """How the documents are laid out in shards."""
 
     shard_bytes: PositiveInt = Field(128_000_000, description="size of a shard to aim at, in bytes")
-    min_shards: PositiveInt = Field(8, description="train shards even where the corpus would fit in fewer")
+    min_shards: Annotated[int, Field(ge=1, lt=1_000_000)] = Field(
+        8, description="train shards even where the corpus would fit in fewer"
+    )
     valid_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.01, description="share of the documents held out")
     record_tokens: PositiveInt = Field(
         65_536, description="tokens of a record; a longer document is a record of its own"

@@ -6,11 +6,13 @@ Everything else that is raised is a mistake of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
 from collections.abc import Callable
 
+from data_prep.standard_streams import OutputLost, lead_to_nowhere, prepare_standard_streams
 from data_prep.terminal import paragraph
 
 READER_GONE_STATUS = 141
@@ -29,22 +31,48 @@ class UsageError(UserError):
     exit_status = 2
 
 
+class Stopped(BaseException):
+    """A signal has asked the process to end, and what was done is kept; no `Exception`, as `KeyboardInterrupt`."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.exit_status = 128 + signal_number  # as a shell has it
+
+
+def unusable_name(error: OSError) -> UsageError | None:
+    """Where the system refused the very name of a file: that, told to the user."""
+    if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP) or error.filename is None:
+        return None
+    return UsageError(f"{os.fsdecode(error.filename)}: {error.strerror}; give another name")
+
+
+def missing_working_folder(error: OSError) -> UsageError | None:
+    """Where a path could not be told because the working folder was deleted: that, told to the user."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        gone = "the working folder is gone; change into one that is there, and run the same command again"
+        return UsageError(gone) if isinstance(error, FileNotFoundError) else None
+    return None
+
+
 def run_command(command: Callable[[], None], speaks: bool = True) -> None:
     """Run a command's main function and end the process: status 0, or the error's paragraph and its status.
 
     A reader of the output that has seen enough (`| head`, `q` in `less`) ends it quietly, with the status of a process
-    that SIGPIPE ended. Where it does not speak, as all ranks but the first, errors are left to another process.
+    that SIGPIPE ended. Output that cannot be written for another reason is an error, and messages that cannot be are
+    lost. Where it does not speak, as all ranks but the first, errors are left to another process.
     """
+    prepare_standard_streams()
     status = 0
     try:
         status = _run(command, speaks)
-        sys.stdout.flush()
+        flush_status = _run(sys.stdout.flush, speaks)
+        status = status or flush_status
     except BrokenPipeError:
         if not _is_reader_gone():
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in (1, 2):  # what is still in the buffers goes there, and not into a complaint at the end
-            os.dup2(nowhere, descriptor)
+        lead_to_nowhere(1, 2)
         status = status or READER_GONE_STATUS
     if status:
         sys.exit(status)
@@ -54,12 +82,22 @@ def _run(command: Callable[[], None], speaks: bool) -> int:
     """The exit status of a command, its error told; a `SystemExit` that it raises goes on."""
     try:
         command()
-    except UserError as error:
-        message, status = f"error: {paragraph(error)}", error.exit_status
+    except OutputLost as error:
+        reason = f"standard output cannot be written ({error.strerror})"
+        message, status = f"error: {reason}; send it elsewhere, and run the same command again", UserError.exit_status
+        lead_to_nowhere(1)
+    except (UserError, OSError) as error:
+        told = unusable_name(error) or missing_working_folder(error) if isinstance(error, OSError) else error
+        if told is None:
+            raise
+        message, status = f"error: {paragraph(told)}", told.exit_status
     except KeyboardInterrupt:
         message, status = "interrupted", 130
+    except Stopped as stopped:
+        message, status = "stopped; the same command, without --fresh, goes on from here", stopped.exit_status
     except SystemExit:
-        sys.stdout.flush()
+        if status := _run(sys.stdout.flush, speaks):
+            return status
         raise
     else:
         return 0

@@ -16,16 +16,25 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import omegaconf
 import yaml
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 import configs
-from data_prep.errors import UsageError
+from data_prep.errors import UsageError, UserError
 
 
 class Settings(BaseModel):
     """Base of every section of a configuration: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number_where_one_is_wanted(cls, value: object, info: ValidationInfo) -> object:
+        assert info.field_name is not None
+        types = _plain_types(cls.model_fields[info.field_name].annotation)
+        if types & {int, float} and isinstance(value, bool | str) and type(value) not in types:
+            raise ValueError(f"is {'a text' if isinstance(value, str) else 'true or false'}, and a number is wanted")
+        return value
 
     @field_validator("*")
     @classmethod
@@ -55,7 +64,7 @@ def load_settings(schema: type[SettingsType], path: str | Path | None, overrides
     """
     source = str(path) if path is not None else "the command line"
     values = _merge(_read_yaml(find_config(path, schema)) if path is not None else OmegaConf.create({}), overrides)
-    _refuse_interpolations(values, source)
+    _refuse_texts(values, source)
     return validate_settings(schema, values, source)
 
 
@@ -72,10 +81,14 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
 
     Raises:
         UsageError: there is neither; it names the presets that are of `schema`.
+        UserError: the system forbids to look.
     """
     path = Path(path)
-    if path.is_file():
-        return path
+    try:
+        if path.is_file():
+            return path
+    except OSError as error:
+        raise UserError(f"configuration {path} cannot be read: {error.strerror}; give one that can") from None
     presets = {file.stem: file for file in Path(configs.__path__[0]).glob("*.yaml")}
     if path.stem in presets and str(path) in (path.stem, f"{path.stem}.yaml", f"configs/{path.stem}.yaml"):
         return presets[path.stem]
@@ -171,17 +184,19 @@ def _merge(values: omegaconf.DictConfig, overrides: Sequence[str]) -> dict[str, 
         raise UsageError(f"the overrides {_cut(' '.join(overrides))} cannot be read: {_in_one_line(error)}") from None
 
 
-def _refuse_interpolations(value: Any, source: str, where: str = "") -> None:
+def _refuse_texts(value: Any, source: str, where: str = "") -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            _refuse_interpolations(item, source, f"{where}.{key}".lstrip("."))
+            _refuse_texts(item, source, f"{where}.{key}".lstrip("."))
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            _refuse_interpolations(item, source, f"{where}.{number}")
+            _refuse_texts(item, source, f"{where}.{number}")
     elif isinstance(value, str) and "${" in value:
         raise UsageError(
             f"{source}: {where}={value!r} holds an interpolation, which is not allowed; write the value itself"
         )
+    elif isinstance(value, str) and "\0" in value:
+        raise UsageError(f"{source}: {where}={value!r} holds the character NUL, which no name may; take it out")
 
 
 def _explain(schema: type[BaseModel], error: Any) -> str:
@@ -234,6 +249,16 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
         return get_args(annotation)
     parts = () if _is_list(annotation) else get_args(annotation)
     return tuple(choice for part in parts for choice in _choices(part))
+
+
+def _plain_types(annotation: Any) -> set[type]:
+    """The types of which a value may be, those of a list's items left out."""
+    if get_origin(annotation) is Literal:
+        return {type(choice) for choice in get_args(annotation)}
+    if isinstance(annotation, type):
+        return {annotation}
+    parts = () if _is_list(annotation) else get_args(annotation)
+    return {found for part in parts for found in _plain_types(part)}
 
 
 def _is_list(annotation: Any) -> bool:

@@ -109,7 +109,7 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
     """
     status = read_status(Path(config.output_dir)) or {}
     measured, peak = status.get("flops_per_device"), peak_flops(config, device)
-    if measured:
+    if measured and "world_size" in status:
         speed, basis = measured, f"by the speed of this run on {status['world_size']} ranks"
     elif peak is not None:
         speed, basis = peak * ASSUMED_MFU, f"if it reaches an MFU of {ASSUMED_MFU:.0%}"

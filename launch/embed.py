@@ -16,6 +16,7 @@ import numpy as np
 
 from data_prep.arguments import at_least
 from data_prep.errors import UsageError, UserError, run_command
+from data_prep.files import storage
 from launch.fill_mask import check_utf8, lines_of_stdin, without_last_empty
 
 if TYPE_CHECKING:
@@ -116,16 +117,20 @@ def file_texts(path: Path) -> list[str]:
 
 
 def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
-    """Write (num_texts, hidden_size) float32, to Parquet beside the texts."""
-    try:
-        if path.suffix == ".npy":
-            np.save(path, vectors)
-        else:
-            import pandas
+    """Write (num_texts, hidden_size) float32, all or nothing, to Parquet beside the texts.
 
-            pandas.DataFrame({"text": texts, "embedding": list(vectors)}).to_parquet(path, index=False)
-    except OSError as error:
-        raise UserError(f"--output {path} cannot be written ({error.strerror}); give another") from None
+    Raises:
+        UserError: the file cannot be written.
+    """
+    if path.suffix == ".npy":
+        with storage.local_write(path) as partial, open(partial, "wb") as file:  # of a name, save makes name.npy
+            np.save(file, vectors)
+    else:
+        import pandas
+
+        from trainer.finetune.tables import write_table
+
+        write_table(pandas.DataFrame({"text": texts, "embedding": list(vectors)}), path)
 
 
 def show_neighbours(embedder: Embedder, texts: list[str], arguments: argparse.Namespace) -> None:

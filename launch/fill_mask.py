@@ -128,7 +128,7 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
         try:
             prediction = model.predict(text, arguments.top_k)
         except UsageError as error:
-            tell_left_out(place, error)
+            tell_left_out(place, error, len(texts))
             continue
         print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
         num_filled += 1
@@ -139,7 +139,7 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
 def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:
     """Mask a word of every text, fill it, and say how often the first guess was right."""
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
-    masked_texts = [masked for each in texts if (masked := mask_or_skip(each, seed, model)) is not None]
+    masked_texts = [masked for each in texts if (masked := mask_or_skip(each, seed, model, len(texts))) is not None]
     if not masked_texts:
         raise UsageError("no text has a word to mask; give sentences")
     num_right = 0
@@ -154,18 +154,20 @@ def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespac
         print(f"first guess right: {num_right} of {len(masked_texts)} (--seed {seed})")
 
 
-def mask_or_skip(given: Text, seed: int, model: FillMask) -> MaskedText | None:
+def mask_or_skip(given: Text, seed: int, model: FillMask, num_texts: int) -> MaskedText | None:
     """Mask a word; a line without any is told of and left out, so that a file of held-out lines goes through."""
     text = given.text.replace(model.mask_token, " ")
     try:
         return mask_random_word(text, seed, model.mask_token, preferred=model.is_one_piece)
     except UsageError as error:
-        tell_left_out(given.place, error)
+        tell_left_out(given.place, error, num_texts)
         return None
 
 
-def tell_left_out(place: str, error: UsageError) -> None:
-    print(f"warning: {place}{error}; it is left out", file=sys.stderr)
+def tell_left_out(place: str, error: UsageError, num_texts: int) -> None:
+    """Warn of one text among others; where it is the only one, the command's error says enough."""
+    if num_texts > 1:
+        print(f"warning: {place}{error}; it is left out", file=sys.stderr)
 
 
 if __name__ == "__main__":

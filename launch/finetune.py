@@ -89,10 +89,12 @@ def main() -> None:
     check_arguments(arguments)
     request = request_of(arguments, variants)
     from trainer.finetune.estimate import estimate_seconds
-    from trainer.finetune.outcome import Best, open_runs
+    from trainer.finetune.outcome import Best, tracking_settings
     from trainer.finetune.plan import describe, estimate_lines, prepare
+    from trainer.finetune.runs import ExperimentRuns
     from trainer.registry.pull import pull
 
+    tracking = tracking_settings(request)
     setting = prepare(request, pull(request.model, tracking_uri=request.tracking_uri))
     say("\n".join(describe(setting, variants)))
     say("\n".join(estimate_lines(setting, estimate_seconds(setting, variants))))
@@ -100,7 +102,7 @@ def main() -> None:
         say("dry run: nothing was fitted and nothing was written")
         return
     make_output(request.output)
-    runs, best = open_runs(request), Best(setting.metric)
+    runs, best = ExperimentRuns.open(tracking, request.output), Best(setting.metric)
     try:
         folder = fit_all(request, setting, runs, best)
     except BaseException as error:

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from data_prep.errors import UsageError, run_command
+from data_prep.files.urls import redact
 from data_prep.settings import describe, load_settings, to_yaml
 from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
@@ -74,6 +75,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
+    check_is_path(config.output_dir)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
     branch = branch_of(arguments)
     deepspeed_config(config, world_size(arguments))  # tells a contradiction before any process group starts
@@ -93,13 +95,32 @@ def main() -> None:
     run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None, stop_signal))
 
 
+def check_is_path(output_dir: str) -> None:
+    """Refuse a URL: a local folder of that name would be made, and lost with the node.
+
+    Not the schema's, for checkpoints of earlier releases may hold one.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if "://" in output_dir:
+        raise UsageError(
+            f"output_dir={redact(output_dir)} is a URL, and a run works in a local or shared folder; "
+            "set a path, and checkpoint.upload_to to the URL for copies of the checkpoints there"
+        )
+
+
 def check_output_dir(output_dir: str) -> None:
-    """Refuse a folder that cannot be made, since a file lies at its place or above it.
+    """Refuse a folder that cannot be made, since a file or a link to nothing lies at its place or above it.
 
     Raises:
         UsageError: one does.
     """
     path = Path(output_dir)
+    link = next((place for place in (path, *path.parents) if place.is_symlink() and not place.exists()), None)
+    if link is not None:
+        where = f"output_dir={output_dir} leads over {link}, a link to {os.readlink(link)}, which is not there"
+        raise UsageError(f"{where}; make that folder, or name another")
     file = next((place for place in (path, *path.parents) if place.is_file()), None)
     if file is not None:
         where = "" if file == path else f" lies in {file}, which"

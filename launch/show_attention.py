@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from data_prep.errors import UsageError, UserError, run_command
+from data_prep.errors import UsageError, run_command
+from data_prep.files import storage
 from launch.fill_mask import check_utf8
 
 MOST_MAPS = 144
@@ -39,10 +40,12 @@ def main() -> None:
     if arguments.output.suffix.lower() != ".png":
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
     check_utf8(arguments.texts)
+    from trainer.finetune.tables import check_writable
     from trainer.registry.pull import pull
     from trainer.using.attention_maps import attention_maps, choose
     from trainer.using.figures import draw_heads
 
+    check_writable(arguments.output, "--output")
     maps = attention_maps(pull(arguments.model, tracking_uri=arguments.tracking_uri), *arguments.texts)
     layers = choose(arguments.layer, maps.weights.shape[0], "--layer")
     heads = choose(arguments.head, maps.weights.shape[1], "--head")
@@ -50,11 +53,7 @@ def main() -> None:
         raise UsageError(f"{len(layers)} layers x {len(heads)} heads are too many to be seen; choose some by --layer")
     titles = [f"layer {layer + 1}, head {head + 1}" for layer in layers for head in heads]
     weights = maps.weights[layers][:, heads].reshape(len(titles), len(maps.tokens), -1)
-    picture = draw_heads(weights, maps.tokens, titles, columns=len(heads))
-    try:
-        arguments.output.write_bytes(picture)
-    except OSError as error:
-        raise UserError(f"{arguments.output} cannot be written ({error.strerror}); give another --output") from None
+    storage.write_bytes(arguments.output, draw_heads(weights, maps.tokens, titles, columns=len(heads)))
     print(f"{arguments.output}: {len(layers)} layers x {len(heads)} heads over {len(maps.tokens)} tokens")
 
 

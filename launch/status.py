@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UsageError, UserError, run_command
-from trainer.watching.status import read_history, read_status
+from trainer.watching.status import STATUS_NAME, read_history, read_status
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
 """A run that says nothing for longer than this and so many of its log intervals may have been killed."""
+
+FIGURES = ("step", "max_steps", "tokens_seen", "skipped_steps", "world_size")
+"""What the status of every run has that has begun."""
 
 UNSAID = "killed, or its machine was lost: it wrote no end"
 
@@ -58,8 +61,13 @@ def main() -> None:
             f"{arguments.output_dir} holds no status.json that can be read: no training has begun there, or it is "
             "damaged; check the folder, or start the training again, which writes it anew"
         )
-    if "max_steps" not in status:
+    if status.get("step") is None and status.get("cause") is not None:
         raise UserError(f"{arguments.output_dir}: the run {status['state']} before its first step: {status['cause']}")
+    if missing := [name for name in FIGURES if status.get(name) is None]:
+        raise UserError(
+            f"{arguments.output_dir}/{STATUS_NAME} is damaged, without {', '.join(missing)}; start the training again, "
+            "which writes it anew"
+        )
     figures = summarise(status, read_history(arguments.output_dir), time.time())
     print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
 

@@ -2,7 +2,7 @@
 
 For clusters whose compute nodes reach no server: run it on a login node that sees OUTPUT_DIR, while the training goes
 on or after it; again at any time. Every point arrives once, in the run that bears the training's tag.
-Exit status: 0 all was sent, 1 not all of it, 2 wrong usage.
+Exit status: 0 all that is there was sent, 1 not all of it, 2 wrong usage.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@
 #
 # Without arguments the run fails where its tests reach less of data_prep and trainer than pyproject.toml's floor
 # (tool.coverage.report); of a part nothing is asked. Lines of ranks and other processes count, killed ones excepted.
+# It comes in two parts, each with its summary: the tests without processes of their own, then the others.
 # CLOZEWORKS_VENV names the environment's folder (default: .venv in the repository root).
 
 set -euo pipefail
@@ -71,11 +72,16 @@ fi
 # Lines are counted in the environment's folder, so that nothing of it lies among the sources.
 export COVERAGE_FILE=$CLOZEWORKS_VENV/coverage/data
 mkdir -p "${COVERAGE_FILE%/*}"
-if ((whole)); then
-    arguments=(--cov) # its floor is in pyproject.toml
-else
-    arguments+=(--cov-fail-under=0)
-fi
-
 cd "$root"
-exec python -m pytest --durations=40 "${arguments[@]}"
+pytest() { python -m pytest --durations=40 "$@"; }
+if ((!whole)); then
+    pytest "${arguments[@]}" --cov-fail-under=0
+    exit
+fi
+# Tests without processes of their own share the cores, a worker on each; then come the others, which need them all.
+status=0
+cores=$(env -u OMP_NUM_THREADS nproc) # which counts that variable's threads where it is set
+with_processes="spawn or launcher"
+pytest -m "not slow and not ($with_processes)" --numprocesses "$cores" --cov --cov-report= --cov-fail-under=0 || status=1
+pytest -m "not slow and ($with_processes)" --cov --cov-append || status=1
+exit $status

@@ -118,13 +118,16 @@ def test_a_block_that_cannot_be_made_is_told(measured: dict[str, reports.Report]
 
 
 def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
+    def scores(loss: float) -> dict[str, float]:
+        return {"mlm_loss": loss, "lowest": loss - 0.5, "highest": loss + 0.25}
+
     def points(*losses: float) -> list[dict[str, Any]]:
         return [
-            {"step": step, "tokens": 1000 * step, "seconds": 2.0 * step, "documents": {"mlm_loss": loss}}
+            {"step": step, "tokens": 1000 * step, "seconds": 2.0 * step, "documents": scores(loss)}
             for step, loss in enumerate(losses, start=1)
         ]
 
-    side = {"tokens_per_second": 500.0, "training_seconds": 4.0}
+    side = {"tokens_per_second": 500.0, "training_seconds": 4.0, "seeds": [{}, {}, {}]}
     raw = raw_tokenising() | {
         "preset": "tiny_cpu",
         "parameters": 1234,
@@ -135,6 +138,8 @@ def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
     assert [row["ratio"] for row in report["rows"]] == pytest.approx([1.0, 4.0 / 3.0, 4.0 / 3.0])
     text = readme_blocks.made("pretraining", {"pretraining_cpu": report})
     assert "| 2,000 | 4 | 3.000 | 4 | 4.000 |" in text and "reached by ours after 1,500 tokens and 3 s" in text
+    assert "medians of 3 seeds" in text and "between 2.500 and 3.250 (ours) and 3.500 and 4.250 (Trainer)" in text
+    assert {row["runs"] for row in report["rows"]} == {3}
     variants = {
         name: {"mean": {"accuracy": mean}, "spread": {"accuracy": 0.01}, "fits": [0, 0, 0]}
         for name, mean in (("scratch", 0.5), ("frozen", 0.6), ("full", 0.75))

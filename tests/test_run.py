@@ -21,7 +21,12 @@ install_debian_packages() { true; }
 count_gpus() { echo 0; }
 _die() { echo "$*" >&2; exit 1; }
 """
-PYTHON = '#!/bin/sh\necho "$COVERAGE_FILE"\nshift 3\nfor word in "$@"; do echo "$word"; done\n'
+PYTHON = """#!/bin/sh
+echo "$COVERAGE_FILE"
+shift 3
+for word in "$@"; do echo "$word"; done
+case $* in *"$FAILING"*) exit 1 ;; esac
+"""
 
 
 @pytest.fixture
@@ -36,8 +41,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(root: Path, *arguments: str, failing: str = "nothing") -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CLOZEWORKS_")}
+    environment["FAILING"] = failing
     command = ["bash", "tests/run.sh", *arguments]
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60)
 
@@ -51,13 +57,34 @@ def asked(root: Path, *arguments: str) -> list[str]:
     return words
 
 
-def test_the_whole_run_measures_lines_and_keeps_the_floor(root: Path) -> None:
-    assert asked(root) == ["--cov"]
+FIRST = ["-m", "not slow and not (spawn or launcher)", "--numprocesses", str(len(os.sched_getaffinity(0)))]
+FIRST += ["--cov", "--cov-report=", "--cov-fail-under=0"]
+SECOND = ["-m", "not slow and (spawn or launcher)", "--cov", "--cov-append"]
+
+
+def parts(root: Path, *arguments: str) -> list[list[str]]:
+    """What is asked of the two parts of a whole run."""
+    first, second = [], asked(root, *arguments)
+    while second[0] != str(root / "venv" / "coverage" / "data"):
+        first.append(second.pop(0))
+    return [first, second[1:]]
+
+
+def test_the_whole_run_is_two_parts_whose_lines_count_together_for_the_floor(root: Path) -> None:
+    assert parts(root) == [FIRST, SECOND]
+
+
+def test_a_failure_in_either_part_fails_the_run_and_keeps_no_test_from_running(root: Path) -> None:
+    for failing in ("--numprocesses", "--cov-append"):
+        answer = run(root, failing=failing)
+        assert answer.returncode == 1
+        assert "--numprocesses" in answer.stdout and "--cov-append" in answer.stdout
+    assert run(root, "tests/trainer", failing="tests/trainer").returncode == 1
 
 
 def test_with_other_versions_it_is_the_whole_run_too(root: Path) -> None:
     (root / "older.txt").write_text("torch==2.11.0\n")
-    assert asked(root, "--constraints", "older.txt") == ["--cov"]
+    assert parts(root, "--constraints", "older.txt") == [FIRST, SECOND]
     assert asked(root, "--constraints", "older.txt", "tests/trainer")[0] == "tests/trainer"
 
 

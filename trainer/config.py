@@ -113,9 +113,12 @@ class RunConfig(Settings):
 
 
 def without_secrets(config: RunConfig) -> RunConfig:
-    """The configuration as it may be kept and shown: user, password and query taken out of every URL in it."""
+    """The configuration as it may be kept and shown: URLs without user, password and query, other secrets hidden."""
     values = _redacted(config.model_dump(mode="json"))
-    return RunConfig.model_validate(values | {"storage_options": storage.redacted_options(config.storage_options)})
+    values["storage_options"] = storage.redacted_options(config.storage_options)
+    if config.deepspeed is not None:
+        values["deepspeed"] = storage.redacted_settings(config.deepspeed)
+    return RunConfig.model_validate(values)
 
 
 def _redacted(value: Any) -> Any:

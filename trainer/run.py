@@ -139,7 +139,7 @@ def set_up(
             run.uploader.submit_if_missing(latest)
     status = read_status(output_dir)
     if status and status.get("step") == state.step:
-        run.metrics = status["metrics"]
+        run.metrics = status.get("metrics", {})
     for note in notes:
         run.say(note)
     introduce(run, changes)

@@ -5,6 +5,7 @@ The loop reads: fetch, step, record, log if due, evaluate if due, save if due, s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from trainer.data.shard_set import check_own_tokenizer, check_tokenizer
 from trainer.data_version import open_data
 from trainer.engine import check_precision
 from trainer.global_batches import global_batches, samples_of
+from trainer.only_training import only_training
 from trainer.preflight.deepspeed_sections import check_sections
 from trainer.preflight.launch_checks import refuse_exposed
 from trainer.preflight.preflight import cheap_findings
@@ -44,7 +46,8 @@ from trainer.step import StepResult, Wishes, take_step
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 from trainer.watching.memory import peak_memory_of_ranks, told_when_out_of_memory
 from trainer.watching.reporting import log, log_evaluation, report_end, report_start
-from trainer.watching.status import State, record_end
+from trainer.watching.status import record_end
+from trainer.watching.status_records import State
 
 
 def train(
@@ -55,11 +58,10 @@ def train(
 ) -> int:
     """Begin or resume the run of `config.output_dir`; returns the exit status, or ends the process with it.
 
-    `branch` goes back to an earlier checkpoint first (`trainer/checkpoints/branching.py`); `stop_signal` listens from
-    before this module was imported.
+    `branch` goes back to an earlier checkpoint first (`trainer/checkpoints/branching.py`); `stop_signal` listens now.
 
     Raises:
-        UserError: the data, the tokenizer, the checkpoints or DeepSpeed's settings do not fit the configuration.
+        UserError: data, tokenizer, checkpoints or DeepSpeed's settings do not fit, or another training is running.
     """
     launched_at = time.time()
     check_precision(config, device_type())
@@ -76,21 +78,23 @@ def train(
     ranks = initialize_distributed(config.distributed, config.training.deterministic)
     stop_signal.ranks_have_met()
     watchdog = watch(config, ranks)
-    with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "while it was set up"):
-        refuse_exposed(lambda found: gather_objects(found, ranks))
-        warn_of_findings(config, ranks)
-        run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
-    report_start(run, launched_at)
-    try:
-        with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "in training"):
-            settle(run)
-            ended = training_loop(run)
-    except Exception as error:
-        report_end(run, "failed", str(error))
-        run.tracker.log_pictures()
-        run.tracker.close("FAILED")
-        raise
-    all_registered = leave(run, ended)
+    with contextlib.ExitStack() as held:
+        with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "while it was set up"):
+            refuse_exposed(lambda found: gather_objects(found, ranks))
+            held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
+            warn_of_findings(config, ranks)
+            run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
+        report_start(run, launched_at)
+        try:
+            with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "in training"):
+                settle(run)
+                ended = training_loop(run)
+        except Exception as error:
+            report_end(run, "failed", str(error))
+            run.tracker.log_pictures()
+            run.tracker.close("FAILED")
+            raise
+        all_registered = leave(run, ended)
     end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
 
 

@@ -24,6 +24,8 @@ def open_data_set(arguments: argparse.Namespace) -> str:
         UsageError: the configuration is refused.
     """
     if arguments.config is not None:
-        storage.configure(load_settings(PreparationConfig, arguments.config).storage_options)
+        with storage.explained(arguments.config, "read"):
+            config = load_settings(PreparationConfig, arguments.config)
+        storage.configure(config.storage_options)
     folder: str = arguments.folder
     return folder

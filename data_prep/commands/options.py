@@ -18,6 +18,7 @@ from data_prep.preparing.worker_server import default_num_workers
 from data_prep.settings import describe
 from data_prep.tokenizing.tokenizer import Tokenizer
 
+_MOST_WORKERS = 4_096
 _TEXT_BYTES_A_WORKER = 4e6  # are worked through in about the time that another process takes to start
 
 
@@ -91,10 +92,10 @@ def num_workers(wanted: int | None) -> int:
     """The number asked for, or one for each core.
 
     Raises:
-        UsageError: it is not positive.
+        UsageError: it is not positive, or beyond any machine.
     """
-    if wanted is not None and wanted < 1:
-        raise UsageError(f"--workers={wanted} is not possible; give 1 or more")
+    if wanted is not None and not 1 <= wanted <= _MOST_WORKERS:
+        raise UsageError(f"--workers={wanted} is not possible; give 1 or more, at most {_MOST_WORKERS:,}")
     return wanted or default_num_workers()
 
 
@@ -104,7 +105,8 @@ def configured(arguments: argparse.Namespace, overrides: Sequence[str]) -> Prepa
     Raises:
         UsageError: it is refused, or names no input.
     """
-    config = load_config(arguments.config, overrides, arguments.input)
+    with storage.explained(arguments.config or "the configuration", "read"):
+        config = load_config(arguments.config, overrides, arguments.input)
     storage.configure(config.storage_options)
     return config
 
@@ -122,7 +124,7 @@ def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Reques
         raise UsageError("no output is named; give --output DIR")
     if arguments.tokenizer is None and arguments.add_to is None:
         raise UsageError("no tokenizer is named; give --tokenizer DIR, which 'python -m data_prep tokenizer' makes")
-    if not storage.is_remote(output) and storage.local_path(output).is_file():
+    if storage.folder_of_file(output):
         raise UsageError(f"output {output} is a file; name a folder")
     config = _with_source_name(configured(arguments, overrides), arguments)
     parent = None if arguments.add_to is None else read_manifest(output)

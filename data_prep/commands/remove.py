@@ -19,6 +19,7 @@ from data_prep.data_set.versions import delete_older_versions, files_of_older_ve
 from data_prep.errors import UsageError
 from data_prep.files import storage
 from data_prep.preparing.plan import absolute
+from data_prep.text.encodable import check_encodable
 
 HELP = "take a source or documents out of a data set, as a new version of it"
 
@@ -69,6 +70,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _request(arguments: argparse.Namespace) -> RemovalRequest | None:
+    if arguments.note is not None:
+        check_encodable(arguments.note, "--note")
     if arguments.source is not None:
         return RemovalRequest(source=arguments.source, note=arguments.note)
     if arguments.documents is not None:

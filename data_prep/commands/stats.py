@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         UserError: the data set is damaged, or the page cannot be written.
     """
     output = arguments.output
-    if output is not None and not storage.is_remote(output) and storage.local_path(output).is_file():
+    if output is not None and storage.folder_of_file(output):
         raise UsageError(f"--output={output} is a file; name a folder")
     statistics = read_statistics(open_data_set(arguments))
     for line in stats_report(statistics):

@@ -18,7 +18,7 @@ from data_prep.terminal import printable
 from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo
 from data_prep.tokenizing.report import read_report, report_lines
 from data_prep.tokenizing.sampling import draw_sample
-from data_prep.tokenizing.training import train_on_sample
+from data_prep.tokenizing.training import check_vocab_size, train_on_sample
 
 HELP = "train a SentencePiece tokenizer"
 
@@ -43,13 +43,14 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.vocab_size is not None:
         overrides = [*overrides, f"tokenizer.vocab_size={arguments.vocab_size}"]
     config = configured(arguments, overrides)
+    check_vocab_size(config.tokenizer)
     workers = num_workers(arguments.workers if arguments.workers is not None else config.num_workers)
     files = find_inputs(config)
     size = sum(file.bytes for file in files) / 1e6
     if arguments.dry_run:
         print(f"would train {config.tokenizer.vocab_size:,} pieces on {len(files)} files ({size:.1f} MB) into {output}")
         return
-    if not storage.is_remote(output) and storage.local_path(output).is_file():
+    if storage.folder_of_file(output):
         raise UsageError(f"output {output} is a file; name a folder")
     inputs = _described(files, config)
     if not arguments.fresh and _is_complete(output, config, inputs):

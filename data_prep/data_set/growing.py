@@ -11,7 +11,7 @@ from data_prep.data_set.counting import read_tensors, read_token_counts, split_r
 from data_prep.data_set.manifest import Manifest
 from data_prep.data_set.manifest_records import FileRecord
 from data_prep.data_set.shard_index import read_index
-from data_prep.data_set.versions import publish
+from data_prep.data_set.versions import next_version, publish
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 
@@ -38,12 +38,12 @@ def known_ids(folder: str, parent: Manifest) -> np.ndarray:
     Raises:
         UserError: an index is missing or damaged.
     """
-    ids = np.empty(sum(shard.documents for shard in parent.shards), np.uint64)
-    filled = 0
+    ids = np.empty(0, np.uint64)
     for shard in parent.shards:
         found = read_index(folder, shard).document_ids
-        ids[filled : filled + len(found)] = found
-        filled += len(found)
+        filled = len(ids)
+        ids.resize(filled + len(found), refcheck=False)  # in place; nothing is allocated on the manifest's word alone
+        ids[filled:] = found
     ids.sort()
     return ids
 
@@ -81,7 +81,7 @@ def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.nda
     check_source_names(parent, [source.name for source in addition.sources])
     assert addition.tokenizer == parent.tokenizer
     assert not {shard.name for shard in parent.shards} & {shard.name for shard in addition.shards}
-    version = parent.version + 1
+    version = next_version(parent)
     return Manifest(
         format_version=addition.format_version,
         clozeworks_version=addition.clozeworks_version,

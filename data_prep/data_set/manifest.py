@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic_core import to_jsonable_python
 
@@ -40,7 +41,7 @@ MANIFEST_NAME = "manifest.json"
 TOKEN_COUNTS_NAME = "token_counts.safetensors"
 TOKENIZER_FOLDER = "tokenizer"
 FORMAT_VERSION = 2
-_MAX_VERSION = 999_999  # the digits of `older_version_name`
+MAX_VERSION = 999_999  # the digits of `older_version_name`
 _RESTORE = "make the shards again"
 _RESTORE_OLDER = "restore it, or delete the older versions with 'remove --purge'"
 
@@ -63,7 +64,7 @@ class Manifest(ManifestPart):
     token_counts: FileRecord = Field(
         description="safetensors: train, valid (vocab_size,) int64 counts of every token id"
     )
-    version: Annotated[int, Field(ge=1, le=_MAX_VERSION)] = Field(1, description="counts the manifests of this folder")
+    version: Annotated[int, Field(ge=1, le=MAX_VERSION)] = Field(1, description="counts the manifests of this folder")
     parent: str | None = Field(None, description="digest of the version before, from which this one was made")
     removals: tuple[RemovalRecord, ...] = Field((), description="what was removed, in this and all earlier versions")
 
@@ -79,7 +80,21 @@ class Manifest(ManifestPart):
                     raise ValueError(f"{name} is no mapping of settings")
             if not all(isinstance(source.get("name"), str) for source in settings.get("sources", [])):
                 raise ValueError("a source has no name")
+            fraction = settings.get("shards", {}).get("valid_fraction", 0.5)
+            if not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
+                raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is no number between 0 and 1")
         return config
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Manifest:
+        for what, names in (
+            ("shard", [shard.name for shard in self.shards]),
+            ("source", [source.name for source in self.sources]),
+        ):
+            twice = sorted(name for name, num in Counter(names).items() if num > 1)
+            if twice:
+                raise ValueError(f"{what} {twice[0]!r} is named twice")
+        return self
 
     @property
     def shards(self) -> tuple[ShardRecord, ...]:
@@ -207,4 +222,4 @@ def _parse(url: str, remedy: str = _RESTORE) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         place = printable(".".join(str(part) for part in first["loc"]))[:100]
-        raise UserError(f"{where} is damaged at {place}: {first['msg']}; {remedy}") from None
+        raise UserError(f"{where} is damaged{place and f' at {place}'}: {first['msg']}; {remedy}") from None

@@ -30,6 +30,7 @@ STEPS: dict[str, tuple[str, ...]] = {
         "empty file",
         "too many bytes",
         "unreadable",
+        "too many marks",
     ),
     "cleaning": ("empty", "too short", "too long"),
     "deduplication": ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
@@ -39,6 +40,7 @@ STEPS: dict[str, tuple[str, ...]] = {
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ShardFileName = Annotated[str, Field(pattern=r"^(train|valid)-[0-9]{6}\.tar$")]
 
 
 class ManifestPart(BaseModel):
@@ -58,6 +60,7 @@ class FileRecord(ManifestPart):
 class ShardRecord(FileRecord):
     """A shard tar, its index file and its counts."""
 
+    name: ShardFileName
     index: FileRecord
     records: Count
     documents: Count
@@ -76,6 +79,14 @@ class SplitRecord(ManifestPart):
     unigram_entropy_nats: float | None = Field(
         description="entropy of the split's own token frequencies: the MLM loss of a model that knows no context"
     )
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> SplitRecord:
+        for field in ("documents", "sentences", "tokens"):
+            total, held = getattr(self, field), sum(getattr(shard, field) for shard in self.shards)
+            if total != held:
+                raise ValueError(f"it counts {total} {field} and its shards hold {held}")
+        return self
 
 
 class TokenizerRecord(ManifestPart):

@@ -7,7 +7,6 @@ Shards that hold nothing of it stay as they are, and the old ones stay for the v
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -21,10 +20,12 @@ from data_prep.data_set.manifest_records import FileRecord, RemovalRecord, Shard
 from data_prep.data_set.removal_request import Found, RemovalRequest, find_documents
 from data_prep.data_set.rewriting import RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.data_set.shards import SHARD_NAME, shard_name
+from data_prep.data_set.state_files import read_state, write_state
 from data_prep.data_set.versions import (
     PREPARATION_WORK,
     REMOVAL_WORK,
     next_shard_number,
+    next_version,
     publish,
     refuse_unfinished,
     stray_files,
@@ -53,18 +54,19 @@ def remove_documents(
     with storage.hold_lock(folder) as lock:
         parent = read_manifest(folder)
         refuse_unfinished(folder, (PREPARATION_WORK,))
-        _give_up_stale(folder, parent)
+        _give_up_stale(folder, parent, fresh)
         found = find_documents(folder, parent, request)
         if found is None:
             return parent, False
         check_something_is_left(folder, parent, found)
+        version = next_version(parent)
         first_number = _begin(folder, parent, request, fresh)
         for place in (folder, _work_folder(folder)):
             storage.remove_unfinished(place)
         tasks = _tasks(folder, parent, found, first_number)
         runner = PhaseRunner(engine, lock)
         runner.run("rewriting", rewrite_shard, tasks, result_url, lambda task: task.shard.bytes, ("MB", 1e6))
-        manifest = _finish(folder, parent, request, tasks)
+        manifest = _finish(folder, parent, request, tasks, version)
         lock.check()
         storage.remove_unfinished(folder)  # of workers that were killed on the way
         publish(folder, manifest)
@@ -94,7 +96,7 @@ def _work_folder(folder: str) -> str:
 
 def _read_plan(folder: str) -> dict[str, Any] | None:
     url = storage.join(_work_folder(folder), _PLAN_NAME)
-    return json.loads(storage.read_bytes(url)) if storage.exists(url) else None
+    return read_state(url) if storage.exists(url) else None
 
 
 def _begin(folder: str, parent: Manifest, request: RemovalRequest, fresh: bool) -> int:
@@ -113,16 +115,21 @@ def _begin(folder: str, parent: Manifest, request: RemovalRequest, fresh: bool) 
         _give_up(folder, begun)
     first_number = next_shard_number(folder)
     url = storage.join(_work_folder(folder), _PLAN_NAME)
-    storage.write_bytes(url, json.dumps({**mine, "first_number": first_number}).encode())
+    write_state(url, {**mine, "first_number": first_number})
     return first_number
 
 
-def _give_up_stale(folder: str, parent: Manifest) -> None:
+def _give_up_stale(folder: str, parent: Manifest, fresh: bool) -> None:
     """End a removal that began with another version: it was published, or another command was before it.
 
     Without its plan, which is its first file, the folder of its work is what is left of one that was being removed.
     """
-    begun = _read_plan(folder)
+    try:
+        begun = _read_plan(folder)
+    except UserError:
+        if not fresh:
+            raise
+        begun = None  # which shards are its own is not known: `verify` names them
     if begun is None:
         storage.remove(_work_folder(folder))
     elif begun["parent"] != parent.digest:
@@ -149,11 +156,12 @@ def _tasks(folder: str, parent: Manifest, found: Iterable[Found], first_number: 
     return tasks
 
 
-def _finish(folder: str, parent: Manifest, request: RemovalRequest, tasks: Sequence[RewriteTask]) -> Manifest:
+def _finish(
+    folder: str, parent: Manifest, request: RemovalRequest, tasks: Sequence[RewriteTask], version: int
+) -> Manifest:
     """Write what stands beside the shards; returns the manifest, not yet published."""
     results = {task.shard.name: read_result(task) for task in tasks}
     _check_written(folder, [result.shard for result in results.values() if result.shard is not None])
-    version = parent.version + 1
     counts = read_token_counts(folder, parent)
     splits = {}
     for split in ("train", "valid"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from data_prep.data_set.manifest import TOKENIZER_FOLDER
 from data_prep.data_set.manifest_records import ShardRecord, TokenizerRecord
 from data_prep.data_set.shard_index import starts_of
 from data_prep.data_set.shards import Record, read_records, write_shard
+from data_prep.data_set.state_files import read_state, write_state
 from data_prep.data_set.versions import REMOVAL_WORK
 from data_prep.errors import UserError
 from data_prep.files import storage
@@ -60,7 +60,7 @@ def result_url(task: RewriteTask) -> str:
 
 def read_result(task: RewriteTask) -> RewriteResult:
     """The result that a finished unit left."""
-    values = json.loads(storage.read_bytes(result_url(task)))
+    values = read_state(result_url(task))
     return RewriteResult(
         shard=None if values["shard"] is None else ShardRecord.model_validate(values["shard"]),
         token_counts=np.array(values["token_counts"], np.int64),
@@ -82,7 +82,7 @@ def rewrite_shard(task: RewriteTask) -> None:
         shard = None if first is None else write_shard(task.folder, task.name, itertools.chain([first], records))
     described = None if shard is None else shard.model_dump(mode="json")
     result = {"shard": described, "token_counts": counts.by_token.tolist(), "source_counts": counts.by_source.tolist()}
-    storage.write_bytes(result_url(task), json.dumps(result).encode())
+    write_state(result_url(task), result)
 
 
 def _sound_copy(task: RewriteTask, cache: Path) -> Path:

@@ -26,6 +26,8 @@ from data_prep.errors import UserError
 from data_prep.files import storage
 
 SHARD_NAME = re.compile(r"(train|valid)-(\d{6})\.(tar|index\.safetensors)")
+MAX_SHARDS = 1_000_000
+"""Of a split, counted through all its versions: the digits of `SHARD_NAME`."""
 _TAR_BLOCK = 512
 
 
@@ -64,7 +66,16 @@ _NPY_HEADER = re.compile(
 
 
 def shard_name(split: Literal["train", "valid"], number: int) -> str:
-    """Name of a shard without its ending, such as `train-000000`."""
+    """Name of a shard without its ending, such as `train-000000`.
+
+    Raises:
+        UserError: the number has more digits than names have.
+    """
+    if number >= MAX_SHARDS:
+        raise UserError(
+            f"the {split} split would have more shards than the {MAX_SHARDS:,} that there are names for, those of its "
+            "older versions counted; make a data set anew, with a larger shards.shard_bytes"
+        )
     return f"{split}-{number:06d}"
 
 

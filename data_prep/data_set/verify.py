@@ -10,7 +10,7 @@ from data_prep.data_set.counting import SOURCE_COLUMNS, read_token_counts, unigr
 from data_prep.data_set.data_card import card_problem
 from data_prep.data_set.growing import all_configs, removed_ids
 from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, list_versions, older_version_name
-from data_prep.data_set.manifest_records import STEPS, SplitRecord
+from data_prep.data_set.manifest_records import STEPS
 from data_prep.data_set.shard_check import CheckTask, Findings, check_shard
 from data_prep.data_set.versions import select_version, stray_files, unfinished_work
 from data_prep.errors import UserError
@@ -175,7 +175,8 @@ def _total_problems(
                 where = storage.redact(storage.join(folder, manifest.token_counts.name))
                 yield f"{where} counts other {name} tokens than the shards hold; make the shards again"
     for name, split in (("train", manifest.train), ("valid", manifest.valid)):
-        yield from _split_problems(name, split, found_counts[name])
+        if split.unigram_entropy_nats != unigram_entropy_nats(found_counts[name]):
+            yield f"the manifest's unigram entropy of {name} is not that of its tokens"
     nothing = np.zeros((len(manifest.sources), len(SOURCE_COLUMNS)), np.int64)
     source_counts = np.sum([nothing, *(found.source_counts for found in findings.values())], axis=0)
     for source, counts in zip(manifest.sources, source_counts.tolist(), strict=True):
@@ -185,15 +186,6 @@ def _total_problems(
                 yield f"source {source.name} has {count} {column} and the manifest says {getattr(source, column)}"
     if all(config.get("deduplication", {}).get("exact", True) for config in all_configs(manifest)):
         yield from _duplicate_problems(folder, findings)
-
-
-def _split_problems(name: str, split: SplitRecord, token_counts: np.ndarray) -> Iterator[str]:
-    for field in ("documents", "sentences", "tokens"):
-        total = sum(getattr(shard, field) for shard in split.shards)
-        if total != getattr(split, field):
-            yield f"the manifest counts {getattr(split, field)} {name} {field} and its shards hold {total}"
-    if split.unigram_entropy_nats != unigram_entropy_nats(token_counts):
-        yield f"the manifest's unigram entropy of {name} is not that of its tokens"
 
 
 def _duplicate_problems(folder: str, findings: Mapping[str, Findings]) -> Iterator[str]:

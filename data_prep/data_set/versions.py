@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from data_prep.data_set.data_card import CARD_NAME, write_data_card
 from data_prep.data_set.manifest import (
     MANIFEST_NAME,
+    MAX_VERSION,
     Manifest,
     list_versions,
     older_version_name,
@@ -70,6 +71,20 @@ def select_version(folder: str, version: str) -> Manifest:
         f"{storage.redact(folder)} holds no version {version}, only {known}; give the number or the digest of one of "
         "them ('remove --purge' deletes older ones)"
     )
+
+
+def next_version(parent: Manifest) -> int:
+    """The number of the version that is made from `parent`.
+
+    Raises:
+        UserError: there are as many versions as numbers.
+    """
+    if parent.version == MAX_VERSION:
+        raise UserError(
+            f"the data set is at version {parent.version:,}, the last that there can be; make one anew, or restore "
+            f"{MANIFEST_NAME} if it was edited by hand"
+        )
+    return parent.version + 1
 
 
 def next_shard_number(folder: str) -> int:

@@ -20,7 +20,7 @@ from data_prep.errors import UserError
 COMPRESSIONS = {".gz": "gzip", ".zst": "Zstandard", ".bz2": "bzip2", ".xz": "xz"}
 _MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
-    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, or a skippable one as of pzstd
     ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
     ".xz": re.compile(rb"\xfd7zXZ\x00"),
 }
@@ -29,6 +29,7 @@ _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
 # Fed to the decoder at a time. It gives all of it out at once, and a repeated byte grows 32,768-fold: 32 MB at most.
 _ZSTANDARD_BYTES = 1 << 10
+_LONGEST_WINDOW_BYTES = 1 << 31  # of zstd --long=31; the system gives no more of it than the content fills
 
 
 def detect_compression(head: bytes) -> str:
@@ -94,7 +95,7 @@ class _ZstandardDecoder:
     needs_input = True
 
     def __init__(self) -> None:
-        self._decoder = zstandard.ZstdDecompressor().decompressobj()
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW_BYTES).decompressobj()
 
     @property
     def eof(self) -> bool:

@@ -29,6 +29,14 @@ _ATTEMPTS, _ATTEMPT_SECONDS = 5, 0.05
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
+class IsHeld(UserError):
+    """Another command on this file system holds the lock: `holder`, "process N on HOST" as far as the lock tells."""
+
+    def __init__(self, message: str, holder: str = "") -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
 class Lock(Protocol):
     """What a holder of the lock has."""
 
@@ -50,8 +58,8 @@ def hold_lock(folder: str | Path, name: str = "", shared: bool = False) -> Itera
     several may hold the folder at once, but nobody as a whole.
 
     Raises:
-        UserError: another command holds it (the message names its process and host), or the folder cannot be
-            written.
+        UserError: another command holds it (the message names its process and host; `IsHeld` where the folder is
+            local), or the folder cannot be written.
     """
     if is_remote(folder):
         with hold_lease(str(folder), name, shared) as lease:
@@ -75,6 +83,7 @@ def hold_lock(folder: str | Path, name: str = "", shared: bool = False) -> Itera
 @contextlib.contextmanager
 def _locked(path: Path, folder: str, shared: bool = False) -> Iterator[None]:
     file = _lock(path, folder, shared)
+    os.register_at_fork(after_in_child=file.close)  # a child that outlives this process must not keep its lock
     with file:
         file.truncate(0)
         if not shared:
@@ -101,8 +110,9 @@ def _lock(path: Path, folder: str, shared: bool) -> TextIO:
             file.seek(0)
             holder = file.read().strip() or _holder_of_a_part(path) or "unknown"
             file.close()
-            raise UserError(
-                f"another command ({holder}) works on {folder} now; wait until it ends, or choose another folder"
+            raise IsHeld(
+                f"another command ({holder}) works on {folder} now; wait until it ends, or choose another folder",
+                holder,
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:

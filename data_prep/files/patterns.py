@@ -6,6 +6,8 @@ import bisect
 import fnmatch
 import glob
 import os
+import stat
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,10 +24,10 @@ def local_matches(path: Path) -> list[str]:
 
     Raises:
         UsageError: a folder matches of which nothing else does, a link to nothing, or what is no file (a pipe).
-        UserError: a folder on the way cannot be read.
+        UserError: a folder on the way cannot be read or entered.
     """
     parts = path.parts[1:] if path.is_absolute() else path.parts
-    found = {str(path)} if os.path.lexists(path) else set(_walk(path.anchor, parts, ()))
+    found = {str(path)} if _is_there(str(path)) else set(_walk(path.anchor, parts, ()))
     files = sorted(name for name in found if os.path.isfile(name))
     others = sorted(found.difference(files))
     folders = [name for name in others if os.path.isdir(name)]
@@ -61,30 +63,38 @@ def refuse_unread(pattern: str, files: Sequence[str], folders: Sequence[str], se
             )
 
 
-def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...]) -> Iterator[str]:
-    """Paths below `folder` that match; `above` are the folders that `**` came through."""
+def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...], was_found: bool = False) -> Iterator[str]:
+    """Paths below `folder` that match; `above` are the folders that `**` came through.
+
+    What may not be looked at below a folder that `was_found` by a wildcard, such as a disk's lost+found, is told of.
+    """
     first, rest = parts[0], parts[1:]
     if not glob.has_magic(first):
         path = os.path.join(folder, first)
-        if rest and os.path.isdir(path):
-            yield from _walk(path, rest, above)
-        elif not rest and os.path.lexists(path):
-            yield path
+        try:
+            if rest and _is_folder(path):
+                yield from _walk(path, rest, above, was_found)
+            elif not rest and _is_there(path):
+                yield path
+        except _Forbidden as error:
+            if not was_found:
+                raise
+            print(f"warning: {error}; it is left out", file=sys.stderr, flush=True)
         return
     if first == "**" and rest:
-        yield from _walk(folder, rest, above)
+        yield from _walk(folder, rest, above, was_found=True)
     for name in _names(folder):
         path = os.path.join(folder, name)
         if (name.startswith(".") and not first.startswith(".")) or not fnmatch.fnmatchcase(name, first):
             continue
         if not rest:
             yield path
-        if not os.path.isdir(path):
+        if not _is_folder(path):
             continue
         if first != "**" and rest:
-            yield from _walk(path, rest, above)
+            yield from _walk(path, rest, above, was_found=True)
         elif first == "**" and (identity := _identity(path)) not in (*above, _identity(folder or os.curdir)):
-            yield from _walk(path, parts, (*above, _identity(folder or os.curdir), identity))
+            yield from _walk(path, parts, (*above, _identity(folder or os.curdir), identity), was_found=True)
 
 
 def _names(folder: str) -> list[str]:
@@ -95,6 +105,29 @@ def _names(folder: str) -> list[str]:
             f"folder {folder or os.curdir} cannot be read: {error.strerror or error}; see to it, or leave it out of "
             "the pattern"
         ) from None
+
+
+class _Forbidden(UserError):
+    """The system does not let us look at a path."""
+
+
+def _is_there(path: str) -> bool:
+    return _status(path, follow_links=False) is not None
+
+
+def _is_folder(path: str) -> bool:
+    status = _status(path, follow_links=True)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _status(path: str, follow_links: bool) -> os.stat_result | None:
+    """What the system says of a path; None where there is nothing, which is another thing than what may not be seen."""
+    try:
+        return os.stat(path, follow_symlinks=follow_links)
+    except PermissionError as error:
+        raise _Forbidden(f"{path} cannot be read: {error.strerror}; see to it, or leave it out of the inputs") from None
+    except (OSError, ValueError):
+        return None
 
 
 def _identity(folder: str) -> _Identity:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from data_prep.files.store_errors import GO_ON, answer, is_transient
 from data_prep.files.urls import redact
 
@@ -21,8 +22,19 @@ Result = TypeVar("Result")
 
 
 def retry_seconds() -> float:
-    """For how long a request is tried again; CLOZEWORKS_RETRY_SECONDS in the environment overrides it."""
-    return float(os.environ.get(RETRY_VARIABLE) or RETRY_SECONDS)
+    """For how long a request is tried again; CLOZEWORKS_RETRY_SECONDS in the environment overrides it.
+
+    Raises:
+        UsageError: what the environment says is no number, or below 0.
+    """
+    said = os.environ.get(RETRY_VARIABLE) or str(RETRY_SECONDS)
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UsageError(f"{RETRY_VARIABLE}={said} is no number of seconds; give one of 0 or more, or unset it")
+    return seconds
 
 
 def with_retries(url: str, what: str, operation: Callable[[], Result], seconds: float | None = None) -> Result:

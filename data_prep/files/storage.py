@@ -8,6 +8,7 @@ done.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -19,14 +20,14 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from data_prep.errors import UserError
-from data_prep.files import remote_files
+from data_prep.files import remote_files, urls
 from data_prep.files.locks import hold_lock as hold_lock
 from data_prep.files.patterns import local_matches
 from data_prep.files.storage_options import configure as configure
 from data_prep.files.storage_options import hide_secrets as hide_secrets
 from data_prep.files.storage_options import options as options
 from data_prep.files.storage_options import redacted_options as redacted_options
-from data_prep.files.urls import folder_of_file as folder_of_file
+from data_prep.files.storage_options import redacted_settings as redacted_settings
 from data_prep.files.urls import is_remote as is_remote
 from data_prep.files.urls import join as join
 from data_prep.files.urls import local_path as local_path
@@ -38,7 +39,21 @@ _COPY_BYTES = 1 << 20
 
 def exists(url: str | Path) -> bool:
     """Whether there is a file or a folder at `url`."""
-    return remote_files.info(str(url)) is not None if is_remote(url) else local_path(url).exists()
+    if is_remote(url):
+        return remote_files.info(str(url)) is not None
+    with explained(url, "read"):
+        try:
+            return local_path(url).exists()
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # such as a pattern of many braces: no file is called so
+                return False
+            raise
+
+
+def folder_of_file(url: str | Path) -> str | None:
+    """The folder of a local file that was given where a folder is asked for; None where `url` is no local file."""
+    with explained(url, "read"):
+        return urls.folder_of_file(url)
 
 
 def size(url: str | Path) -> int:
@@ -46,7 +61,7 @@ def size(url: str | Path) -> int:
     if is_remote(url):
         size_bytes: int = _remote_info(url)["size"]
         return size_bytes
-    with _explained(url, "read"):
+    with explained(url, "read"):
         return local_path(url).stat().st_size
 
 
@@ -54,7 +69,7 @@ def stamp(url: str | Path) -> str:
     """A cheap mark that changes when the file is written again: size and time, or the store's own tag."""
     if is_remote(url):
         return remote_files.tag(_remote_info(url))
-    with _explained(url, "read"):
+    with explained(url, "read"):
         status = local_path(url).stat()
         return f"{status.st_size}-{status.st_mtime_ns}"
 
@@ -63,7 +78,7 @@ def modified_at(url: str | Path) -> float | None:
     """When a local file was last written, in seconds since 1970; None for a remote one, whose clock is another's."""
     if is_remote(url):
         return None
-    with _explained(url, "read"):
+    with explained(url, "read"):
         status = local_path(url).stat()
         return max(status.st_mtime, status.st_ctime)  # a copied time of writing does not hide a change
 
@@ -77,7 +92,7 @@ def open_read(url: str | Path) -> BinaryIO:
     """Open for reading bytes; seekable."""
     if is_remote(url):
         return remote_files.open_file(str(url))
-    with _explained(url, "read"):
+    with explained(url, "read"):
         return open(local_path(url), "rb")
 
 
@@ -85,7 +100,7 @@ def read_bytes(url: str | Path) -> bytes:
     """The whole file."""
     if is_remote(url):
         return remote_files.read_bytes(str(url))
-    with _explained(url, "read"):
+    with explained(url, "read"):
         return local_path(url).read_bytes()
 
 
@@ -94,7 +109,7 @@ def write_bytes(url: str | Path, data: bytes) -> None:
     if is_remote(url):
         remote_files.write_bytes(str(url), data)
         return
-    with local_write(url) as path, _explained(url, "written"):
+    with local_write(url) as path, explained(url, "written"):
         path.write_bytes(data)
 
 
@@ -103,7 +118,8 @@ def local_write(url: str | Path) -> Iterator[Path]:
     """Give a temporary local path to write to, and publish it at `url` when the block ends well.
 
     Raises:
-        UserError: the place cannot be written (disk full, no permission, a file where a folder should be).
+        UserError: the place cannot be written (disk full, no permission, a file where a folder should be), or there is
+            a device or a pipe, which a file would take the place of.
     """
     if is_remote(url):
         with _staged(url) as staged:
@@ -114,7 +130,9 @@ def local_write(url: str | Path) -> Iterator[Path]:
     # A name of its own for every attempt: threads of one process may write the same file.
     partial = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     try:
-        with _explained(url, "written"):
+        with explained(url, "written"):
+            if final.exists() and not (final.is_file() or final.is_dir()):
+                raise UserError(f"{url} is a device or a pipe, where no file can be put; name another place")
             final.parent.mkdir(parents=True, exist_ok=True)
             yield partial
             _flush(partial)
@@ -131,7 +149,7 @@ def list_names(folder: str | Path) -> list[str]:
         entries = remote_files.list_folder(str(folder))
         return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries)
     path = local_path(folder)
-    with _explained(folder, "read"):
+    with explained(folder, "read"):
         return sorted(os.listdir(path)) if path.is_dir() else []
 
 
@@ -140,7 +158,7 @@ def remove(url: str | Path) -> None:
     if is_remote(url):
         remote_files.remove(str(url))
         return
-    with _explained(url, "removed"):
+    with explained(url, "removed"):
         path = local_path(url)
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -161,7 +179,7 @@ def remove_unfinished(folder: str | Path) -> None:
 def sha256_of(url: str | Path) -> str:
     """sha256 of the file's bytes in hex, read in pieces."""
     digest = hashlib.sha256()
-    with open_read(url) as file, _explained(url, "read"):
+    with open_read(url) as file, explained(url, "read"):
         while piece := file.read(_COPY_BYTES):
             digest.update(piece)
     return digest.hexdigest()
@@ -177,7 +195,9 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
         UserError: the file is not there, or what came is not what `sha256` names.
     """
     if not is_remote(url):
-        if not local_path(url).is_file():
+        with explained(url, "read"):
+            is_there = local_path(url).is_file()
+        if not is_there:
             raise UserError(f"{url} is missing; restore it, or make the data set again")
         return local_path(url)
     copy = Path(cache_dir) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
@@ -210,7 +230,7 @@ def local_folder(url: str | Path, cache_dir: str | Path | None = None) -> Path:
     key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
     copy = Path(cache_dir or _cache_dir()) / f"{key}-{urlsplit(str(url)).path.strip('/').rpartition('/')[2]}"
     if not copy.is_dir():
-        with _explained(copy, "written"):
+        with explained(copy, "written"):
             copy.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=copy.parent, prefix=".clozeworks-") as partial:
                 whole = Path(partial) / "whole"
@@ -232,6 +252,18 @@ def matches(pattern: str) -> list[str]:
     if is_remote(pattern):
         return remote_files.matching(pattern)
     return local_matches(local_path(pattern))
+
+
+@contextlib.contextmanager
+def explained(url: str | Path, what: str) -> Iterator[None]:
+    """Turn the system's refusal into the user's paragraph; `what` is read, written or removed."""
+    try:
+        yield
+    except OSError as error:
+        remedy = (
+            "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
+        )
+        raise UserError(f"{redact(url)} cannot be {what}: {error.strerror or error}; {remedy}") from None
 
 
 def _remote_info(url: str | Path) -> dict[str, Any]:
@@ -274,15 +306,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _explained(url: str | Path, what: str) -> Iterator[None]:
-    """Turn the system's refusal into the user's paragraph."""
-    try:
-        yield
-    except OSError as error:
-        remedy = (
-            "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
-        )
-        raise UserError(f"{redact(url)} cannot be {what}: {error.strerror or error}; {remedy}") from None

@@ -70,9 +70,12 @@ def options_for(url: str) -> dict[str, Any]:
 
 def redacted_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The options as a manifest may hold them: secrets hidden, endpoint and profile shown."""
-    return {
-        redact(prefix): {name: _redacted(name, value) for name, value in v.items()} for prefix, v in options.items()
-    }
+    return {redact(prefix): redacted_settings(values) for prefix, values in options.items()}
+
+
+def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of another library as they may be kept and shown: what has the name of a secret is hidden."""
+    return {name: _redacted(str(name), value) for name, value in values.items()}
 
 
 def hide_secrets(text: str) -> str:
@@ -92,10 +95,12 @@ def _lies_under(url: str, prefix: str) -> bool:
 
 
 def _redacted(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping) and not _SECRET_NAME.search(name):
-        return {key: _redacted(str(key), inner) for key, inner in value.items()}
-    if _SECRET_NAME.search(name) and value is not None and not isinstance(value, bool):
-        return HIDDEN
+    if _SECRET_NAME.search(name):
+        return value if value is None or isinstance(value, bool) else HIDDEN
+    if isinstance(value, Mapping):
+        return redacted_settings(value)
+    if isinstance(value, (list, tuple)):
+        return [_redacted(name, item) for item in value]
     return redact_text(value) if isinstance(value, str) else value
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
 WEB_SCHEMES = ("http", "https")
 
-_USER_IN_URL = re.compile(r"(\w://)[^\s/@]+@")
-_QUERY_OF_URL = re.compile(r"(\w://[^\s?'\"]+)\?[^\s'\"]*")
+_URL_IN_TEXT = re.compile(r"\w://[^\s'\"]+")
+# A password may hold "/", "?" and "#" (in SQLAlchemy): then the last "@" ends it, unless it is a port that they follow.
+_USER_INFO = re.compile(r"(?<=://)(?:[^/:?#]*:(?!\d*(?:[/?#]|$)).*@|[^/?#]*@)", re.DOTALL)
 
 
 def is_remote(url: str | Path) -> bool:
@@ -40,14 +40,14 @@ def scheme(url: str | Path) -> str:
 
 
 def redact(url: str | Path) -> str:
-    """The URL without user, password and query, fit for messages, manifests and logs."""
-    if not is_remote(url):
-        return str(url)
-    parts = urlsplit(str(url))
-    # Not urlunsplit: it makes sqlite:/x of sqlite:///x.
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """The URL without user, password, query and fragment, fit for messages, manifests and logs."""
+    return re.split("[?#]", _without_user(str(url)), maxsplit=1)[0] if is_remote(url) else str(url)
 
 
 def redact_text(text: str) -> str:
-    """The text with every URL in it redacted; a server's refusal often quotes the URL, credentials included."""
-    return _QUERY_OF_URL.sub(r"\1", _USER_IN_URL.sub(r"\1", text))
+    """The text without user, password and query of any URL in it; a server's refusal often quotes them."""
+    return _URL_IN_TEXT.sub(lambda found: _without_user(found.group()).partition("?")[0], text)
+
+
+def _without_user(url: str) -> str:
+    return _USER_INFO.sub("", url)

@@ -25,6 +25,7 @@ from data_prep.inputs.languages import DocumentLanguages
 from data_prep.inputs.lines import BYTE_ORDER_MARK, damaged_line
 from data_prep.inputs.parquet import DamagedParquet, looks_like_parquet
 from data_prep.inputs.rejects import BadInput, Rejects
+from data_prep.text.cleaning import has_too_many_marks
 
 _HEAD_BYTES = 1 << 10
 _BRACKETED_JSON = re.compile(rb"\s*(\[\s*([\r\n{]|$)|\{\s*([\r\n]|$))")  # "[", "[{" or "{" is all of the first line
@@ -73,12 +74,13 @@ class DocumentReader:
 
     def __iter__(self) -> Iterator[Document]:
         try:
-            if self._fields.language is None:
-                yield from self._documents()
-            else:
-                for document in self._documents():
+            for document in self._documents():
+                if has_too_many_marks(document.text):
+                    self._rejects.too_many_marks()
+                    continue
+                if self._fields.language is not None:
                     self.languages.add(document.language)
-                    yield document
+                yield document
         except BadInput as error:
             if error.spoils_file and self._settings.on_bad_input == "skip":
                 self._rejects.warn_spoiled(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from data_prep.config import PreparationConfig, Source
 from data_prep.errors import UsageError
 from data_prep.files import storage
 from data_prep.inputs.input_units import InputUnit, file_format, split_into_units
+from data_prep.text.encodable import check_encodable
 from data_prep.text.sentences import check_language
 
-_MOST_NAMES = 1_000_000  # of a brace pattern
-_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
+_MOST_NAMES, _MOST_BRACES = 100_000, 100  # of a brace pattern
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
 _REQUESTS_AT_ONCE = 16
 
 
@@ -35,14 +37,18 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
     """The input files of all sources, by source and then by name.
 
     Raises:
-        UsageError: an input is missing, named twice, a folder or of an ending that is not read, or a language is not
-            known.
+        UsageError: an input is missing, named twice, a folder, of an ending that is not read or of a name that is not
+            UTF-8, or a source says what is not, or a language is not known.
     """
     found: list[tuple[int, str]] = []
     for number, source in enumerate(config.sources):
         check_language(source.language or config.documents.language)
+        for field, value in source:
+            if isinstance(value, str):
+                check_encodable(value, f"a source's {field}")
         urls = [url for pattern in source.input for url in expand(pattern)]
         for url in urls:
+            check_encodable(url, "input")
             file_format(url)
         found.extend((number, url) for url in sorted(urls))
     _check_named_once(found, config.sources)
@@ -91,25 +97,39 @@ def _without_braces(pattern: str) -> list[str]:
     is_web = pattern.startswith(("http://", "https://"))
     if "{" not in pattern or (not is_web and storage.exists(pattern)):
         return [pattern]
+    # Both are looked at first: braceexpand goes down a stack with every brace, and makes a list of every range.
+    is_small = pattern.count("{") <= _MOST_BRACES
     names: list[str] = []
-    if all(abs(int(first) - int(last)) < _MOST_NAMES for first, last in _RANGE.findall(pattern)):
-        try:
+    try:
+        if is_small and all(_length(*found) <= _MOST_NAMES for found in _RANGE.findall(pattern)):
             names = list(islice(braceexpand(pattern, escape=False), _MOST_NAMES + 1))
-        except ValueError:  # unbalanced braces stand for themselves
-            return [pattern]
+    except ValueError:  # unbalanced braces stand for themselves
+        return [pattern]
     if not 0 < len(names) <= _MOST_NAMES:
-        raise UsageError(f"{storage.redact(pattern)} names more than {_MOST_NAMES:,} files; name fewer in a pattern")
+        limit = f"{_MOST_NAMES:,} files" if is_small else f"{_MOST_BRACES} sets of braces"
+        raise UsageError(
+            f"{storage.redact(pattern)} names more than {limit}; name fewer in a pattern, and give several patterns "
+            "or one with *"
+        )
     return names
 
 
+def _length(first: str, last: str, step: str) -> int:
+    """Of a range in braces."""
+    return abs(int(last) - int(first)) // max(1, abs(int(step or 1))) + 1
+
+
 def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
-    """Refuse a file that has two names (links count), and two files that the manifest could not tell apart."""
+    """Refuse a file that has two names (symbolic links count), and two files that the manifest could not tell apart.
+
+    Hard links are told of only: tools that save space make them of equal files, and equal documents are found later.
+    """
     places: dict[str, tuple[int, str]] = {}
     names: set[str] = set()
+    linked: dict[tuple[int, int], str] = {}
     for number, url in found:
         shown = storage.redact(url)
-        scheme, _, rest = storage.canonical(url).rpartition("://")
-        place = f"{scheme}://{rest.lstrip('/')}"
+        place = _place(url)
         if place in places:
             other, name = places[place]
             where = "twice" if other == number else f"in two sources, {sources[other].name} and {sources[number].name}"
@@ -122,6 +142,24 @@ def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source
             )
         places[place] = number, shown
         names.add(shown)
+        identity = _hard_link(url)
+        if identity is not None and (first := linked.setdefault(identity, shown)) != shown:
+            print(f"warning: {shown} is a hard link of {first}: its documents come twice", file=sys.stderr, flush=True)
+
+
+def _place(url: str) -> str:
+    """What every name of one file has in common, hard links excepted."""
+    scheme, _, rest = storage.canonical(url).rpartition("://")
+    return f"{scheme}://{rest.lstrip('/')}"
+
+
+def _hard_link(url: str) -> tuple[int, int] | None:
+    """What the hard links of a local file have in common; None for a file of one name."""
+    if storage.is_remote(url):
+        return None
+    with storage.explained(url, "read"):
+        status = storage.local_path(url).stat()
+    return (status.st_dev, status.st_ino) if status.st_nlink > 1 else None
 
 
 def _described(source: int, url: str) -> InputFile:

@@ -10,6 +10,7 @@ from data_prep.config import DocumentSettings
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.inputs.lines import Line, line_number_at
+from data_prep.text.cleaning import MAX_MARKS, TOO_MANY_MARKS
 
 TOO_LONG = "too many bytes"
 
@@ -82,6 +83,10 @@ class Rejects:
         self.dropped[TOO_LONG] += 1
         self._longest_bytes = max(self._longest_bytes, num_bytes)
 
+    def too_many_marks(self) -> None:
+        """Count a document that `has_too_many_marks`; no error, whatever the policy."""
+        self.dropped[TOO_MANY_MARKS] += 1
+
     def warn(self) -> None:
         """Tell on standard error what was left out, a line for each reason."""
         for reason, count in sorted(self.dropped.items()):
@@ -89,6 +94,8 @@ class Rejects:
             if reason == TOO_LONG:
                 limit = f"documents.max_document_bytes={self._settings.max_document_bytes}"
                 what = f"longer than {limit} (the longest: {self._longest_bytes:,} bytes)"
+            elif reason == TOO_MANY_MARKS:
+                what = f"of more than {MAX_MARKS:,} combining marks (such as accents) in a row"
             print(f"warning: {self.where}: {count:,} left out, {what}", file=sys.stderr, flush=True)
 
     def warn_spoiled(self, error: BadInput) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from data_prep.config import PreparationConfig, ShardSettings
 from data_prep.data_set.manifest import Manifest
-from data_prep.data_set.versions import PREPARATION_WORK
+from data_prep.data_set.shards import MAX_SHARDS
+from data_prep.data_set.versions import PREPARATION_WORK, next_version
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.inputs.input_files import InputFile, find_inputs, find_units
@@ -80,9 +81,9 @@ def make_plan(
         inputs: those of the configuration, where they were found already.
 
     Raises:
-        UsageError: an input is missing, named twice or of an ending that is not read, or a language is not
-            known.
-        UserError: what is added would not fit the parent.
+        UsageError: an input is missing, named twice or of an ending that is not read, a language is not known, or
+            there would be too many shards.
+        UserError: what is added would not fit the parent, or nothing can be added to that.
     """
     if parent is not None:
         _check_fits(config.shards, tokenizer, parent)
@@ -119,6 +120,12 @@ def absolute(url: str) -> str:
 
 
 def _check_fits(settings: ShardSettings, tokenizer: Tokenizer, parent: Manifest) -> None:
+    if not parent.sources or not parent.train.shards:
+        raise UserError(
+            f"the manifest of the data set that is added to names no {'train shard' if parent.sources else 'source'}; "
+            "restore it if it was edited by hand, or make the data set anew"
+        )
+    next_version(parent)  # refuses where there is none, before work begins
     if tokenizer.fingerprint != parent.tokenizer.fingerprint:
         raise UserError(
             f"the data set was made with another tokenizer: its fingerprint is {parent.tokenizer.fingerprint} and that "
@@ -141,6 +148,11 @@ def _destinations(
     min_train = 1 if is_addition else settings.min_shards
     num_train = max(min_train, round(token_bytes * (1 - settings.valid_fraction) / settings.shard_bytes))
     num_valid = max(1, round(token_bytes * settings.valid_fraction / settings.shard_bytes))
+    if num_train + num_valid > MAX_SHARDS:
+        raise UsageError(
+            f"shards.shard_bytes={settings.shard_bytes} would make {num_train + num_valid:,} shards of the inputs, "
+            f"and there may be {MAX_SHARDS:,}; raise it"
+        )
     return Destinations(num_train, num_valid, settings.valid_fraction)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from data_prep.data_set.counting import PieceText, RecordCounts
 from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.shard_index import starts_of
 from data_prep.data_set.shards import Record, write_shard
+from data_prep.data_set.state_files import read_state, write_state
 from data_prep.deduplication.exclusions import NAME as EXCLUSIONS_NAME
 from data_prep.deduplication.exclusions import read_exclusions
 from data_prep.deduplication.mixing import mix
@@ -96,7 +96,7 @@ def result_url(task: ReduceTask) -> str:
 
 def read_result(task: ReduceTask) -> ReduceResult:
     """The result that a finished unit left."""
-    values: dict[str, Any] = json.loads(storage.read_bytes(result_url(task)))
+    values = read_state(result_url(task))
     return ReduceResult(
         shard=ShardRecord.model_validate(values["shard"]),
         dropped=tuple(values["dropped"]),
@@ -120,7 +120,7 @@ def reduce_shard(task: ReduceTask) -> int:
         "source_counts": counts.by_source.tolist(),
         "token_counts": counts.by_token.tolist(),
     }
-    storage.write_bytes(result_url(task), json.dumps(result).encode())
+    write_state(result_url(task), result)
     return shard.tokens
 
 

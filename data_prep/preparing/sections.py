@@ -2,7 +2,8 @@
 
 A file is written front to back in bounded memory: now and then the buffered documents are written as one
 section for each destination, and the table of all sections stands at the end. So a shard reads its own
-sections by offset.
+sections by offset. Every part has its checksum behind it, since work may lie on a disk for
+weeks: reading raises a `UserError` where one is not as it was written, or an earlier release wrote it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import xxhash
 
 from data_prep.data_set.shard_index import starts_of
 from data_prep.errors import UserError
@@ -24,9 +26,11 @@ FLUSH_BYTES = 64 << 20
 """Held before it is written, in bytes."""
 
 _VALUES_AT_ONCE = 1 << 20
-_MAGIC = b"clozesec"
+_MAGIC = b"clozese2"  # that of earlier releases, without checksums, is clozesec
 _TRAILER = struct.Struct("<8sQQQQ")  # magic, flushes, destinations, offset of the table, bytes of the summary
-_SECTION = struct.Struct("<QQQ")  # documents, sentences, tokens
+_ENTRY = struct.Struct("<QQQQ")  # of the table, a `_Place`
+_CHECKSUM_BYTES = 8
+_SIZES_BYTES = 16  # of a document's id, length and number of sentences, which are read without the rest
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class SectionWriter:
         self._num_destinations = num_destinations
         self._waiting: list[tuple[Section, np.ndarray]] = []
         self._waiting_bytes = 0
-        self._offsets: list[np.ndarray] = []
+        self._entries: list[bytes] = []  # of each flush
         self._document_counts = np.zeros(num_destinations, np.int64)
 
     def add(self, section: Section, destinations: np.ndarray) -> None:
@@ -79,12 +83,11 @@ class SectionWriter:
         if self._waiting:
             self._flush()
         table_offset = self._file.tell()
-        for offsets in self._offsets:
-            self._file.write(offsets.tobytes())
-        self._file.write(self._document_counts.tobytes())
+        self._file.writelines(self._entries)
         data = json.dumps(summary).encode()
-        self._file.write(data)
-        self._file.write(_TRAILER.pack(_MAGIC, len(self._offsets), self._num_destinations, table_offset, len(data)))
+        self._file.write(_sealed(self._document_counts.tobytes() + data))
+        sizes = len(self._entries), self._num_destinations, table_offset, len(data)
+        self._file.write(_sealed(_TRAILER.pack(_MAGIC, *sizes)))
 
     def _flush(self) -> None:
         """Write the waiting documents in order of their destinations, else in the order in which they came."""
@@ -95,27 +98,29 @@ class SectionWriter:
         bounds = np.searchsorted(destinations[order], np.arange(self._num_destinations + 1))
         token_starts = starts_of(documents.document_lengths)
         sentence_starts = starts_of(documents.sentence_counts)
-        offsets = np.zeros(self._num_destinations + 1, np.uint64)
-        for destination, (first, last) in enumerate(itertools.pairwise(bounds.tolist())):
-            offsets[destination] = self._file.tell()
+        entries = []
+        for first, last in itertools.pairwise(bounds.tolist()):
             mine = order[first:last]
+            lengths, counts = documents.document_lengths[mine], documents.sentence_counts[mine]
+            sizes = len(mine), int(counts.sum(dtype=np.int64)), int(lengths.sum(dtype=np.int64))
+            entries.append(_sealed(_ENTRY.pack(self._file.tell(), *sizes)))
             if len(mine):
-                lengths, counts = documents.document_lengths[mine], documents.sentence_counts[mine]
-                sizes = len(mine), counts.sum(dtype=np.int64), lengths.sum(dtype=np.int64)
-                self._file.write(_SECTION.pack(*map(int, sizes)))
-                for array in (documents.document_ids[mine], lengths, counts):
-                    self._file.write(array.tobytes())
-                self._write_runs(documents.sentence_lengths, sentence_starts[mine], counts)
-                self._write_runs(documents.tokens.astype(self._dtype, copy=False), token_starts[mine], lengths)
-        offsets[-1] = self._file.tell()
-        self._offsets.append(offsets)
+                ids = documents.document_ids[mine]
+                self._file.write(_sealed(ids.tobytes() + lengths.tobytes() + counts.tobytes()))
+                hasher = xxhash.xxh3_64()
+                self._write_runs(documents.sentence_lengths, sentence_starts[mine], counts, hasher)
+                self._write_runs(documents.tokens.astype(self._dtype, copy=False), token_starts[mine], lengths, hasher)
+                self._file.write(hasher.digest())
+        self._entries.append(b"".join(entries))
 
-    def _write_runs(self, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
-        """Write runs of values one after the other, a bounded number at once."""
+    def _write_runs(self, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray, hasher: xxhash.xxh3_64) -> None:
+        """Write runs of values one after the other, a bounded number at once, and hash them."""
         stops = np.cumsum(lengths, dtype=np.int64)
         cuts = np.searchsorted(stops, np.arange(_VALUES_AT_ONCE, int(stops[-1]), _VALUES_AT_ONCE))
         for first, last in itertools.pairwise([0, *cuts.tolist(), len(lengths)]):
-            self._file.write(take_runs(values, starts[first:last], lengths[first:last]).tobytes())
+            data = take_runs(values, starts[first:last], lengths[first:last]).tobytes()
+            self._file.write(data)
+            hasher.update(data)
 
 
 def take_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -150,67 +155,88 @@ def read_summary(url: str) -> tuple[dict[str, Any], np.ndarray]:
     """The summary of a work file, and its number of documents for each destination."""
     with storage.open_read(url) as file:
         flushes, destinations, table_offset, summary_bytes = _read_trailer(file, url)
-        file.seek(table_offset + flushes * (destinations + 1) * 8)
-        counts = np.frombuffer(file.read(destinations * 8), np.int64)
-        return json.loads(file.read(summary_bytes)), counts
+        table_bytes = flushes * destinations * (_ENTRY.size + _CHECKSUM_BYTES)
+        data = _read(file, url, table_offset + table_bytes, destinations * 8 + summary_bytes)
+        return json.loads(bytes(data[destinations * 8 :])), np.frombuffer(data, np.int64, destinations)
 
 
 def read_sections(url: str, destination: int, token_dtype: type[np.unsignedinteger]) -> Iterator[Section]:
     """The sections of one destination, in the order in which they were written."""
+    token_bytes = np.dtype(token_dtype).itemsize
     with storage.open_read(url) as file:
-        for start, stop in _section_bounds(file, url, destination):
-            file.seek(start)
-            yield _parse_section(file.read(stop - start), token_dtype)
+        for place in _places(file, url, destination):
+            sizes = _read_sizes(file, url, place)
+            lengths_bytes = place.sentences * 4
+            offset = place.offset + place.documents * _SIZES_BYTES + _CHECKSUM_BYTES
+            data = _read(file, url, offset, lengths_bytes + place.tokens * token_bytes)
+            lengths = np.frombuffer(data[:lengths_bytes], np.uint32)
+            yield Section(*sizes, lengths, np.frombuffer(data[lengths_bytes:], token_dtype))
 
 
 def read_sizes(url: str, destination: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of one destination's documents, in order, `document_ids`, `document_lengths` and `sentence_counts` alone."""
-    kinds = (np.uint64, np.uint32, np.uint32)
-    parts = [tuple(np.empty(0, kind) for kind in kinds)]
+    parts = [(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint32))]
     with storage.open_read(url) as file:
-        for start, _ in _section_bounds(file, url, destination):
-            file.seek(start)
-            documents, _, _ = _SECTION.unpack(file.read(_SECTION.size))
-            parts.append(tuple(np.frombuffer(file.read(documents * np.dtype(kind).itemsize), kind) for kind in kinds))
+        parts.extend(_read_sizes(file, url, place) for place in _places(file, url, destination))
     ids, lengths, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return ids, lengths, counts
 
 
-def _section_bounds(file: BinaryIO, url: str, destination: int) -> list[tuple[int, int]]:
-    """Where the sections of a destination begin and end, the empty ones left out."""
+class _Place(NamedTuple):
+    """Where a section begins, and how much it holds."""
+
+    offset: int
+    documents: int
+    sentences: int
+    tokens: int
+
+
+def _places(file: BinaryIO, url: str, destination: int) -> list[_Place]:
+    """The places of a destination's sections, the empty ones left out."""
     flushes, destinations, table_offset, _ = _read_trailer(file, url)
-    bounds = []
-    for flush in range(flushes):
-        file.seek(table_offset + (flush * (destinations + 1) + destination) * 8)
-        start, stop = struct.unpack("<QQ", file.read(16))
-        if stop > start:
-            bounds.append((start, stop))
-    return bounds
+    entry_bytes = _ENTRY.size + _CHECKSUM_BYTES
+    entries = [
+        _read(file, url, table_offset + (flush * destinations + destination) * entry_bytes, _ENTRY.size)
+        for flush in range(flushes)
+    ]
+    places = [_Place(*_ENTRY.unpack(entry)) for entry in entries]
+    return [place for place in places if place.documents]
 
 
-def _parse_section(data: bytes, token_dtype: type[np.unsignedinteger]) -> Section:
-    documents, sentences, tokens = _SECTION.unpack_from(data)
-    offset = _SECTION.size
-    arrays = []
-    for count, dtype in (
-        (documents, np.uint64),
-        (documents, np.uint32),
-        (documents, np.uint32),
-        (sentences, np.uint32),
-        (tokens, token_dtype),
-    ):
-        arrays.append(np.frombuffer(data, dtype, count, offset))
-        offset += arrays[-1].nbytes
-    return Section(*arrays)
+def _read_sizes(file: BinaryIO, url: str, place: _Place) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    num = place.documents
+    data = _read(file, url, place.offset, num * _SIZES_BYTES)
+    ids, lengths = np.frombuffer(data, np.uint64, num), np.frombuffer(data, np.uint32, num, num * 8)
+    return ids, lengths, np.frombuffer(data, np.uint32, num, num * 12)
 
 
-def _read_trailer(file: BinaryIO, url: str) -> tuple[int, int, int, int]:
-    file.seek(0, 2)
-    end = file.tell()
-    file.seek(max(0, end - _TRAILER.size))
-    data = file.read()
-    magic, *values = _TRAILER.unpack(data) if len(data) == _TRAILER.size else (b"",)
+def _read_trailer(file: BinaryIO, url: str) -> tuple[int, ...]:
+    """Flushes, destinations, offset of the table, bytes of the summary."""
+    offset = file.seek(0, 2) - _TRAILER.size - _CHECKSUM_BYTES
+    magic, *values = _TRAILER.unpack(_read(file, url, max(0, offset), _TRAILER.size))
     if magic != _MAGIC:
-        raise UserError(f"{storage.redact(url)} is damaged; run the same command again with --fresh")
-    flushes, destinations, table_offset, summary_bytes = values
-    return flushes, destinations, table_offset, summary_bytes
+        raise _damaged(url)
+    return tuple(values)
+
+
+def _sealed(part: bytes) -> bytes:
+    """The part of a file with its checksum behind it."""
+    return part + xxhash.xxh3_64_digest(part)
+
+
+def _read(file: BinaryIO, url: str, offset: int, num_bytes: int) -> memoryview:
+    """A part of this size, without the checksum behind it.
+
+    Raises:
+        UserError: it is not as it was written.
+    """
+    file.seek(offset)
+    data = memoryview(file.read(num_bytes + _CHECKSUM_BYTES))
+    if len(data) != num_bytes + _CHECKSUM_BYTES or xxhash.xxh3_64_digest(data[:num_bytes]) != data[num_bytes:]:
+        raise _damaged(url)
+    return data[:num_bytes]
+
+
+def _damaged(url: str) -> UserError:
+    where = storage.redact(url)
+    return UserError(f"{where} is damaged, or of an earlier release; run the same command again with --fresh")

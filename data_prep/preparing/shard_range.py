@@ -11,6 +11,7 @@ from data_prep.errors import UsageError
 
 # What a unit costs beside its bytes, in bytes: so that a million tiny files are shared out by number too.
 _UNIT_OVERHEAD_BYTES = 1 << 16
+_MOST_RANGES = 100_000  # more than any scheduler gives an array
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,12 @@ class ShardRange:
         Raises:
             UsageError: it is something else.
         """
-        match = re.fullmatch(r"(\d+)/(\d+)", text)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise UsageError(f"--shard-range={text} is no range; give I/N with I from 1 to N, such as 3/16")
+        match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= _MOST_RANGES:
+            raise UsageError(
+                f"--shard-range={text} is no range; give I/N with I from 1 to N and N at most {_MOST_RANGES:,}, "
+                "such as 3/16"
+            )
         return cls(int(match[1]), int(match[2]))
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from data_prep.data_set.growing import all_configs, check_source_names, config_of_source
 from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.data_set.shards import SHARD_NAME
+from data_prep.data_set.state_files import read_state, write_state
 from data_prep.data_set.versions import REMOVAL_WORK, next_shard_number, owned_files, refuse_unfinished, stray_files
 from data_prep.errors import UserError
 from data_prep.files import storage
@@ -57,14 +57,14 @@ def begin_work(plan: Plan, output: str) -> int:
     }
     if plan.parent is not None:
         refuse_unfinished(output, (REMOVAL_WORK,))
-    begun = _read_plan(url) if storage.exists(url) else None
+    begun: dict[str, Any] | None = read_state(url) if storage.exists(url) else None
     if begun is not None and not _is_over(begun, plan, output):
         found = differences(_with_policy_of(mine, begun), mine)
         if found:
             raise UserError(_refusal(output, "holds unfinished work of another preparation", found))
         first_shard: int = begun["first_shard"]
         if begun["config"] != mine["config"]:
-            storage.write_bytes(url, json.dumps({**mine, "first_shard": first_shard}, indent=1).encode())
+            write_state(url, {**mine, "first_shard": first_shard})
         return first_shard
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
@@ -72,7 +72,7 @@ def begin_work(plan: Plan, output: str) -> int:
             "gone on with; choose another folder, or remove them with --fresh"
         )
     first_shard = 0 if plan.parent is None else next_shard_number(output)
-    storage.write_bytes(url, json.dumps({**mine, "first_shard": first_shard}, indent=1).encode())
+    write_state(url, {**mine, "first_shard": first_shard})
     return first_shard
 
 
@@ -107,13 +107,13 @@ def _is_over(begun: dict[str, Any], plan: Plan, output: str) -> bool:
 
 def note_num_ranges(plan: Plan, output: str, num_ranges: int) -> None:
     """Note of how many ranges the array is, for the message that names those that are missing."""
-    storage.write_bytes(storage.join(plan.work_folder(output), _RANGES_NAME), json.dumps(num_ranges).encode())
+    write_state(storage.join(plan.work_folder(output), _RANGES_NAME), num_ranges)
 
 
 def noted_num_ranges(plan: Plan, output: str) -> int | None:
     """What the range that began last noted; None where none did."""
     url = storage.join(plan.work_folder(output), _RANGES_NAME)
-    return int(json.loads(storage.read_bytes(url))) if storage.exists(url) else None
+    return read_state(url) if storage.exists(url) else None
 
 
 def remove_unfinished(plan: Plan, output: str) -> None:
@@ -153,7 +153,8 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
     if removed:
         return [f"source {name} was removed from it" for name in removed]
     config = all_configs(manifest)[0] if plan.parent is None else config_of_source(manifest, taken[0])
-    assert config is not None
+    if config is None or "sources" not in config:
+        return ["its manifest does not say with what settings it was made"]
     names = {source["name"] for source in config["sources"]}
     inputs = [file for file in manifest.inputs if file.source in names]
     theirs = {
@@ -164,16 +165,6 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
     finished_at = storage.modified_at(storage.join(output, MANIFEST_NAME))
     fingerprints = {file.url: file.fingerprint for file in inputs}
     return differences(theirs, description(plan)) or list(rewritten_inputs(plan, fingerprints, finished_at))
-
-
-def _read_plan(url: str) -> dict[str, Any]:
-    try:
-        plan: dict[str, Any] = json.loads(storage.read_bytes(url))
-        return plan
-    except ValueError as error:
-        raise UserError(
-            f"{storage.redact(url)} is damaged ({error}); run the same command again with --fresh"
-        ) from None
 
 
 def _refusal(output: str, what: str, found: list[str]) -> str:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import groupby, islice
 from typing import Literal
 
 from pydantic import Field, model_validator
 
+from data_prep.errors import UserError
 from data_prep.settings import Settings
 
 METASPACE = "\u2581"
@@ -24,6 +26,12 @@ METASPACE = "\u2581"
 NORMALISATION_VERSION = 1
 """Raised when any rule below changes: the same settings would then give other ids."""
 
+MAX_MARKS = 1_000
+"""Combining marks in a row that a text may have; a letter of any writing has a few."""
+
+TOO_MANY_MARKS = "too many marks"
+"""The reason under which a document with more is counted."""
+
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -31,6 +39,10 @@ def _ranges(text: str) -> Ranges:
     """Read `0041-005A 0061` as ((0x41, 0x5A), (0x61, 0x61))."""
     pairs = (part.partition("-") for part in text.split())
     return tuple((int(first, 16), int(last or first, 16)) for first, _, last in pairs)
+
+
+def _characters(ranges: Ranges) -> frozenset[str]:
+    return frozenset(chr(number) for first, last in ranges for number in range(first, last + 1))
 
 
 REMOVED = _ranges("0000-0008 000E-001B 007F-0084 0086-009F 00AD 200B 200E-200F 202A-202E 2060 2066-2069 FEFF FFF9-FFFB")
@@ -82,7 +94,11 @@ class Normalisation(Settings):
 
 
 def normalise(text: str, normalisation: Normalisation) -> str:
-    """Return the text as tokenizers see it: words with one space before each, or "" if nothing is left."""
+    """Return the text as tokenizers see it: words with one space before each, or "" if nothing is left.
+
+    Raises:
+        UserError: more than twice `MAX_MARKS` stand in a row.
+    """
     words = clean(text, normalisation).split()
     return (b" " + b" ".join(words)).decode() if words else ""
 
@@ -91,6 +107,9 @@ def clean_paragraphs(text: str, normalisation: Normalisation) -> list[str]:
     """Return the paragraphs (parted by blank lines or U+2029), each normalised, without the space before it.
 
     `normalise(text)` is exactly `"".join(" " + paragraph for paragraph in clean_paragraphs(text))`.
+
+    Raises:
+        UserError: more than twice `MAX_MARKS` stand in a row.
     """
     paragraphs = _PARAGRAPH_BREAK.split(clean(text, normalisation))
     return [b" ".join(words).decode() for words in map(bytes.split, paragraphs) if words]
@@ -100,6 +119,9 @@ def clean(text: str, normalisation: Normalisation) -> bytes:
     """Return the text in UTF-8, normalised but for the runs of white space.
 
     Of white space only spaces and newlines are left; a run with two newlines in it or more parts paragraphs.
+
+    Raises:
+        UserError: more than twice `MAX_MARKS` stand in a row.
     """
     data = text.encode("utf-8", "surrogatepass").translate(None, _REMOVED_ASCII)
     if not text.isascii() and not _is_plain(data, normalisation):
@@ -107,6 +129,23 @@ def clean(text: str, normalisation: Normalisation) -> bytes:
     elif normalisation.lowercase:
         data = data.lower()
     return data.replace(b"\r\n", b"\n").translate(_PLAIN_WHITE_SPACE)
+
+
+def has_too_many_marks(text: str, most: int = MAX_MARKS) -> bool:
+    """Whether more than `most` combining marks stand in a row, not counting what is removed from between them.
+
+    Python puts a row of marks in order in time that grows with the square of their number.
+    """
+    size = most // 2
+    firsts = "" if text.isascii() else text[::size]
+    if _OTHERS_IN_ROW.isdisjoint(firsts) and not any(map(unicodedata.combining, firsts)):
+        return False  # as nearly always, which is why so little is looked at
+    # So long a row holds one of these pieces whole.
+    pieces = (text[start : start + size] for start in range(0, len(text) - size + 1, size))
+    if not any(all(map(_is_in_row, piece)) for piece in pieces):
+        return False
+    rows = groupby(_REMOVED.sub("", text), _is_mark)
+    return any(is_mark and next(islice(row, most, None), None) is not None for is_mark, row in rows)
 
 
 def replace_surrogates(text: str) -> str:
@@ -145,12 +184,25 @@ def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
 
 def _clean_thoroughly(text: str, normalisation: Normalisation) -> str:
     """Everything but ASCII white space."""
+    if has_too_many_marks(text, 2 * MAX_MARKS):  # a text that was read and cleaned before has up to twice as many
+        raise UserError(
+            f"a text has more than {2 * MAX_MARKS:,} combining marks (such as accents) in a row, as none "
+            "written for people has; take them or the text out"
+        )
     cleaned = _in_form(_REMOVED.sub("", replace_surrogates(text)), normalisation.form)
     if normalisation.lowercase:
         cleaned = _in_form(cleaned.translate(_LATE_CAPITALS).lower(), normalisation.form)
     if normalisation.strip_accents:
         cleaned = _in_form(_ACCENTS.sub("", _in_form(cleaned, "NFD")), normalisation.form)
     return _RARE_WHITE_SPACE.sub(lambda found: _LINE_BREAKS.get(found[0], " "), cleaned)
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.combining(character) > 0 or character in _OTHER_MARKS
+
+
+def _is_in_row(character: str) -> bool:
+    return unicodedata.combining(character) > 0 or character in _OTHERS_IN_ROW
 
 
 def _in_form(text: str, form: Literal["NFC", "NFD", "NFKC", "none"]) -> str:
@@ -172,7 +224,10 @@ _LINE_BREAKS = {"\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _ACCENTS = re.compile(character_class(ACCENTS))
 _INERT_CHARACTER = re.compile(f"({character_class(_INERT)})")
-_INERT_CHARACTERS = frozenset(chr(number) for first, last in _INERT for number in range(first, last + 1))
+_INERT_CHARACTERS = _characters(_INERT)
+# Marks of class 0: those that become others (Tibetan vowels, half-width voicing), and accents, which may be stripped.
+_OTHER_MARKS = _characters(_ranges("0F73 0F75 0F81 FF9E-FF9F")) | _characters(ACCENTS)
+_OTHERS_IN_ROW = _OTHER_MARKS | _characters(REMOVED)
 _PARAGRAPH_BREAK = re.compile(rb"\n *\n[ \n]*")
 
 # What `_stays` has said of characters, by Unicode form; no more than Unicode has.

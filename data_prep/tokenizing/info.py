@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from data_prep.data_set.manifest_records import FileName, Sha256
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.settings import Settings
@@ -91,12 +92,12 @@ class TokenizerInfo(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format_version: Literal[1]
-    fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    fingerprint: Sha256
     vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE, lt=1 << 32)]
     settings: TokenizerSettings | None
     inputs: dict[str, Any] = Field(description="what the caller says of the texts it was trained on")
     libraries: dict[str, str] = Field(description="versions of the libraries that trained it")
-    files: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(
+    files: dict[FileName, Sha256] = Field(
         {}, description="sha256 of the other files of the folder by name; older tokenizers have none"
     )
     kind: Literal["sentencepiece", "hugging_face"] = "sentencepiece"

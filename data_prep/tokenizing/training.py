@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from data_prep.data_set.manifest_records import MAX_VOCAB_SIZE
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
-from data_prep.text.cleaning import clean_paragraphs
+from data_prep.text.cleaning import TOO_MANY_MARKS, clean_paragraphs, has_too_many_marks
 from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from data_prep.tokenizing.hugging_face import compare_with_hugging_face, write_hugging_face_files
 from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
@@ -39,12 +40,23 @@ def train_tokenizer(
     """
     sample, counts = TrainingSample(settings.sample_bytes, settings.seed), CorpusCounts()
     for document in documents:
-        paragraphs = clean_paragraphs(document, settings.normalisation)
-        if paragraphs:
+        if has_too_many_marks(document):
+            counts.dropped[SOURCE, TOO_MANY_MARKS] += 1
+        elif paragraphs := clean_paragraphs(document, settings.normalisation):
             sample.add(paragraphs, SOURCE, LANGUAGE)
             counts.documents[SOURCE, LANGUAGE] += 1
             counts.text_bytes[SOURCE, LANGUAGE] += len("\n".join(paragraphs).encode())
     return train_on_sample(sample, counts, output, settings, inputs)
+
+
+def check_vocab_size(settings: TokenizerSettings) -> None:
+    """Refuse a vocabulary size that no text can give; which of the others are possible only the training tells.
+
+    Raises:
+        UsageError: it is too large.
+    """
+    if settings.vocab_size > MAX_VOCAB_SIZE:
+        raise UsageError(f"tokenizer.vocab_size={settings.vocab_size} is too large; give at most {MAX_VOCAB_SIZE:,}")
 
 
 def train_on_sample(
@@ -63,6 +75,7 @@ def train_on_sample(
         UserError: there is no text, or the output cannot be written.
         UsageError: the vocabulary size is not possible with this text.
     """
+    check_vocab_size(settings)
     if not sample.num_documents:
         raise UserError("there is no text to train a tokenizer on: every document is empty once cleaned; check --input")
     _say(

@@ -155,10 +155,10 @@ BENCHMARKS = (
         "loss by tokens and by time beside Trainer in run_mlm's style, judged alike",
         "pretraining.py",
         rows.pretraining,
-        25,
+        40,
         ["--config", "small_cpu", "--shards", "{shards}", "--tokens", "3000000", "--work", "{work}/pretraining"],
         ["--smoke", "--shards", "{shards}", "--work", "{work}/pretraining"]
-        + ["--tokens", "2048", "--points", "2", "--valid-tokens", "1024"],
+        + ["--tokens", "2048", "--points", "2", "--seeds", "1", "--valid-tokens", "1024"],
         packages=TRANSFORMERS,
         threads=0,
         results="pretraining_{device}.json",

@@ -11,8 +11,12 @@ taken. What differs is what is compared: rows and attention over documents, mask
 
 Models are saved on the way and judged afterwards by the same code in transformers, on the same rows with the same
 masks, in fp32: `documents` are our kind of rows, `grouped` the peer's. Seconds are those of training; saving and
-judging are counted for neither. Everything lies in --work; a stage whose file is there is not done again (`ours.json`,
-`place.json`, `peer.json`), so that one command can be cut in several by --until. FILE.png has the curves.
+judging are counted for neither. All of it is done with --seeds seeds, in turns, for one seed tells little: where a
+small model begins to use the context is a matter of luck, and moves a short curve by a tenth of a nat. Figures are
+medians of the seeds, with the lowest and the highest loss.
+
+Everything lies in --work; a run whose file is there (`place.json`, `seed-N/ours.json`, `seed-N/peer.json`) is not done
+again, so that a command that was stopped goes on, and can be given more seeds. FILE.png has the curves.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +37,7 @@ from pretraining_budget import Budget, budgeted
 from pretraining_peer import Order, new_model
 from pretraining_rows import FORMS, grouped_rows, judge, valid_rows
 from pretraining_sides import Place, choose_place, run_ours, run_peer
-from pretraining_table import draw, reached, table_lines
+from pretraining_table import draw, median_points, reached, table_lines
 from transformers import AutoTokenizer
 
 from data_prep.errors import UserError
@@ -40,7 +45,6 @@ from data_prep.settings import load_settings, to_yaml
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 
-STAGES = ("ours", "place", "peer")
 SMOKE = [
     *("model.hidden_size=32", "model.num_hidden_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64"),
     *("data.sequence_length=32", "training.global_batch_tokens=256", "training.micro_batch_tokens=128"),
@@ -62,27 +66,45 @@ def main() -> None:
     config = budgeted(named, budget, shards, str(work))
     check_same_settings(work, config)
 
-    sides: dict[str, Any] = {}
-    sides["ours"] = stage(work, "ours", lambda: run_ours(config, work, processes, cores))
-    if arguments.until == "ours":
-        return
-    order = peer_order(config, shard_set, work)
     uses_cuda = torch.cuda.is_available()
-    found = stage(work, "place", lambda: _chosen(order, work, cores, uses_cuda))
-    if arguments.until == "place":
-        return
-    place = Place(**found["place"])
-    sides["transformers"] = stage(work, "peer", lambda: run_peer(order, place, work / "peer"))
-    if arguments.until == "peer":
-        return
+    found = stage(work, "place", lambda: _chosen(peer_order(config, shard_set, work), work, cores, uses_cuda))
+    seeds = [with_seed(config, config.training.seed + number, work) for number in range(arguments.seeds)]
+    runs = [both_sides(seeded, shard_set, work, Place(**found["place"]), processes, cores) for seeded in seeds]
     report = machine.described("torch", "transformers", "deepspeed", "numpy")
     report |= described(config, arguments, processes) | {"peer_tried": found["tried"], "peer": found["place"]}
-    report["sides"] = judged(sides, config, shard_set, work, arguments.valid_tokens)
+    report["sides"] = judged(runs, config, shard_set, arguments.valid_tokens)
     report["reached"] = {form: reached(report["sides"], form) for form in FORMS}
     print("\n".join(table_lines(report)))
     if arguments.results:
         Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
         Path(arguments.results).with_suffix(".png").write_bytes(draw(report))
+
+
+def with_seed(config: RunConfig, seed: int, work: Path) -> RunConfig:
+    """The same training with another seed, in a folder of its own under `work`."""
+    folder = work / f"seed-{seed}"
+    folder.mkdir(exist_ok=True)
+    training = config.training.model_copy(update={"seed": seed})
+    tracking = config.tracking.model_copy(update={"uri": f"sqlite:///{folder}/mlflow.db"})
+    changed = {"training": training, "tracking": tracking, "output_dir": str(folder / "ours")}
+    return config.model_copy(update=changed)
+
+
+def both_sides(
+    config: RunConfig, shard_set: ShardSet, work: Path, place: Place, processes: int, cores: int
+) -> dict[str, Any]:
+    """One seed's runs, as `{"ours": ..., "transformers": ...}`; the folders of their points are whole paths."""
+    folder = Path(config.output_dir).parent
+    order = peer_order(config, shard_set, work)
+    sides = {
+        "ours": stage(folder, "ours", lambda: run_ours(config, folder, processes, cores)),
+        "transformers": stage(folder, "peer", lambda: run_peer(order, place, folder / "peer")),
+    }
+    for side in sides.values():
+        side["seed"] = config.training.seed
+        for point in side["points"]:
+            point["folder"] = str(folder / point["folder"])
+    return sides
 
 
 def check_same_settings(work: Path, config: RunConfig) -> None:
@@ -101,7 +123,7 @@ def stage(work: Path, name: str, do: Callable[[], dict[str, Any]]) -> dict[str, 
     """What a stage found, done once in a folder."""
     path = work / f"{name}.json"
     if not path.exists():
-        print(f"{name} ...", flush=True)
+        print(f"{path.relative_to(path.parents[1]).with_suffix('')} ...", flush=True)
         found = do()
         path.write_text(json.dumps(found, indent=1))
     value: dict[str, Any] = json.loads(path.read_text())
@@ -130,26 +152,31 @@ def peer_order(config: RunConfig, shard_set: ShardSet, work: Path) -> Order:
 
 
 def judged(
-    sides: dict[str, Any], config: RunConfig, shard_set: ShardSet, work: Path, tokens: int
+    runs: list[dict[str, Any]], config: RunConfig, shard_set: ShardSet, tokens: int
 ) -> dict[str, dict[str, Any]]:
-    """The sides with scores at every point."""
+    """The sides with the scores of every seed at every point, and their medians."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = valid_rows(shard_set, config, AutoTokenizer.from_pretrained(shard_set.tokenizer_folder), tokens)
     (phase,) = config.phases
     report = {}
-    for name, side in sides.items():
-        points = []
-        for point in side["points"]:
-            scores = judge(work / point["folder"], rows, device)
-            entry = {"step": point["step"], "tokens": point["step"] * phase.global_batch_tokens}
-            points.append(entry | {"seconds": round(point["seconds"], 2)} | scores)
-            print(f"  {name} after {entry['tokens']:,} tokens: {scores[FORMS[0]]['mlm_loss']:.4f}", flush=True)
-        seconds, last = points[-1]["seconds"], points[-1]["tokens"]
+    for name in runs[0]:
+        seeds = []
+        for side in (run[name] for run in runs):
+            points = []
+            for point in side["points"]:
+                scores = judge(Path(point["folder"]), rows, device)
+                entry = {"step": point["step"], "tokens": point["step"] * phase.global_batch_tokens}
+                points.append(entry | {"seconds": round(point["seconds"], 2)} | scores)
+            last = points[-1][FORMS[0]]["mlm_loss"]
+            print(f"  {name}, seed {side['seed']}, after {points[-1]['tokens']:,} tokens: {last:.4f}", flush=True)
+            seeds.append({"seed": side["seed"], "whole_seconds": round(side["whole_seconds"], 1), "points": points})
+        points = median_points([seed["points"] for seed in seeds])
         report[name] = {
-            "tokens_per_second": last / seconds,
-            "training_seconds": seconds,
-            "whole_command_seconds": round(side["whole_seconds"], 1),
+            "tokens_per_second": points[-1]["tokens"] / points[-1]["seconds"],
+            "training_seconds": points[-1]["seconds"],
+            "whole_command_seconds": statistics.median(seed["whole_seconds"] for seed in seeds),
             "points": points,
+            "seeds": seeds,
         }
     return report
 
@@ -184,7 +211,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--processes", type=int, help="our ranks (default: the GPUs, else the cores)")
     parser.add_argument("--work", required=True, metavar="DIR", help="where both train, and what is found again")
-    parser.add_argument("--until", choices=STAGES, help="stop after this stage; the same command goes on")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each side (default 3)")
     parser.add_argument("--results", metavar="FILE", help="write everything as JSON, and the curves beside it as PNG")
     parser.add_argument("--smoke", action="store_true", help="a tiny model: figures that mean nothing")
     parser.add_argument(

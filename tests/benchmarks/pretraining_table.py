@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,8 @@ def table_lines(report: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield f"{'':12}{'ours':>42}{'transformers':>42}"
     columns = f"{'seconds':>10}" + "".join(f"{form:>16}" for form in FORMS)
-    yield f"{'tokens':<12}{columns}{columns}   (valid MLM loss on both kinds of rows)"
+    runs = f"medians of {len(sides[OURS]['seeds'])} seeds"
+    yield f"{'tokens':<12}{columns}{columns}   (valid MLM loss on both kinds of rows, {runs})"
     for ours, theirs in zip(sides[OURS]["points"], sides[PEER]["points"], strict=True):
         yield f"{ours['tokens']:<12,}{_cells(ours)}{_cells(theirs)}"
     yield ""
@@ -28,7 +30,26 @@ def table_lines(report: dict[str, Any]) -> Iterator[str]:
             f"{side['whole_command_seconds']:,.0f} s the whole command"
         )
     for form in FORMS:
+        for name, side in sides.items():
+            last = side["points"][-1][form]
+            span = f"{last['lowest']:.4f} to {last['highest']:.4f}"
+            yield f"{form}, {name}: {last['mlm_loss']:.4f} at the end, the seeds from {span}"
         yield f"{form}: {reached_line(report, form)}"
+
+
+def median_points(seeds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The medians of several seeds at each point, and of the losses the lowest and the highest too."""
+    found = []
+    for points in zip(*seeds, strict=True):
+        entry = {"step": points[0]["step"], "tokens": points[0]["tokens"]}
+        entry["seconds"] = round(statistics.median(point["seconds"] for point in points), 2)
+        for form in FORMS:
+            losses = [point[form]["mlm_loss"] for point in points]
+            accuracy = statistics.median(point[form]["mlm_accuracy"] for point in points)
+            entry[form] = {"mlm_loss": statistics.median(losses), "lowest": min(losses), "highest": max(losses)}
+            entry[form] |= {"mlm_accuracy": accuracy, "predictions": points[0][form]["predictions"]}
+        found.append(entry)
+    return found
 
 
 def reached(sides: dict[str, Any], form: str) -> dict[str, float] | None:
@@ -65,16 +86,22 @@ def time_to_loss(points: list[dict[str, Any]], form: str, wanted: float) -> tupl
 
 
 def draw(report: dict[str, Any]) -> bytes:
-    """Valid MLM loss of both sides by tokens and by seconds, as PNG; our kind of rows, the peer's dashed."""
+    """Valid MLM loss of both sides by tokens and by seconds on each kind of rows, as PNG."""
     panels = []
-    for unit, scale in (("tokens", 1e6), ("seconds", 60.0)):
-        curves = {}
-        for name, side in report["sides"].items():
-            x = [point[unit] / scale for point in side["points"]]
-            losses = [[point[form]["mlm_loss"] for point in side["points"]] for form in FORMS]
-            curves[name] = {"documents": Curve(x, losses[0]), "grouped": Curve(x, losses[1])}
-        panels.append((f"valid MLM loss by {'million tokens' if unit == 'tokens' else 'minutes'}", curves))
+    for form in FORMS:
+        for unit, told, scale in (("tokens", "million tokens", 1e6), ("seconds", "minutes", 60.0)):
+            curves = {
+                name: {"valid": _curve(side["points"], form, unit, scale)} for name, side in report["sides"].items()
+            }
+            panels.append((f"valid MLM loss on {form} by {told}", curves))
     return draw_curves(panels, "", f"{report['preset']}, {report['device']}")
+
+
+def _curve(points: list[dict[str, Any]], form: str, unit: str, scale: float) -> Curve:
+    """The median between the lowest and the highest of the seeds."""
+    x = [point[unit] / scale for point in points]
+    median, lowest, highest = ([point[form][name] for point in points] for name in ("mlm_loss", "lowest", "highest"))
+    return Curve(x, median, (lowest, highest))
 
 
 def _cells(point: dict[str, Any]) -> str:

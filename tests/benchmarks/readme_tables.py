@@ -160,7 +160,8 @@ def pretraining(reports: Reports) -> Iterator[str]:
     sides, forms = details["sides"], list(details["reached"])
     yield (
         f"`{report['command']}`: `{details['preset']}`, {details['parameters']:,} parameters, {machine_of(report)}; "
-        f"valid MLM loss on {' and on '.join(forms)} (rows of our kind, and of the peer's):"
+        f"valid MLM loss on {' and on '.join(forms)} (rows of our kind, and of the peer's), medians of "
+        f"{len(sides['ours']['seeds'])} seeds:"
     )
     yield ""
     titles = [[f"{side}, s", *(f"{side}, {form}" for form in forms)] for side in ("ours", "Trainer")]
@@ -172,11 +173,14 @@ def pretraining(reports: Reports) -> Iterator[str]:
         yield f"| {points[0]['tokens']:,} | {' | '.join(cells)} |"
     yield ""
     for form, reached in details["reached"].items():
-        last = sides[PEER]["points"][-1]
+        last, ours = (sides[side]["points"][-1] for side in (PEER, "ours"))
         when = "was not reached by ours"
         if reached is not None:
             when = f"was reached by ours after {reached['tokens']:,.0f} tokens and {reached['seconds']:,.0f} s"
-        yield f"- On {form} the peer's last loss ({last['tokens']:,} tokens, {last['seconds']:,.0f} s) {when}."
+        yield (
+            f"- On {form} the peer's last loss ({last['tokens']:,} tokens, {last['seconds']:,.0f} s) {when}. At "
+            f"the end the seeds lie between {_seeds(ours, form)} (ours) and {_seeds(last, form)} (Trainer)."
+        )
 
 
 def downstream(reports: Reports) -> Iterator[str]:
@@ -209,6 +213,10 @@ def _needed(reports: Reports, name: str) -> Report:
 
 def _loss(point: Mapping[str, Any], form: str) -> str:
     return f"{point[form]['mlm_loss']:.3f}"
+
+
+def _seeds(point: Mapping[str, Any], form: str) -> str:
+    return f"{point[form]['lowest']:.3f} and {point[form]['highest']:.3f}"
 
 
 def _speeds(comparison: Mapping[str, Any], workload: str, mode: str) -> tuple[float, float, float]:

@@ -159,14 +159,14 @@ def pretraining(raw: Report) -> list[Row]:
     """A pretraining at the same tokens: its speed, its loss, and the time to the peer's last loss."""
     ours, theirs = (raw["sides"][name] for name in ("ours", PEER))
     last, their_last = (side["points"][-1] for side in (ours, theirs))
-    named, title = "run_mlm.py", f"pretraining {raw['preset']}"
-    rows = [Row(title, ours["tokens_per_second"], theirs["tokens_per_second"], named, "tokens/s", "more", 1)]
+    named, title, runs = "run_mlm.py", f"pretraining {raw['preset']}", len(ours["seeds"])
+    rows = [Row(title, ours["tokens_per_second"], theirs["tokens_per_second"], named, "tokens/s", "more", runs)]
     for form, reached in raw["reached"].items():
         what, losses = f"{title}, valid loss on {form}", (last[form]["mlm_loss"], their_last[form]["mlm_loss"])
-        rows.append(Row(what, losses[0], losses[1], named, "nats", "less", 1))
+        rows.append(Row(what, losses[0], losses[1], named, "nats", "less", runs))
         if reached is not None:
             what, seconds = f"{title}, to the peer's last loss on {form}", reached["seconds"]
-            rows.append(Row(what, seconds, theirs["training_seconds"], named, "s", "less", 1))
+            rows.append(Row(what, seconds, theirs["training_seconds"], named, "s", "less", runs))
     return rows
 
 

@@ -17,7 +17,7 @@ def read(text: str, minimum: int = 1) -> int:
 
 
 def test_a_number_from_the_minimum_on_is_taken() -> None:
-    assert [read("1"), read("12"), read("0", 0)] == [1, 12, 0]
+    assert [read("1"), read("12"), read("0", 0), read(str(2**63 - 1))] == [1, 12, 0, 2**63 - 1]
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "1.5", "", "many"])
@@ -27,3 +27,9 @@ def test_any_other_is_refused_with_the_bound(text: str, capsys: pytest.CaptureFi
     assert caught.value.code == 2
     told = f"error: argument --rows: {text!r} is no whole number; give one of 1 or more"
     assert told in capsys.readouterr().err
+
+
+def test_one_of_more_than_64_bits_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read(str(2**63))
+    assert "argument --rows: 9223372036854775808 is beyond 9223372036854775807" in capsys.readouterr().err

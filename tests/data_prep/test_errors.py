@@ -48,6 +48,25 @@ def test_success_returns_and_a_mistake_of_ours_keeps_its_traceback():
         run_command(lambda: 1 // 0)
 
 
+def test_a_name_that_the_system_refuses_is_told_and_any_other_error_of_the_system_is_ours(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to("loop")
+    for name, told in (("a" * 256, "File name too long"), ("loop", "Too many levels of symbolic links")):
+        with pytest.raises(SystemExit) as ended:
+            run_command(lambda name=name: open(tmp_path / name))
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == f"error: {tmp_path / name}: {told}; give another name\n"
+    with pytest.raises(FileNotFoundError):
+        run_command(lambda: open(tmp_path / "nothing"))
+
+
+def test_a_working_folder_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: print(os.path.abspath("a")))
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: the working folder is gone; change")
+
+
 def test_another_pipe_that_breaks_is_no_reader_that_left():
     read, write = os.pipe()
     os.close(read)

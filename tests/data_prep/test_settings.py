@@ -53,6 +53,7 @@ def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
         ("name: a\n", ["engine.cylinders=three"], 'engine.cylinders="three"'),
         ("name: a\n", ["cylinders"], "not of the form section.field=value"),
         ("name: ${oc.env:HOME}\n", [], "interpolation"),
+        ('name: "a\\0b"\n', [], r"name='a\x00b' holds the character NUL"),
         ("- a\n- b\n", [], "must hold a mapping"),
         ("name: [unclosed\n", [], "not valid YAML"),
         ("name: !!python/object/apply:os.system ['true']\n", [], "not valid YAML"),
@@ -92,3 +93,17 @@ def test_help_lists_every_setting_with_default_and_description():
     assert "name  (required)" in lines
     assert "engine.cylinders  (default 4)  number of cylinders" in lines
     assert 'fuel  (default "petrol", or "diesel", "none")  what it burns' in lines
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("engine.cylinders=true", "engine.cylinders=true: is true or false, and a number is wanted"),
+        ("engine.cylinders='6'", 'engine.cylinders="6": is a text, and a number is wanted'),
+    ],
+)
+def test_a_number_is_no_truth_value_and_no_text(override, said):
+    with pytest.raises(UsageError) as caught:
+        load_settings(Car, None, ["name=x", override])
+    assert said in str(caught.value)
+    assert load_settings(Car, None, ["name=x", "engine.cylinders=6"]).engine.cylinders == 6

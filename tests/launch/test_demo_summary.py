@@ -30,8 +30,15 @@ STATUS = {
 }
 
 
+def split(name: str, documents: int, tokens: int, entropy: float | None) -> dict[str, Any]:
+    """The record of a split of one shard."""
+    counts = {"documents": documents, "sentences": documents, "tokens": tokens}
+    index = {"name": f"{name}-000000.index.safetensors", "bytes": 0, "sha256": "0" * 64}
+    shard = index | {"name": f"{name}-000000.tar", "index": index, "records": 1, "min_document_tokens": 1} | counts
+    return {"shards": [shard], "unigram_entropy_nats": entropy} | counts
+
+
 def manifest(entropy: float | None = 6.9) -> Manifest:
-    split = {"shards": [], "documents": 90, "sentences": 90, "tokens": 4_000_000, "unigram_entropy_nats": 7.1}
     return Manifest.model_validate(
         {
             "format_version": 2,
@@ -40,8 +47,8 @@ def manifest(entropy: float | None = 6.9) -> Manifest:
             "config": {},
             "inputs": [],
             "sources": [],
-            "train": split,
-            "valid": {**split, "documents": 10, "tokens": 40_000, "unigram_entropy_nats": entropy},
+            "train": split("train", 90, 4_000_000, 7.1),
+            "valid": split("valid", 10, 40_000, entropy),
             "token_counts": {"name": "token_counts.safetensors", "bytes": 0, "sha256": "0" * 64},
         }
     )

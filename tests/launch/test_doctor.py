@@ -162,6 +162,8 @@ def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
     (phase,) = config.phases
     step_flops = flops_per_place(config, phase) * phase.global_batch_tokens
     (tmp_path / "run").mkdir()
+    write_status(tmp_path / "run", "stopped", {"flops_per_device": step_flops / 4})  # by another hand
+    assert "unknown until some steps are measured" in doctor.estimate(config, 4, CPU).text
     # Two ranks took 2 s a step.
     write_status(tmp_path / "run", "stopped", {"flops_per_device": step_flops / 4, "world_size": 2})
     assert "2:00:00, 8.0 device-hours, 16.00 at 2 an hour" in doctor.estimate(config, 4, CPU).text

@@ -92,11 +92,17 @@ def test_a_random_word_is_masked_and_shown_thrice_the_same_for_a_seed(
         (("a \udcff [MASK]",), "", "UTF-8"),
     ],
 )
-def test_a_text_that_cannot_be_filled_is_wrong_usage(
-    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], stdin: str, message: str
+def test_an_only_text_that_cannot_be_filled_is_wrong_usage_and_told_once(
+    tiny_hugging_face: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    stdin: str,
+    message: str,
 ) -> None:
     with pytest.raises(UsageError, match=message):
         run(monkeypatch, "--model", str(tiny_hugging_face), *arguments, stdin=stdin)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("arguments", [("--top-k", "0", "x"), ("--seed", "1", "x"), ("--nonsense",)])

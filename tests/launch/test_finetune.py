@@ -167,6 +167,7 @@ def test_a_dry_run_estimates_and_writes_nothing(
         (("--text-column", "text"), "no column 'text'.*sentence, animal"),
         (("--metric", "spearman"), "take one of accuracy, f1, mcc"),
         (("--task", "pair_classification"), "--pair-column"),
+        (("--experiment", "e" * 501), "the command line: experiment"),
     ],
 )
 def test_wrong_usage_is_told_before_any_work(

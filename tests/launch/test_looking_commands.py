@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +39,28 @@ def test_vectors_go_to_npy_from_stdin_and_to_parquet_from_a_table(
     table = pandas.read_parquet("v.parquet")
     assert table["text"].tolist() == ["the cat"]
     np.testing.assert_allclose(table["embedding"][0], np.load("v.npy")[0], atol=1e-6)
+
+
+def test_vectors_and_pictures_that_cannot_be_written_whole_leave_the_old_file(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, write in (
+        ("v.npy", lambda: embed.write_vectors(Path("v.npy"), [], np.zeros((999, 16), np.float32))),
+        (
+            "v.png",
+            lambda: run(monkeypatch, show_attention, "--model", str(tiny_hugging_face), "--output", "v.png", "a"),
+        ),
+    ):
+        Path(name).write_bytes(b"old")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        try:
+            with pytest.raises(UserError, match=rf"{name} cannot be written: (?!None)"):
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert Path(name).read_bytes() == b"old"
+    assert {path.name for path in Path().iterdir()} == {"v.npy", "v.png"}
 
 
 def test_empty_lines_are_told_of_and_cells_without_text_refused(

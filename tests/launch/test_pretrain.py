@@ -48,6 +48,24 @@ def test_a_file_at_the_place_of_the_output_folder_is_refused(tmp_path, monkeypat
     check_output_dir(str(tmp_path / "folder" / "run"))
 
 
+@pytest.mark.parametrize("url", ["s3://me:hunter2@bucket/run", "file:///runs/one"])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_an_output_dir_that_is_a_url_is_refused(monkeypatch, url, more):
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", f"output_dir={url}", *more])
+    with pytest.raises(UsageError, match=r"^output_dir=.* is a URL.*checkpoint\.upload_to") as refused:
+        main()
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_link_to_nothing_at_the_place_of_the_output_folder_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to("nothing")
+    for output_dir in (tmp_path / "link", tmp_path / "link" / "run"):
+        with pytest.raises(UsageError, match=f"leads over {tmp_path}/link, a link to nothing, which is not there"):
+            check_output_dir(str(output_dir))
+    (tmp_path / "nothing").mkdir()
+    check_output_dir(str(tmp_path / "link" / "run"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -62,7 +62,7 @@ def test_the_end_of_a_start_that_noted_none_is_not_that_of_the_session_before():
 def test_the_end_of_a_run_tells_since_when_its_process_ran(tmp_path):
     write_status(tmp_path, "running", {"step": 5})
     written_at = read_status(tmp_path)["written_at"]
-    append_history(tmp_path, "started", {})
+    append_history(tmp_path, "started", {"step": 0, "world_size": 1})
     record_end(tmp_path, "failed", "rank 1 is lost")
     begun, end = read_history(tmp_path)
     assert end["launched_at"] <= begun["at"] and end["last_written_at"] == written_at
@@ -133,10 +133,50 @@ def test_an_end_keeps_the_figures_and_tells_the_cause(tmp_path):
     assert read_history(tmp_path)[0]["cause"] == status["cause"] == "rank 1 is not there any more"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": "running"}'], ids=["empty", "torn", "a list", "half"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"state": "running"}',
+        '{"state": [], "written_at": 1}',
+        '{"state": "running", "written_at": 1e300}',
+        '{"state": "running", "written_at": 1, "step": "12"}',
+        '{"state": "running", "written_at": 1, "step": 12, "metrics": []}',
+        "[" * 100_000,
+    ],
+    ids=["empty", "torn", "a list", "half", "no state", "no time", "no step", "no metrics", "deep"],
+)
 def test_a_damaged_status_is_none(text, tmp_path):
     (tmp_path / "status.json").write_text(text)
     assert read_status(tmp_path) is None
+
+
+def test_folders_in_place_of_the_files_are_none(tmp_path):
+    (tmp_path / "status.json").mkdir()
+    (tmp_path / "history.jsonl").mkdir()
+    assert read_status(tmp_path) is None and read_history(tmp_path) == []
+
+
+def test_lines_of_the_history_that_are_not_whole_are_left_out(tmp_path):
+    lines = ['{"at": "x", "event": "started"}', '{"at": 1, "event": []}', '{"at": 1, "event": "started", "step": 3}']
+    lines += ["[" * 100_000, '{"at": 1, "event": "evaluated", "step": 3, "metrics": [1]}']
+    (tmp_path / "history.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_history(tmp_path) == []
+
+
+def test_a_status_that_lacks_figures_is_told_with_their_names(tmp_path, monkeypatch):
+    (tmp_path / "status.json").write_text('{"state": "failed", "written_at": 1, "step": 12}')
+    monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path)])
+    with pytest.raises(UserError, match="status.json is damaged, without max_steps, tokens_seen, skipped_steps, wor"):
+        main()
+
+
+def test_whole_lines_of_the_history_are_kept_as_they_are(tmp_path):
+    text = "\n".join(json.dumps(event) for event in HISTORY)
+    (tmp_path / "history.jsonl").write_text(text + "\n")
+    assert read_history(tmp_path) == HISTORY
 
 
 def test_a_run_that_ended_before_its_first_step_is_told_in_one_line(tmp_path, monkeypatch):

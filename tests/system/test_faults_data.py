@@ -167,6 +167,7 @@ def _index_flipped(shards: Path) -> str:
 def _count_edited(shards: Path) -> str:
     values = json.loads((shards / "manifest.json").read_text())
     values["train"]["shards"][1]["documents"] += 1
+    values["train"]["documents"] += 1
     (shards / "manifest.json").write_text(json.dumps(values))
     return "train-000001"
 

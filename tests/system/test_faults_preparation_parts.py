@@ -74,8 +74,10 @@ def test_row_13_a_disk_full_at_the_index_of_a_shard(
 def proxy(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.02)
     with run_proxy(s3_bucket.endpoint) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        # Not by the environment: fsspec keeps a connection that another test made by it.
+        storage.configure({s3_bucket.url: {"endpoint_url": proxy.endpoint}})
         yield proxy
+        storage.configure({})
 
 
 @pytest.mark.slow

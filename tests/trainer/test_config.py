@@ -192,3 +192,22 @@ def test_a_configuration_to_keep_shows_where_a_store_is_and_not_its_key() -> Non
     options = "storage_options={'s3://shards': {key: me, secret: hunter2, endpoint_url: 'http://store:9000'}}"
     kept = without_secrets(load_settings(RunConfig, "tiny_cpu", [options]))
     assert "http://store:9000" in kept.model_dump_json() and "hunter2" not in kept.model_dump_json()
+
+
+def test_a_configuration_to_keep_hides_the_keys_of_deepspeeds_monitors() -> None:
+    config = load_settings(RunConfig, "tiny_cpu", ["tracking.uri='postgresql://me:hun/ter2@db/x?passwd=ter2'"])
+    monitors = {"comet": {"enabled": False, "api_key": "hunter2", "project": "birds"}, "hosts": [{"token": "hunter2"}]}
+    kept = without_secrets(config.model_copy(update={"deepspeed": monitors}))
+    assert kept.deepspeed is not None and kept.deepspeed["comet"]["project"] == "birds"
+    assert kept.tracking.uri == "postgresql://db/x" and "ter2" not in kept.model_dump_json()
+    assert without_secrets(kept) == kept, "what is kept is compared with what is given"
+
+
+def test_a_configuration_of_an_earlier_release_may_have_a_url_as_output_dir() -> None:
+    assert load_settings(RunConfig, "tiny_cpu", ["output_dir=file:///runs/one"]).output_dir == "file:///runs/one"
+
+
+def test_an_experiment_has_a_name_that_mlflow_keeps() -> None:
+    with pytest.raises(UsageError, match="tracking.experiment=.*at most 500 characters"):
+        load_settings(RunConfig, "tiny_cpu", [f"tracking.experiment={'x' * 501}"])
+    assert load_settings(RunConfig, "tiny_cpu", [f"tracking.experiment={'x' * 500}"])

@@ -158,6 +158,13 @@ def test_a_checkpoint_without_a_lineage_saw_its_shards(config: RunConfig, tmp_pa
     assert set_up(changed, allow_change=True).state.data_lineage == (second, first)
 
 
+def test_a_damaged_status_hinders_no_resume(config: RunConfig, tracker: TagTracker) -> None:
+    save(set_up(config), 2)
+    (Path(config.output_dir) / "status.json").write_text('{"state": "failed", "written_at": 1, "step": 2}')
+    run = set_up(config)
+    assert run.state.step == 2 and run.metrics == {}
+
+
 def test_the_tokenizer_alone_is_kept_of_a_folder_that_holds_a_model_too(
     config: RunConfig, small_tokenizer: Path, tmp_path: Path
 ) -> None:

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from data_prep.files.locks import IsHeld, hold_lock
+from tests.trainer.toy_run import CONFIG
 from trainer import train
+from trainer.checkpoints.checkpoint import ALONE
 from trainer.ranks.distributed import Ranks
 from trainer.tracking.tracking import NullTracker
-from trainer.watching.status import State
+from trainer.watching.status_records import State
 
 SECONDS = 10
 
@@ -116,3 +119,34 @@ def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_don
     registrar = SimpleNamespace(break_off=lambda mark: seen.extend((done.begun.wait(SECONDS), done.over.wait(0.05))))
     assert leave_all([make_run(0, registrar=registrar), make_run(1)], "stopped") == [True, True]
     assert seen == [True, False], "the other rank waited"
+
+
+def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_held() -> bool:
+        try:
+            with hold_lock(tmp_path):
+                return False
+        except IsHeld:
+            return True
+
+    seen: dict[str, bool] = {}
+
+    def see(name: str, result: Any) -> None:
+        monkeypatch.setattr(train, name, lambda *_: seen.update({name: is_held()}) or result)
+
+    checks = ("precision", "sections", "upload_wait", "tokenizer", "own_tokenizer", "enough_data")
+    for name in (*(f"check_{each}" for each in checks), "resolve_tracking_uri", "refuse_exposed", "report_start"):
+        monkeypatch.setattr(train, name, lambda *_: None)
+    monkeypatch.setattr(train, "open_data", lambda *_: [None])
+    monkeypatch.setattr(train, "initialize_distributed", lambda *_: ALONE)
+    monkeypatch.setattr(train, "watch", lambda *_: Watched())
+    for name, result in (("warn_of_findings", None), ("set_up", make_run(0)), ("settle", None)):
+        see(name, result)
+    for name, result in (("training_loop", "finished"), ("leave", True), ("end_process", None)):
+        see(name, result)
+    config = CONFIG.model_copy(update={"output_dir": str(tmp_path)})
+    train.train(config, stop_signal=SimpleNamespace(ranks_have_met=lambda: None))
+    assert seen.pop("end_process") is False
+    assert set(seen.values()) == {True} and len(seen) == 5

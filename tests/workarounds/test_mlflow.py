@@ -56,7 +56,7 @@ def test_mlflow_cuts_a_long_parameter(database: str) -> None:
     client = MlflowClient(database)
     run_id = client.create_run("0").info.run_id
     client.log_param(run_id, "long", "a" * 6_001)
-    assert len(client.get_run(run_id).data.params["long"]) == 6_000, "look at MAX_PARAM_LENGTH of tracking.py again"
+    assert len(client.get_run(run_id).data.params["long"]) == 6_000, "look at MAX_PARAM_LENGTH of params.py again"
 
 
 def test_mlflow_loads_a_registered_model_from_the_global_address_alone() -> None:
@@ -133,4 +133,4 @@ def test_mlflow_refuses_an_address_as_the_name_of_a_parameter(database: str) -> 
     run_id = client.create_run("0").info.run_id
     with pytest.raises(MlflowException):
         client.log_param(run_id, "options.s3://bucket?version=1", "value")
-        pytest.fail("_NOT_IN_NAMES of tracking/tracking.py may be shorter")
+        pytest.fail("_NOT_IN_NAMES of tracking/params.py may be shorter")

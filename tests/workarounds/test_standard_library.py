@@ -13,7 +13,6 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
@@ -62,10 +61,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(2)
     assert still_runs(worker), "end_with_parent in _begin_worker of preparing/executors.py may be taken out"
     os.kill(worker, signal.SIGKILL)
-
-
-def test_an_address_without_a_host_loses_its_slashes() -> None:
-    assert urlunsplit(urlsplit("sqlite:///x")) == "sqlite:/x", "redact of files/urls.py may use urlunsplit"
 
 
 class _Asked(io.BytesIO):

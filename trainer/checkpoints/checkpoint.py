@@ -18,6 +18,7 @@ import torch
 from data_prep.data_set.manifest_records import FileRecord
 from data_prep.errors import UserError
 from data_prep.files import storage
+from trainer.checkpoints.compatibility import current_versions
 from trainer.checkpoints.format import (
     FORMAT_VERSION,
     MARKER_NAME,
@@ -28,7 +29,6 @@ from trainer.checkpoints.format import (
     SavedState,
     TrainState,
     checkpoints_folder,
-    current_versions,
     list_steps,
     rank_file_name,
     read_state,
@@ -36,6 +36,7 @@ from trainer.checkpoints.format import (
     step_of,
 )
 from trainer.checkpoints.fragments import KINDS, Fragment, parameter_shapes
+from trainer.checkpoints.links import refuse_link, remove_checkpoint
 from trainer.checkpoints.retention import superfluous_steps
 from trainer.checkpoints.tensor_file import Part, write_tensors
 from trainer.config import RunConfig, without_secrets
@@ -105,6 +106,7 @@ def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], l
     ranks = engine.ranks
     outcome: FileRecord | str
     try:
+        refuse_link(folder)  # which was set aside, unless nothing may be changed here
         outcome = write_tensors(folder / rank_file_name(ranks.rank, ranks.world_size), _parts(engine.fragments()))
     except UserError as error:
         outcome = f"rank {ranks.rank}: {error}"
@@ -176,8 +178,7 @@ def _give_up(folder: Path, problem: str, warn: Warn) -> None:
     """Rank 0: remove the half-made save and bring back what it was to replace."""
     warn(f"THE CHECKPOINT {folder} WAS NOT SAVED, the last good one stays: {problem}")
     with contextlib.suppress(UserError, OSError):
-        storage.remove(folder / MARKER_NAME)
-        storage.remove(folder)
+        remove_checkpoint(folder)
         if _replaced(folder).exists():
             _replaced(folder).rename(folder)
 
@@ -213,8 +214,7 @@ def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: in
     folders = [_replaced(step_folder(output_dir, step)) for step in outdated]
     for folder in (*folders, *(step_folder(output_dir, step) for step in sorted(superfluous))):
         try:
-            storage.remove(folder / MARKER_NAME)
-            storage.remove(folder)
+            remove_checkpoint(folder)
         except UserError as error:
             warn(f"the old checkpoint {folder} is left: {error}")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import ValidationError
 
 from data_prep.errors import UserError
-from trainer.checkpoints.format import DataIdentity, SavedState, current_versions
+from trainer.checkpoints.format import DataIdentity, SavedState
 from trainer.config import RunConfig, without_registry, without_secrets
 
 VERSION = "version of "
@@ -55,7 +57,8 @@ def check_compatible(
         UserError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
             which lists it among the others.
     """
-    before, after = _comparable(_saved_config(saved)), _comparable(without_secrets(config))
+    # An earlier release hid less, and wrote URLs otherwise.
+    before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
     before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
     after |= {f"{VERSION}{name}": value for name, value in current_versions().items()}
     before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}
@@ -74,6 +77,17 @@ def check_compatible(
             "back, use another output_dir for a new run, or give --allow-change to go on with the change"
         )
     return harmless + dangerous
+
+
+def current_versions() -> dict[str, str]:
+    """Versions of what a resumed run's numbers depend on."""
+    versions = {"python": sys.version.split()[0]}
+    for package in ("clozeworks", "torch", "deepspeed"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
 
 
 def _saved_config(saved: SavedState) -> RunConfig:

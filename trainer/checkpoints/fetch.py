@@ -21,6 +21,7 @@ from trainer.checkpoints.format import (
     rank_file_name,
     read_marker,
 )
+from trainer.checkpoints.links import refuse_link
 from trainer.checkpoints.store import fetch, stored_marker
 from trainer.ranks.distributed import Ranks, gather_objects
 
@@ -51,7 +52,7 @@ def bring(remote: str, folder: Path, step: int, stage: int | None, ranks: Ranks)
 
 def needed_files(marker: Marker, folder: Path, stage: int | None, ranks: Ranks) -> list[FileRecord]:
     """The tensor files that this rank has to see to: its own, or on one rank of a node all of them."""
-    saved = parse_state(folder)
+    saved = parse_state(folder, marker)
     tensors = [record for record in marker.files if record.name != STATE_NAME]
     if stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, stage):
         own = rank_file_name(ranks.rank, ranks.world_size)
@@ -60,19 +61,24 @@ def needed_files(marker: Marker, folder: Path, stage: int | None, ranks: Ranks) 
 
 
 def _marker(remote: str, folder: Path, step: int) -> Marker:
-    """The local one, which is the truth; the store's where there is none, or none that can be read."""
-    if (folder / MARKER_NAME).exists():
-        try:
-            return read_marker(folder)
-        except UserError:
-            pass  # damaged: the store's, or its error
-    return stored_marker(remote, step)
+    """The local one, which is the truth; the store's where there is none, or none that can be used."""
+    if not (folder / MARKER_NAME).exists():
+        return stored_marker(remote, step)
+    try:
+        return read_marker(folder)
+    except UserError as error:
+        local = error
+    try:
+        return stored_marker(remote, step)
+    except UserError as error:
+        raise UserError(f"{local}; and {error}") from None
 
 
 def _have(remote: str, folder: Path, step: int, records: list[FileRecord]) -> None:
     for record in records:
         if find_problem(folder, record) is None:
             continue
+        refuse_link(folder)
         fetch(remote, step, record, folder)
         if problem := find_problem(folder, record):
             raise UserError(f"{storage.redact(remote)} gave another file: {problem}")
@@ -81,6 +87,7 @@ def _have(remote: str, folder: Path, step: int, records: list[FileRecord]) -> No
 def _write_marker(folder: Path, marker: Marker) -> None:
     data = marker.model_dump_json(indent=1).encode()
     if not (folder / MARKER_NAME).exists() or storage.read_bytes(folder / MARKER_NAME) != data:
+        refuse_link(folder)
         storage.write_bytes(folder / MARKER_NAME, data)
 
 

@@ -14,98 +14,22 @@ ranks, so any stage and number can read them (`trainer/checkpoints/pieces.py`). 
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from data_prep.data_set.manifest_records import FileRecord
 from data_prep.errors import UserError
 from data_prep.files import storage
-from trainer.sample_range import SampleRange
+from trainer.checkpoints.records import FORMAT_VERSION as FORMAT_VERSION
+from trainer.checkpoints.records import DataIdentity as DataIdentity
+from trainer.checkpoints.records import Marker as Marker
+from trainer.checkpoints.records import SavedState as SavedState
+from trainer.checkpoints.records import TrainState as TrainState
+from trainer.checkpoints.records import parse_record
 
-Schema = TypeVar("Schema", bound=BaseModel)
-
-FORMAT_VERSION = 1
 MARKER_NAME = "checkpoint.json"
 STATE_NAME = "state.json"
 _FOLDER = re.compile(r"step-(\d{8,})")
-
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TrainState(_Record):
-    """Where a run is. `step` counts global batches consumed, skipped ones included; the schedule follows it."""
-
-    step: Count = 0
-    tokens_seen: Count = Field(0, description="tokens read from the shards, special tokens included")
-    samples_seen: Count = Field(0, description="rows")
-    masked_seen: Count = Field(0, description="tokens predicted")
-    pairs_seen: Count = Field(0, description="sentence pairs judged")
-    skipped_steps: Count = Field(0, description="steps whose gradient was not finite")
-    unreadable_rows: Count = Field(0, description="rows passed over because their shard is damaged")
-    phase: Count = 0
-    epoch: Count = 0
-    next_sample: Count = Field(0, description="loader position: the next sample of the epoch")
-    mlflow_run_id: str | None = None
-    last_logged_step: Count = Field(0, description="newest step whose metrics were handed to the tracker")
-    train_seconds: Annotated[float, Field(ge=0.0)] = Field(0.0, description="seconds spent in steps, over all starts")
-    evaluation: dict[str, float] = Field({}, description="finite metrics of an evaluation at this very step, if any")
-    skipped_samples: tuple[SampleRange, ...] = Field((), description="--skip-samples: nothing is predicted in these")
-    branched_at: Count | None = Field(
-        None, description="--resume-from: the step that this course left an earlier one at"
-    )
-    data_lineage: tuple[str, ...] = Field(
-        (), description="manifest digests of all data that the weights saw; empty in checkpoints of earlier releases"
-    )
-
-    @field_validator("evaluation", mode="before")
-    @classmethod
-    def _finite(cls, metrics: Any) -> Any:
-        """Earlier releases wrote null for what was not finite."""
-        return {name: m for name, m in metrics.items() if m is not None} if isinstance(metrics, dict) else metrics
-
-
-class DataIdentity(_Record):
-    """Exactly which data a run reads."""
-
-    manifest_digests: tuple[str, ...] = Field(description="`Manifest.digest` of every component, in order")
-    tokenizer_fingerprint: str
-
-
-class SavedState(_Record):
-    """Everything of a checkpoint that is no tensor."""
-
-    format_version: Literal[1]
-    state: TrainState
-    config: dict[str, Any] = Field(description="resolved RunConfig")
-    data: DataIdentity
-    world_size: Annotated[int, Field(ge=1)]
-    zero_stage: Annotated[int, Field(ge=0, le=3)]
-    shapes: dict[str, tuple[Count, ...]] = Field(description="whole shape of every parameter by name")
-    optimizer_steps: Count = Field(description="updates that Adam has made")
-    loss_scaler: dict[str, float | int] | None = Field(description="dynamic loss scale of fp16")
-    versions: dict[str, str]
-
-    @property
-    def data_lineage(self) -> tuple[str, ...]:
-        """Manifest digests of all data that the weights saw, as far back as they are known."""
-        return self.state.data_lineage or self.data.manifest_digests
-
-
-class Marker(_Record):
-    """Names every file of a checkpoint; its existence says that all of them were written."""
-
-    format_version: Literal[1]
-    step: Count
-    files: tuple[FileRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -119,17 +43,6 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.saved.state.step
-
-
-def current_versions() -> dict[str, str]:
-    """Versions of what a resumed run's numbers depend on."""
-    versions = {"python": sys.version.split()[0]}
-    for package in ("clozeworks", "torch", "deepspeed"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
 
 
 def checkpoints_folder(output_dir: str | Path) -> Path:
@@ -165,12 +78,29 @@ def read_marker(folder: Path) -> Marker:
     """Read the marker.
 
     Raises:
-        UserError: the folder is no checkpoint, or the marker is damaged or of another format.
+        UserError: the folder is no checkpoint, or has the name of another step, or the marker is damaged or of another
+            format.
     """
     path = folder / MARKER_NAME
     if not path.is_file():
         raise UserError(f"{folder} is no complete checkpoint: it holds no {MARKER_NAME}{_hint(folder)}")
-    return _parse(Marker, path)
+    return parse_marker(storage.read_bytes(path), folder)
+
+
+def parse_marker(data: bytes, folder: str | Path) -> Marker:
+    """The marker that was read from the checkpoint at `folder`, a path or URL; it may have any name but another step's.
+
+    Raises:
+        UserError: it is damaged, of another format, or of another step than the folder's name says.
+    """
+    marker = parse_record(Marker, data, storage.join(folder, MARKER_NAME))
+    named = step_of(Path(folder).name)
+    if named not in (None, marker.step):
+        raise UserError(
+            f"{storage.redact(folder)} holds the checkpoint of step {marker.step} and not that of step {named}, which "
+            f"its name tells: it was renamed; call it {step_folder('', marker.step).name} again, or remove it"
+        )
+    return marker
 
 
 def read_state(folder: str | Path) -> SavedState:
@@ -180,21 +110,28 @@ def read_state(folder: str | Path) -> SavedState:
         UserError: the folder is no complete checkpoint, or the file is not the one that was written.
     """
     folder = Path(folder)
-    records = {record.name: record for record in read_marker(folder).files}
+    marker = read_marker(folder)
+    records = {record.name: record for record in marker.files}
     if STATE_NAME not in records:
         raise UserError(f"{folder / MARKER_NAME} does not name {STATE_NAME}; the checkpoint is damaged, use another")
     if problem := find_problem(folder, records[STATE_NAME]):
         raise UserError(f"checkpoint {folder} is damaged: {problem}; use another one")
-    return parse_state(folder)
+    return parse_state(folder, marker)
 
 
-def parse_state(folder: Path) -> SavedState:
+def parse_state(folder: Path, marker: Marker) -> SavedState:
     """As `read_state`, of a folder whose files were verified.
 
     Raises:
-        UserError: the file is damaged or of another format.
+        UserError: the file is damaged or of another format, or of another step than the marker.
     """
-    return _parse(SavedState, folder / STATE_NAME)
+    saved = parse_record(SavedState, storage.read_bytes(folder / STATE_NAME), str(folder / STATE_NAME))
+    if saved.state.step != marker.step:
+        raise UserError(
+            f"checkpoint {folder} is damaged: {MARKER_NAME} is of step {marker.step} and {STATE_NAME} of step "
+            f"{saved.state.step}; use another one"
+        )
+    return saved
 
 
 def open_checkpoint(folder: str | Path, verified: bool = False) -> Checkpoint:
@@ -226,20 +163,6 @@ def find_problem(folder: Path, record: FileRecord) -> str | None:
     except UserError as error:
         return str(error)
     return None
-
-
-def _parse(schema: type[Schema], path: Path) -> Schema:
-    try:
-        return schema.model_validate_json(storage.read_bytes(path))
-    except ValidationError as error:
-        first = error.errors()[0]
-        if "format_version" in first["loc"]:
-            raise UserError(
-                f"{path} has format version {first['input']!r} and this release reads {FORMAT_VERSION}; "
-                "use the release that wrote it"
-            ) from None
-        where = ".".join(map(str, first["loc"])) or "its top"
-        raise UserError(f"{path} is damaged at {where}: {first['msg']}; use another checkpoint") from None
 
 
 def _hint(folder: Path) -> str:

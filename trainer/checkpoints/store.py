@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from data_prep.data_set.manifest_records import FileRecord
 from data_prep.errors import UserError
 from data_prep.files import remote_files, storage
-from trainer.checkpoints.format import MARKER_NAME, STATE_NAME, Marker, SavedState, step_folder, step_of
+from trainer.checkpoints.format import MARKER_NAME, STATE_NAME, Marker, SavedState, parse_marker, step_folder, step_of
+from trainer.checkpoints.links import remove_checkpoint
 
 COPIED_SUFFIX = ".sha256"
 _COPY_BYTES = 8 << 20
@@ -40,22 +41,19 @@ def stored_marker(url: str, step: int) -> Marker:
     """The marker of a checkpoint in the store.
 
     Raises:
-        UserError: it cannot be read, or is damaged.
+        UserError: it cannot be read, is damaged, or is that of another step.
     """
-    place = storage.join(stored_folder(url, step), MARKER_NAME)
-    try:
-        return Marker.model_validate_json(storage.read_bytes(place))
-    except ValidationError as error:
-        raise UserError(f"{storage.redact(place)} is damaged: {error.errors()[0]['msg']}") from None
+    folder = stored_folder(url, step)
+    return parse_marker(storage.read_bytes(storage.join(folder, MARKER_NAME)), folder)
 
 
 def stored_state(url: str, step: int) -> SavedState | None:
-    """What a checkpoint in the store holds besides tensors; None where it cannot be read."""
+    """What a checkpoint in the store holds besides tensors; None where it cannot be read, or is of another step."""
     try:
-        data = storage.read_bytes(storage.join(stored_folder(url, step), STATE_NAME))
-        return SavedState.model_validate_json(data)
+        saved = SavedState.model_validate_json(storage.read_bytes(storage.join(stored_folder(url, step), STATE_NAME)))
     except (UserError, ValidationError):
         return None
+    return saved if saved.state.step == step else None
 
 
 def stored_metric(url: str, step: int, metric: str) -> float | None:
@@ -101,6 +99,4 @@ def remove_step(url: str, step: int) -> None:
     Raises:
         UserError: the store refuses.
     """
-    folder = stored_folder(url, step)
-    storage.remove(storage.join(folder, MARKER_NAME))
-    storage.remove(folder)
+    remove_checkpoint(stored_folder(url, step))

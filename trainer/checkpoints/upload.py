@@ -21,6 +21,7 @@ from trainer.checkpoints.format import (
     rank_file_name,
     read_marker,
 )
+from trainer.checkpoints.links import refuse_link
 from trainer.checkpoints.retention import superfluous_steps
 from trainer.checkpoints.store import (
     COPIED_SUFFIX,
@@ -90,12 +91,15 @@ class Uploader:
         """
         if checkpoint.saved.world_size != self._ranks.world_size:
             return
-        if broadcast_object(self._ranks.is_first and self._is_missing(checkpoint.step), self._ranks):
+        if broadcast_object(self._ranks.is_first and self._is_missing(checkpoint), self._ranks):
             self.submit(checkpoint)
 
-    def _is_missing(self, step: int) -> bool:
+    def _is_missing(self, checkpoint: Checkpoint) -> bool:
+        """Whether the store has no checkpoint of this step, or that of another save of it."""
+        stored = storage.join(stored_folder(self._url, checkpoint.step), MARKER_NAME)
+        own = checkpoint.folder / MARKER_NAME
         try:
-            return step not in stored_steps(self._url)
+            return not storage.exists(stored) or storage.read_bytes(stored) != storage.read_bytes(own)
         except UserError as error:
             self._warn(f"{error}; the next save tries again")
             return False
@@ -151,6 +155,7 @@ class Uploader:
         ranks, step = self._ranks, checkpoint.step
         marker, place = read_marker(checkpoint.folder), stored_folder(self._url, step)
         sums = {record.name: record.sha256 for record in marker.files}
+        refuse_link(place)
         if ranks.is_first:  # of an earlier save of this step
             storage.remove(storage.join(place, MARKER_NAME))
         own = rank_file_name(ranks.rank, ranks.world_size)

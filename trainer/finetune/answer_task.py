@@ -55,11 +55,11 @@ class AnswerTask:
         """An answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`, of which the first is learned."""
         start, others = None, tuple[str, ...]()
         if isinstance(cell, dict):
-            texts, starts = list(cell.get("text", [])), list(cell.get("answer_start", []))
+            texts, starts = [text_of(one) for one in cell.get("text", [])], list(cell.get("answer_start", []))
             if not texts or len(texts) != len(starts):
                 raise ValueError(_NO_ANSWER)
-            cell, start, others = texts[0], int(starts[0]), tuple(map(str, texts[1:]))
-        answer = str(cell)
+            cell, start, others = texts[0], _place(starts[0]), tuple(texts[1:])
+        answer = text_of(cell)
         if not answer.strip():
             raise ValueError(_NO_ANSWER)
         start = text.find(answer) if start is None else start
@@ -110,6 +110,13 @@ class AnswerTask:
 
     def show_label(self, label: Answer) -> str:
         return label.text
+
+
+def _place(cell: Any) -> int:
+    try:
+        return int(cell)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"answer_start {cell!r} is no place in a text; it counts characters from 0") from None
 
 
 @dataclass(frozen=True)

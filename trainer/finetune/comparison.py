@@ -33,6 +33,9 @@ def rate_lines(results: Sequence[VariantResult], metric: str) -> Iterator[str]:
     for result in results:
         tried = ", ".join(f"{rate:g}: {score:.4f}" for rate, score in result.tried.items())
         yield f"{result.variant}: valid {metric} of the first seed by learning rate: {tried}{_edge(result)}"
+        if result.diverged:
+            rates = ", ".join(f"{rate:g}" for rate in result.diverged)
+            yield f"warning: {result.variant}: fits at learning rate {rates} diverged and are left out"
 
 
 def draw_comparison(results: Sequence[VariantResult], metric: str, title: str) -> bytes:
@@ -101,7 +104,7 @@ def failure_lines(one: Fit, data: TaskData, count: int) -> Iterator[str]:
 
 def _edge(result: VariantResult) -> str:
     """A hint where the best learning rate is the largest or smallest tried, so that a better one may lie beyond."""
-    rates = sorted(result.tried)
+    rates = sorted([*result.tried, *result.diverged])
     if len(rates) < 3 or rates[0] < result.learning_rate < rates[-1]:
         return ""
     beyond = "larger" if result.learning_rate == rates[-1] else "smaller"

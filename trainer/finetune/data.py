@@ -13,6 +13,7 @@ from trainer.finetune.answer_task import AnswerTask
 from trainer.finetune.examples import (
     Columns,
     Examples,
+    alike_but_for_case,
     check_classes_repeat,
     check_known,
     check_pair_column,
@@ -165,6 +166,9 @@ def data_lines(data: TaskData, max_length: int) -> Iterator[str]:
         )
     if data.num_repeated:
         yield f"warning: {data.num_repeated:,} examples of valid and test have the text of a training example"
+    for group in alike_but_for_case(data.task.names if isinstance(data.task, ClassificationTask | TokenTask) else ()):
+        shown = ", ".join(map(repr, group))
+        yield f"warning: the classes {shown} differ in capitals only; if they are one, write it alike in every row"
 
 
 def _classes(labels: Sequence[Any]) -> str:

@@ -75,6 +75,8 @@ def text_of(cell: Any) -> str:
     Raises:
         ValueError: the cell holds something else, or half a character.
     """
+    if isinstance(cell, float) and cell != cell:
+        raise ValueError("NaN stands where a text should")
     if isinstance(cell, bytes):
         cell = cell.decode("utf-8")
     if not isinstance(cell, (str, int, float)):
@@ -115,6 +117,14 @@ def check_classes_repeat(labels: Sequence[str], path: Path) -> None:
         )
 
 
+def alike_but_for_case(names: Sequence[str]) -> list[list[str]]:
+    """Classes that would be one if upper and lower case were the same."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
 def check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> None:
     """Refuse labels that the training examples do not have.
 
@@ -146,7 +156,7 @@ def _parsed(
     for row, cell in enumerate(cells, start=1):
         try:
             values.append(parse(cell))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise UserError(f"{path}, row {row:,}, column {name!r}: {error}; mend the row or take it out") from None
     return values
 

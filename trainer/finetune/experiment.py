@@ -6,6 +6,7 @@ random weights, as the control. The first seed tries every learning rate; the ot
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,13 +15,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import transformers
 from transformers import PreTrainedModel
 
 from trainer.finetune.batches import Collator, predict
 from trainer.finetune.data import Part, TaskData
-from trainer.finetune.fitting import FitSettings, Point, fit
+from trainer.finetune.fitting import Diverged, FitSettings, Point, fit, order
 from trainer.finetune.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
 from trainer.finetune.tasks import Prediction, Preprocessor, Row
 from trainer.using.pretrained import load_pretrained, refuse_random_weights
@@ -70,10 +72,12 @@ class VariantResult:
     tried: dict[float, float]
     """Learning rate to valid score of the first seed."""
     fits: tuple[Fit, ...]
+    diverged: tuple[float, ...] = ()
+    """Learning rates that came to nothing."""
 
     def best(self, metric: str) -> Fit:
         """The fit with the best valid score."""
-        return max(self.fits, key=lambda one: one.valid_scores[metric])
+        return max(self.fits, key=lambda one: order(one.valid_scores, metric))
 
     def mean_and_spread(self, metric: str) -> tuple[float, float]:
         """Mean and standard deviation over the seeds; of one seed the deviation is 0."""
@@ -90,6 +94,7 @@ class FitLog(Protocol):
     """Where a fit's curve and scores go while it runs."""
 
     def record(self, point: Point) -> None: ...
+    def fail(self) -> None: ...
     def finish(self, one: Fit) -> None: ...
 
 
@@ -99,16 +104,31 @@ def run_variant(
     open_log: Callable[[str, int, float], FitLog],
     keep: Callable[[PreTrainedModel, Fit], None],
 ) -> VariantResult:
-    """Fit one variant with every learning rate and seed; `keep` is shown each fitted model, whole, with its fit."""
+    """Fit one variant with every learning rate and seed; `keep` is shown each fitted model, whole, with its fit.
+
+    Raises:
+        Diverged: no learning rate leads anywhere. Another seed that diverges with the chosen one is told and left out.
+    """
     rows = _Rows(setting, variant)
     first, *others = setting.seeds
     tried: dict[float, Fit] = {}
+    diverged: list[float] = []
     for rate in setting.learning_rates[variant]:
-        tried[rate] = _fit_once(setting, variant, first, rate, rows, open_log, keep)
-    rate = max(tried, key=lambda rate: tried[rate].valid_scores[setting.metric])
-    fits = [tried[rate], *(_fit_once(setting, variant, seed, rate, rows, open_log, keep) for seed in others)]
+        try:
+            tried[rate] = _fit_once(setting, variant, first, rate, rows, open_log, keep)
+        except Diverged:
+            diverged.append(rate)
+            if len(diverged) == len(setting.learning_rates[variant]):
+                raise
+    rate = max(tried, key=lambda rate: order(tried[rate].valid_scores, setting.metric))
+    fits = [tried[rate]]
+    for seed in others:
+        try:
+            fits.append(_fit_once(setting, variant, seed, rate, rows, open_log, keep))
+        except Diverged as error:
+            print(f"warning: {error}; this seed is left out", file=sys.stderr, flush=True)
     scores = {rate: one.valid_scores[setting.metric] for rate, one in tried.items()}
-    return VariantResult(variant, rate, scores, tuple(fits))
+    return VariantResult(variant, rate, scores, tuple(fits), tuple(diverged))
 
 
 def make_model(setting: Setting, variant: str, seed: int) -> PreTrainedModel:
@@ -168,7 +188,11 @@ def _fit_once(
     settings = FitSettings(rate, seed, setting.epochs, setting.batch_size, setting.early_stopping)
     with _as_fitted(model, variant):
         evaluate = _evaluation(setting, data.valid, by_part["valid"])
-        result = fit(model, by_part["train"], setting.collate, evaluate, setting.metric, settings, log.record)
+        try:
+            result = fit(model, by_part["train"], setting.collate, evaluate, setting.metric, settings, log.record)
+        except Diverged as error:
+            log.fail()
+            raise Diverged(f"{variant}, seed {seed}, learning rate {rate:g}: {error}") from None
         reported = by_part["test"] if data.test is not None else by_part["valid"]
         outputs, _ = predict(model, reported, setting.collate, setting.batch_size)
     part = data.reported
@@ -198,6 +222,11 @@ def _as_fitted(model: PreTrainedModel, variant: str) -> Iterator[Any]:
 def _evaluation(setting: Setting, part: Part, rows: Sequence[Row]) -> Callable[[torch.nn.Module], dict[str, float]]:
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
         outputs, loss = predict(model, rows, setting.collate, setting.batch_size)
+        if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
+            scale = " or labels nearer to 1" if setting.data.task.name == "regression" else ""
+            raise Diverged(
+                f"the fit diverged, its outputs are not finite any more; give smaller --learning-rates{scale}"
+            )
         predictions = setting.data.task.decode(outputs, part.encoded, part.examples)
         return {"loss": loss, **setting.data.task.score(part.examples.labels or [], predictions)}
 

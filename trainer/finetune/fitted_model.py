@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from transformers import PreTrainedModel
+from pydantic import Field, TypeAdapter, ValidationError
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from data_prep.errors import UserError
 from data_prep.files import storage
 from trainer.finetune.batches import Collator, predict
 from trainer.finetune.data import make_task
 from trainer.finetune.examples import Columns, Examples
-from trainer.finetune.tasks import Prediction, Preprocessor, Task
+from trainer.finetune.tasks import Prediction, Preprocessor, Task, TaskName
 from trainer.using.fill_mask import quiet_transformers
 from trainer.using.model_folder import FINETUNE_FILE, PROVENANCE_FILE, read_json, read_provenance
-from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length
+from trainer.using.pretrained import SHORTEST, load_config, load_pretrained, load_tokenizer, max_length
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 
@@ -33,14 +33,14 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.t
 class FitFacts:
     """What made a fitted model; finetune.json."""
 
-    task: str
+    task: TaskName
     base_model: str
     """As the user named it: models:/NAME@ALIAS or a folder's name."""
     variant: str
     text_column: str
     pair_column: str | None
     label_column: str
-    max_length: int
+    max_length: Annotated[int, Field(ge=SHORTEST)]
     learning_rate: float
     seed: int
     best_epoch: int
@@ -49,6 +49,25 @@ class FitFacts:
     scores: dict[str, float]
     scored_on: str
     train_sha256: str
+
+
+def read_facts(folder: Path) -> FitFacts | None:
+    """finetune.json; None where there is none, as in folders from elsewhere.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    path = folder / FINETUNE_FILE
+    values = read_json(path)
+    try:
+        return TypeAdapter(FitFacts).validate_python(values) if values else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(
+            f"{path} is not as launch/finetune.py wrote it ({where}: {first['msg']}); copy it from there again, or "
+            "take it away, and config.json says what the model is"
+        ) from None
 
 
 def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts: FitFacts, run_id: str | None) -> None:
@@ -102,11 +121,9 @@ class FittedModel:
         Raises:
             UserError: the folder is no fitted model.
         """
-        config = read_json(folder / "config.json")
-        facts = read_json(folder / FINETUNE_FILE)
-        name = facts.get("task") or _task_of(config, folder)
-        names = [text for _, text in sorted((int(key), text) for key, text in config.get("id2label", {}).items())]
-        task = make_task(name, names)
+        config, facts = load_config(folder), read_facts(folder)
+        name = facts.task if facts else _task_of(config, folder)
+        task = make_task(name, [str(text) for _, text in sorted(config.id2label.items())])
         model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
         if missing:
             raise UserError(
@@ -114,11 +131,11 @@ class FittedModel:
                 "folder that launch/finetune.py wrote"
             )
         tokenizer = load_tokenizer(folder)
-        longest = min(
-            facts.get("max_length") or max_length(model.config, tokenizer), max_length(model.config, tokenizer)
-        )
+        longest = max_length(model.config, tokenizer)
+        if facts:
+            longest = min(facts.max_length, longest)
         has_token_types = getattr(model.config, "type_vocab_size", 0) > 1
-        columns = Columns(facts["text_column"], facts["pair_column"], facts["label_column"]) if facts else None
+        columns = Columns(facts.text_column, facts.pair_column, facts.label_column) if facts else None
         return cls(model, task, Preprocessor(tokenizer, longest, has_token_types), columns)
 
     def predict(self, examples: Examples, batch_size: int = 32) -> tuple[list[Prediction], int]:
@@ -130,10 +147,10 @@ class FittedModel:
         return self.task.decode(outputs, encoded, examples), encoded.num_truncated
 
 
-def _task_of(config: Mapping[str, Any], folder: Path) -> str:
-    architecture = str((config.get("architectures") or ["a model without architectures"])[0])
+def _task_of(config: PreTrainedConfig, folder: Path) -> str:
+    architecture = str((config.architectures or ["a model without architectures"])[0])
     if architecture.endswith("ForSequenceClassification"):
-        one_number = config.get("problem_type") == "regression" or len(config.get("id2label", {})) == 1
+        one_number = config.problem_type == "regression" or config.num_labels == 1
         return "regression" if one_number else "classification"
     if architecture.endswith("ForTokenClassification"):
         return "token_classification"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from data_prep.errors import UserError
 from trainer.finetune.batches import Collator
 from trainer.finetune.tasks import Row
 from trainer.using.fill_mask import quiet_transformers
@@ -60,6 +61,11 @@ class FitResult:
     scores: dict[str, float]
 
 
+def order(scores: Mapping[str, float], metric: str) -> tuple[float, float]:
+    """What the better of two fits, or of two epochs, has more of: the metric, and where that ties a lower loss."""
+    return scores[metric], -scores["loss"]
+
+
 def fit(
     model: PreTrainedModel,
     rows: Sequence[Row],
@@ -69,7 +75,7 @@ def fit(
     settings: FitSettings,
     record: Callable[[Point], None] = lambda point: None,
 ) -> FitResult:
-    """Train the parameters that have gradients; `score` gives the valid loss and metrics, `metric` chooses the epoch.
+    """Train the parameters that have gradients; `score` gives the valid loss and metrics, which choose the epoch.
 
     Everything random follows from the settings' seed; the head was made before.
     """
@@ -107,7 +113,11 @@ def fit(
         )
         trainer.score = score
         trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        try:
+            trainer.train()
+        except Diverged:
+            if not keeper.best_scores:
+                raise
     keeper.restore(model)
     return FitResult(tuple(recorder.points), keeper.best_epoch, keeper.best_scores)
 
@@ -115,6 +125,10 @@ def fit(
 def groups_by_length(rows: Sequence[Row], batch_size: int) -> bool:
     """Whether batches are of rows alike in length, so that little is padding."""
     return "input_ids" in rows[0] and len(rows) >= FEWEST_GROUPED_BATCHES * batch_size
+
+
+class Diverged(UserError):
+    """A fit came to nothing: what the model answers is no number any more."""
 
 
 class _Trainer(Trainer):
@@ -134,9 +148,11 @@ class _BestWeights(TrainerCallback):
     """Keeps the trained weights of the best epoch in memory: nothing of an encoder's size is written each epoch."""
 
     def __init__(self, metric: str, patience: int | None) -> None:
-        self._metric = f"eval_{metric}"
+        self._metric = metric
         self._patience = patience
         self._weights: dict[str, torch.Tensor] = {}
+        self._improved_epoch = 0
+        """The last in which the metric itself rose."""
         self.best_epoch = 0
         self.best_scores: dict[str, float] = {}
 
@@ -144,17 +160,17 @@ class _BestWeights(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> TrainerControl:
         metrics: dict[str, float] = given["metrics"]
+        scores = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
         epoch = round(state.epoch or 0)
-        if not self.best_scores or metrics[self._metric] > self.best_scores[self._metric.removeprefix("eval_")]:
-            self.best_epoch = epoch
-            self.best_scores = {
-                name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")
-            }
+        if not self.best_scores or scores[self._metric] > self.best_scores[self._metric]:
+            self._improved_epoch = epoch
+        if not self.best_scores or order(scores, self._metric) > order(self.best_scores, self._metric):
+            self.best_epoch, self.best_scores = epoch, scores
             trained = given["model"].named_parameters()
             self._weights = {
                 name: parameter.detach().to("cpu", copy=True) for name, parameter in trained if parameter.requires_grad
             }
-        elif self._patience is not None and epoch - self.best_epoch >= self._patience:
+        if self._patience is not None and epoch - self._improved_epoch >= self._patience:
             control.should_training_stop = True
         return control
 

@@ -11,9 +11,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from data_prep.files import storage
+from data_prep.settings import validate_settings
 from trainer.finetune.comparison import failure_lines, length_lines, rate_lines, score_lines
 from trainer.finetune.experiment import Fit, Setting, VariantResult
 from trainer.finetune.fitted_model import FitFacts, save_fitted_model
+from trainer.finetune.fitting import order
 from trainer.finetune.plan import FitRequest
 from trainer.finetune.runs import ExperimentRuns
 from trainer.settings.watching import TrackingSettings
@@ -32,7 +34,7 @@ class Best:
     fit: Fit | None = None
 
     def keep(self, model: PreTrainedModel, one: Fit) -> None:
-        if self.fit is None or one.valid_scores[self.metric] > self.fit.valid_scores[self.metric]:
+        if self.fit is None or order(one.valid_scores, self.metric) > order(self.fit.valid_scores, self.metric):
             self.model, self.fit = model, one
 
 
@@ -82,13 +84,17 @@ def _figures(result: VariantResult, metrics: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def open_runs(request: FitRequest) -> ExperimentRuns:
+def tracking_settings(request: FitRequest) -> TrackingSettings | None:
+    """Where the runs go; None for nowhere.
 
+    Raises:
+        UsageError: MLflow takes no experiment of that name.
+    """
     if request.no_tracking:
-        return ExperimentRuns.silent()
+        return None
     uri = resolve_tracking_uri(request.tracking_uri)
-    settings = TrackingSettings(uri=uri, experiment=request.experiment, run_name=f"{request.task}-{request.train.stem}")
-    return ExperimentRuns.open(settings, request.output)
+    named = {"uri": uri, "experiment": request.experiment, "run_name": f"{request.task}-{request.train.stem}"}
+    return validate_settings(TrackingSettings, named, "the command line")
 
 
 def log_results(

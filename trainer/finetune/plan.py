@@ -14,7 +14,7 @@ from trainer.finetune.examples import Columns
 from trainer.finetune.experiment import Setting, make_model
 from trainer.finetune.frozen import check_room
 from trainer.finetune.parameters import letters_line, parameter_lines, trainable_parameters
-from trainer.finetune.tasks import Preprocessor
+from trainer.finetune.tasks import Preprocessor, TaskName
 from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
 from trainer.using.pretrained import load_config, load_tokenizer, max_length
 from trainer.watching.console import duration
@@ -27,7 +27,7 @@ class FitRequest:
     """What was asked for, in the words of the command line; None where the model or the task decides."""
 
     model: str
-    task: str
+    task: TaskName
     train: Path
     valid: Path | None
     test: Path | None

@@ -42,17 +42,13 @@ class ExperimentRuns:
         self._fits_are_sent = True
 
     @classmethod
-    def open(cls, settings: TrackingSettings, folder: Path) -> ExperimentRuns:
-        """Begin the parent run; what is not sent yet waits in `folder`.
+    def open(cls, settings: TrackingSettings | None, folder: Path) -> ExperimentRuns:
+        """Begin the parent run; what is not sent yet waits in `folder`. Without settings nothing is logged.
 
         Raises:
             UserError: the folder cannot be written.
         """
         return cls(settings, folder)
-
-    @classmethod
-    def silent(cls) -> ExperimentRuns:
-        return cls(None, Path())
 
     def child(self, variant: str, seed: int, rate: float) -> FitRun:
         """Begin the run of one fit; a server that did not answer before is not waited for."""
@@ -111,6 +107,10 @@ class FitRun:
 
     def record(self, point: Point) -> None:
         self._log.log(point.step, {point.name: point.value})
+
+    def fail(self) -> None:
+        """End the run of a fit that came to nothing."""
+        self._end("FAILED")
 
     def finish(self, one: Fit) -> None:
         """Log the scores that are reported, and end the run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from trainer.finetune.examples import Examples, text_of
 from trainer.finetune.metrics import classification_scores, regression_scores
 from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, tokenise_rows
 
+LARGEST_LABEL = float(np.finfo(np.float32).max)
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
 
 
@@ -93,8 +95,10 @@ class RegressionTask:
             value = float(cell)
         except (TypeError, ValueError):
             raise ValueError(f"{cell!r} is no number, and regression needs one") from None
-        if not np.isfinite(value):
-            raise ValueError(f"{cell!r} is not finite, and regression needs a finite number")
+        except OverflowError:
+            value = math.inf
+        if not abs(value) <= LARGEST_LABEL:
+            raise ValueError(f"{cell!r:.40} is not finite as a float32, and regression needs a finite number")
         return value
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:

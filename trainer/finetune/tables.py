@@ -15,6 +15,7 @@ import numpy
 import pandas
 
 from data_prep.errors import UsageError, UserError
+from data_prep.files import storage
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 REPEATED = "repeated"
@@ -72,21 +73,20 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
 
 
 def write_table(table: pandas.DataFrame, path: Path) -> None:
-    """Write in the format that the file's ending names; lists become text joined by spaces in tsv and csv.
+    """Write in the format that the file's ending names, all or nothing; lists in tsv and csv become text with spaces.
 
     Raises:
         UserError: the file cannot be written.
     """
     check_suffix(path)
     try:
-        if path.suffix == ".parquet":
-            table.to_parquet(path, index=False)
-        elif path.suffix == ".jsonl":
-            table.to_json(path, orient="records", lines=True, force_ascii=False)
-        else:
-            table.map(_flat).to_csv(path, sep="\t" if path.suffix == ".tsv" else ",", index=False)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror or error}); give another file") from None
+        with storage.local_write(path) as partial:
+            if path.suffix == ".parquet":
+                table.to_parquet(partial, index=False)
+            elif path.suffix == ".jsonl":
+                table.to_json(partial, orient="records", lines=True, force_ascii=False)
+            else:
+                table.map(_flat).to_csv(partial, sep="\t" if path.suffix == ".tsv" else ",", index=False)
     except (ValueError, TypeError) as error:  # pyarrow's, of a column that holds values of several kinds
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot hold this table ({reason}); write .jsonl instead") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from trainer.finetune.examples import Examples
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
 IGNORED = -100
 """Label of a place that counts for nothing in transformers' losses."""
 

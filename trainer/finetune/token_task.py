@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from trainer.finetune.examples import Examples, text_of
 from trainer.finetune.metrics import tagging_scores
 from trainer.finetune.sequence_tasks import softmax
+from trainer.finetune.tables import is_missing
 from trainer.finetune.tasks import IGNORED, Encoded, Output, Prediction, Preprocessor
 
 OUTSIDE = "O"
@@ -39,16 +42,19 @@ class TokenTask:
         }
 
     def parse_text(self, cell: Any) -> list[str]:
-        words = cell.split() if isinstance(cell, str) else [text_of(word) for word in cell]
+        words = [text_of(word) for word in _items(cell, "words")]
         if not words:
             raise ValueError("there is no word")
         return words
 
     def parse_label(self, cell: Any, text: Any) -> list[str]:
-        tags = cell.split() if isinstance(cell, str) else [str(tag) for tag in cell]
+        tags = _items(cell, "tags")
         if len(tags) != len(text):
             raise ValueError(f"{len(tags)} tags for {len(text)} words; each word needs one")
-        return tags
+        missing = [place for place, tag in enumerate(tags, start=1) if is_missing(tag)]
+        if missing:
+            raise ValueError(f"word {missing[0]:,} has no tag; each word needs one, and {OUTSIDE!r} is one")
+        return [text_of(tag).strip() for tag in tags]
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
         encoded = preprocessor.tokenizer(
@@ -93,6 +99,17 @@ class TokenTask:
 
     def show_label(self, label: Sequence[str]) -> str:
         return " ".join(label)
+
+
+def _items(cell: Any, what: str) -> list[Any]:
+    """The items of a list (Parquet's are numpy's), or of a text parted by spaces."""
+    if isinstance(cell, str):
+        return cell.split()
+    if isinstance(cell, np.ndarray):
+        return list(cell.tolist())
+    if not isinstance(cell, list):
+        raise ValueError(f"the cell holds a {type(cell).__name__}, and this task reads a list of {what}, or a text")
+    return cell
 
 
 def _kept(length: int, most: int) -> list[int]:

@@ -1,15 +1,19 @@
 """What DeepSpeed itself would refuse of a user's settings, told before any process group starts.
 
 DeepSpeed refuses an unknown nested key or a wrong type in `deepspeed.initialize`, when all ranks have met and the model
-is built, or when it first uses the value. Its own schemas are asked here instead, where it has any; importing them
-takes seconds, so they are only where a user gives sections.
+is built, or when it first uses the value, as a package or a folder that is not there. Its own schemas are asked here
+instead, where it has any; importing them takes seconds, so they are only where a user gives sections.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import math
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UsageError
@@ -20,14 +24,29 @@ _SWITCHES = frozenset(
     """prescale_gradients wall_clock_breakdown memory_breakdown dump_state disable_python_gc zero_force_ds_cpu_optimizer
     zero_allow_untested_optimizer""".split()
 )
+_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
+"""By section: what DeepSpeed imports once it is enabled."""
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def check_sections(config: RunConfig, world_size: int, device_type: str) -> None:
-    """Refuse what DeepSpeed does not know in the sections of `config.deepspeed`, and values of another type than its.
+    """Refuse what DeepSpeed does not know in the sections of `config.deepspeed`, and monitors without their packages.
+
+    On every rank, although rank 0 alone reports: one that ended alone would have the others wait for it.
 
     Raises:
-        UsageError: unknown keys, with the nearest names, and values of a wrong type; all in one.
+        UsageError: unknown keys, with the nearest names, and values of a wrong type; else packages that are not
+            installed; all in one.
+    """
+    check_values(config, world_size, device_type)
+    _refuse(list(missing_packages(config, world_size)))
+
+
+def check_values(config: RunConfig, world_size: int, device_type: str) -> None:
+    """The part of `check_sections` that is the same on every host.
+
+    Raises:
+        UsageError: unknown keys and values of a wrong type.
     """
     given = config.deepspeed or {}
     settings = deepspeed_config(config, world_size)
@@ -35,6 +54,10 @@ def check_sections(config: RunConfig, world_size: int, device_type: str) -> None
     if any(isinstance(section, dict) for section in given.values()):
         os.environ.setdefault("DS_ACCELERATOR", device_type)  # DeepSpeed looks for one when it is imported
         problems += problems_of(settings, set(given)) or _problem_of_the_whole(settings)
+    _refuse(problems)
+
+
+def _refuse(problems: list[str]) -> None:
     if problems:
         raise UsageError(f"DeepSpeed refuses its settings (deepspeed: or --deepspeed_config): {'; '.join(problems)}")
 
@@ -48,7 +71,7 @@ def _wrong_values(given: dict[str, Any]) -> Iterator[str]:
     if steps is not None and not _is_whole(steps):
         yield f"steps_per_print={steps!r} must be a whole number from 1"
     factor = given.get("gradient_predivide_factor", 1.0)
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
         yield f"gradient_predivide_factor={factor!r} must be a number above 0"
     level = given.get("log_level")
     if level is not None and level not in _LOG_LEVELS:
@@ -70,6 +93,59 @@ def _problem_of_the_whole(settings: dict[str, Any]) -> list[str]:
     except Exception as error:  # noqa: BLE001 - a TypeError or AttributeError where a value is of a wrong type
         return [" ".join(str(error).split())]
     return []
+
+
+def missing_packages(config: RunConfig, world_size: int) -> Iterator[str]:
+    """Packages without which DeepSpeed's monitors would end the run."""
+    enabled = _enabled_monitors(config, world_size)
+    for section, package in _PACKAGES.items():
+        if section in enabled and importlib.util.find_spec(package) is None:
+            yield f"{section}.enabled=True needs the package {package}: install it, or leave the section out"
+
+
+def unwritable_output(config: RunConfig, world_size: int) -> Iterator[str]:
+    """Folders and files that DeepSpeed's monitors and profiler could not write from this host; rank 0 writes them."""
+    for section, monitor in _enabled_monitors(config, world_size).items():
+        if section not in ("tensorboard", "csv_monitor"):
+            continue
+        if reason := _why_unwritable(Path(monitor.output_path, monitor.job_name)):
+            yield f"{section}.output_path={monitor.output_path!r} cannot be written ({reason}): name another folder"
+    profiler = (config.deepspeed or {}).get("flops_profiler", {})
+    if profiler.get("enabled") and (name := profiler.get("output_file")) and (reason := _why_no_file(Path(name))):
+        yield f"flops_profiler.output_file={name!r} cannot be written ({reason}): name another file"
+
+
+def _enabled_monitors(config: RunConfig, world_size: int) -> dict[str, Any]:
+    """DeepSpeed's own reading of the sections of its monitors, where they are enabled."""
+    names = ("tensorboard", "wandb", "csv_monitor", "comet")
+    if not any(name in (config.deepspeed or {}) for name in names):
+        return {}
+    from deepspeed.monitor.config import get_monitor_config
+
+    monitors = get_monitor_config(deepspeed_config(config, world_size))
+    return {name: getattr(monitors, name) for name in names if getattr(monitors, name).enabled}
+
+
+def _why_no_file(path: Path) -> str | None:
+    """Why this file cannot be written; None where it can."""
+    if path.is_dir():
+        return "it is a folder"
+    if path.exists():  # also a device, or a file in a folder where no other can be made
+        return None if os.access(path, os.W_OK) else "permission denied"
+    return _why_unwritable(path.absolute().parent)
+
+
+def _why_unwritable(folder: Path) -> str | None:
+    """Why no file can be made in a folder that may still have to be made itself; None where one can.
+
+    It is tried: the mode of a folder does not tell, for root and on disks of other machines.
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return None
+    except OSError as error:
+        return error.strerror
 
 
 def problems_of(settings: dict[str, Any], names: set[str]) -> list[str]:

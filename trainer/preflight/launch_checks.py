@@ -21,7 +21,7 @@ SECRET_REMEDY = (
     "keep it in a file of your own on every host (~/.mlflow/credentials, ~/.aws/credentials, both with mode 600) and "
     "take it out of the environment and of .deepspeed_env, or start with launch/nodes.py, which leaves it out"
 )
-_USER_INFO = re.compile(r"://[^/\s@:]*:[^/\s@]+@")
+_USER_INFO = re.compile(r"://[^/\s@:]*:(?!\d+/)[^\s@]+@")  # a password may hold "/", which a port does not
 _MIN_SECRET_LENGTH = 6  # shorter ones stand in other words by chance
 _NOT_SECRET = re.compile(r"AWS_ACCESS_KEY_ID|TOKENIZERS_PARALLELISM|.*_(FILE|PATH|DIR)")
 

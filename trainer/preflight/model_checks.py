@@ -10,14 +10,17 @@ from trainer.checkpoints.format import list_steps
 from trainer.config import RunConfig
 from trainer.engine import check_precision
 from trainer.init_from import look_at_initial_weights
-from trainer.preflight.deepspeed_sections import check_sections
+from trainer.preflight.deepspeed_sections import check_values, missing_packages, unwritable_output
 from trainer.preflight.finding import Finding
 
 
 def check_device(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
     """That the device computes in the precision asked for, and that DeepSpeed takes the sections given to it."""
     check_precision(config, device.type)
-    check_sections(config, world_size, device.type)
+    check_values(config, world_size, device.type)
+    # The run itself may start on other hosts, with packages and disks of their own.
+    for text in (*missing_packages(config, world_size), *unwritable_output(config, world_size)):
+        yield Finding("warn", "deepspeed", f"{text}; ignore this where the run starts on hosts that have it")
     given = ", with settings of its own" if config.deepspeed else ""
     yield Finding("ok", "deepspeed", f"{config.training.precision} at ZeRO {config.zero.stage} on {device.type}{given}")
 

@@ -23,6 +23,7 @@ from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoints.upload import check_upload_wait
 from trainer.config import RunConfig
 from trainer.deepspeed_config import deepspeed_config
+from trainer.preflight.deepspeed_sections import unwritable_output
 from trainer.preflight.disk_checks import check_disk
 from trainer.preflight.finding import Finding, Level, guarded
 from trainer.preflight.launch_checks import has_password
@@ -42,6 +43,7 @@ def cheap_findings(config: RunConfig, world_size: int, device: torch.device) -> 
         *guarded("batch", lambda: check_batches(config, world_size)),
         *guarded("memory", lambda: check_memory(config, world_size, device)),
         *guarded("disk", lambda: check_disk(config)),
+        *(Finding("fail", "deepspeed", text) for text in unwritable_output(config, world_size)),
         *guarded("op cache", check_op_cache),
         *guarded("secrets", lambda: check_secrets(sys.argv)),
     ]

@@ -5,6 +5,7 @@ An error ends a rank at once, without waiting for collectives, so that the other
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch.distributed
 
-from data_prep.errors import UserError
+from data_prep.errors import UserError, unusable_name
 from data_prep.terminal import paragraph
 from trainer.ranks.meeting import RankIsMissing
 
@@ -47,6 +48,10 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
         _leave(f"error: {paragraph(error)}", error.exit_status)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
+    except OSError as error:
+        if (told := unusable_name(error)) is None:
+            _leave(_explain(error), 1)
+        _leave(f"error: {paragraph(told)}", told.exit_status)
     except SystemExit as error:
         end_process(error.code if isinstance(error.code, int) else int(error.code is not None))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
@@ -55,13 +60,14 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
 
 
 def outlive_the_reader() -> None:
-    """Let standard output and error write to nowhere once their reader is gone.
+    """Let standard output and error write to nowhere once their reader is gone; a full disk loses lines, and no more.
 
     A launcher that is killed takes the reader of both with it, and a rank must neither fail on its next line nor lose
     its watchdog in one: it notices the loss (`trainer/ranks/launcher.py`), saves and leaves.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         buffer = io.BufferedWriter(_Unbreakable(descriptor, "w", closefd=False))
         setattr(sys, name, io.TextIOWrapper(buffer, "utf-8", errors="backslashreplace", line_buffering=True))
@@ -75,7 +81,9 @@ class _Unbreakable(io.FileIO):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
-            return memoryview(data).nbytes
+        except OSError:  # a full disk, which may have room again; a terminal that hung up
+            pass
+        return memoryview(data).nbytes
 
 
 def is_lost_peer(error: BaseException) -> bool:

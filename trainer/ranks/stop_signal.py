@@ -1,9 +1,10 @@
-"""A polite request to stop: SIGTERM, SIGINT or SIGUSR1 asks for a checkpoint, a second one ends the process at once.
+"""A polite request to stop: SIGTERM, SIGINT, SIGUSR1 or SIGHUP asks for a checkpoint, a second one ends at once.
 
-The loss of the launcher asks for it too (`trainer/ranks/launcher.py`). Until the ranks have their group the first one
-ends the process: there is nothing to save, and a rank whose peer is lost would wait for it. A rank waits for another
-outside Python, at the meeting as in a collective, where no handler runs; so the interpreter writes the signal's number
-to a pipe, and a thread reads it and judges.
+A SIGHUP that is ignored already, as under nohup, stays so. The loss of the launcher asks for a checkpoint too
+(`trainer/ranks/launcher.py`). Until the ranks have their group the first signal ends the process: there is nothing to
+save, and a rank whose peer is lost would wait for it. A rank waits for another outside Python, at the meeting as in a
+collective, where no handler runs; so the interpreter writes the signal's number to a pipe, and a thread reads it and
+judges.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REPEAT_SECONDS = 2.0
 """Within these a signal is the first one again: on Ctrl-C a terminal signals launcher and ranks alike, and the launcher
 (deepspeed, torchrun) passes it on to the ranks once more, as SIGTERM."""
 
-_NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopSignal:
@@ -48,6 +49,8 @@ class StopSignal:
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)  # first, lest a signal is lost between
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not this process's
         for number in _NUMBERS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # under nohup
             signal.signal(number, lambda *_: None)  # the number of a signal without a handler is not written
         watch_launcher(lambda: self._ask("the loss of its launcher"))
 

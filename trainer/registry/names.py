@@ -16,8 +16,10 @@ def check_names(name: str, alias: str | None) -> None:
     Raises:
         UsageError: the name or the alias is of a form that MLflow does not allow.
     """
-    if name != name.strip() or not regex.fullmatch(r"[^/:@%'\"]{1,250}", name) or not name.strip("."):
-        raise UsageError(f"--name {name!r} cannot name a registered model; leave out / : @ % and quotation marks")
+    if name != name.strip() or not regex.fullmatch(r"[^/:@%?'\"\p{Cc}\p{Cs}]{1,250}", name) or not name.strip("."):
+        raise UsageError(
+            f"--name {name!r} cannot name a model; leave out / : @ % ?, quotation marks and control characters"
+        )
     if alias is not None and (
         not regex.fullmatch(r"[\w-]{1,255}", alias) or regex.fullmatch(r"v\d+|latest", alias, regex.IGNORECASE)
     ):

@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,13 +23,14 @@ import regex
 
 from data_prep.errors import UserError
 from trainer.registry.names import check_names
+from trainer.registry.provenance import read_checked_provenance
 from trainer.registry.pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.delivery import find_or_create_experiment
 from trainer.tracking.mlflow_server import redact, registry_client, resolve_tracking_uri, short
-from trainer.tracking.tracking import flatten
+from trainer.tracking.params import flatten
 from trainer.using.fill_mask import quiet_transformers
-from trainer.using.model_folder import check_model_folder, folder_digest, read_card, read_provenance
+from trainer.using.model_folder import check_model_folder, folder_digest, read_card
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
 
 MAX_TAG_LENGTH = 5000
-MAX_LINEAGE = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
+DIGESTS_A_TAG = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
 DATA_DIGESTS = "data_digests"
 DATA_LINEAGE = "data_lineage"
 DEFAULT_EXPERIMENT = "clozeworks"
@@ -81,7 +82,7 @@ def register(
     check_names(name, alias)
     check_model_folder(folder, strict=True)
     uri = resolve_tracking_uri(tracking_uri)
-    provenance = read_provenance(folder)
+    provenance = read_checked_provenance(folder)
     digest = folder_digest(folder)
     all_tags = {**provenance_tags(folder, provenance), DIGEST_TAG: digest, **(tags or {})}
     with registry_client(uri, f"registering {name}", moves_alias=True) as client:
@@ -122,16 +123,23 @@ def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> No
 def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, str]:
     """What an export says of its origin, as version tags; the resolved configuration by its digest."""
     special = (DATA_DIGESTS, DATA_LINEAGE)
-    tags = flatten({name: value for name, value in provenance.items() if name not in special and value is not None})
+    others = {name: value for name, value in provenance.items() if name not in special and value is not None}
+    tags = flatten(others, TAG_PREFIX)
     if DATA_DIGESTS in provenance:  # its keys are addresses, which cannot be names of tags
-        tags[DATA_DIGESTS] = redact(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
-    if provenance.get(DATA_LINEAGE):  # the oldest of a very long one are left out
-        tags[DATA_LINEAGE] = ",".join(provenance[DATA_LINEAGE][:MAX_LINEAGE])
+        tags[TAG_PREFIX + DATA_DIGESTS] = redact(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
+    tags |= lineage_tags(provenance.get(DATA_LINEAGE) or ())
     config = folder / "training_config.yaml"
     if config.is_file():
-        tags["config_digest"] = hashlib.sha256(config.read_bytes()).hexdigest()
+        tags[TAG_PREFIX + "config_digest"] = hashlib.sha256(config.read_bytes()).hexdigest()
     short_enough = {name: text for name, text in tags.items() if len(text) <= MAX_TAG_LENGTH}
-    return {TAG_PREFIX + regex.sub(r"[^\w./-]", "_", name): text for name, text in short_enough.items()}
+    return {regex.sub(r"[^\w./-]", "_", name): text for name, text in short_enough.items()}
+
+
+def lineage_tags(lineage: Sequence[str]) -> dict[str, str]:
+    """The digests in tags of their own: data_lineage, and of a long one data_lineage.1 and so on."""
+    parts = [lineage[start : start + DIGESTS_A_TAG] for start in range(0, len(lineage), DIGESTS_A_TAG)]
+    names = [TAG_PREFIX + DATA_LINEAGE + (f".{number}" if number else "") for number in range(len(parts))]
+    return {name: ",".join(part) for name, part in zip(names, parts, strict=True)}
 
 
 def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from data_prep.errors import UserError
 from trainer.using.fill_mask import MASK_TOKEN, FillMask, quiet_transformers
 from trainer.using.model_folder import FINETUNE_FILE, read_config, read_json
 from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
@@ -66,7 +67,7 @@ def load_served(folder: Path) -> ServedModel:
     Raises:
         UserError: transformers cannot load it as that, or it lacks weights of that.
     """
-    architecture = str((read_config(folder).get("architectures") or [""])[0])
+    architecture = _architecture(folder)
     for ending, (task, auto_class) in PIPELINES.items():
         if architecture.endswith(ending):
             model, missing = load_pretrained(auto_class, folder, f"a model for {task}")
@@ -74,7 +75,7 @@ def load_served(folder: Path) -> ServedModel:
             tokenizer, facts = load_tokenizer(folder), read_json(folder / FINETUNE_FILE)
             longest = max_length(model.config, tokenizer)
             example = PAIR_EXAMPLE if facts.get("pair_column") else TEXT_EXAMPLE
-            return ServedModel(model, tokenizer, task, example, min(facts.get("max_length") or longest, longest))
+            return ServedModel(model, tokenizer, task, example, min(_fitted_length(folder, facts) or longest, longest))
     for ending, auto_class in WITHOUT_PIPELINE.items():
         if architecture.endswith(ending):
             model, missing = load_pretrained(auto_class, folder, "a model for question answering")
@@ -84,3 +85,21 @@ def load_served(folder: Path) -> ServedModel:
     example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
     longest = max_length(filler.model.config, filler.tokenizer)
     return ServedModel(filler.model, filler.tokenizer, "fill-mask", example, longest)
+
+
+def _architecture(folder: Path) -> str:
+    """The class that the folder's model was saved as; empty where it does not say."""
+    named = read_config(folder).get("architectures") or [""]
+    if not isinstance(named, list):
+        raise UserError(
+            f"{folder}/config.json has architectures={named!r}, which is no list of names; export the model again"
+        )
+    return str(named[0])
+
+
+def _fitted_length(folder: Path, facts: dict[str, Any]) -> int | None:
+    """Tokens at which fitting cut a text; None where its file does not say."""
+    length = facts.get("max_length")
+    if length is not None and not isinstance(length, int):
+        raise UserError(f"{folder / FINETUNE_FILE} has max_length={length!r}, which is no number of tokens; mend it")
+    return length

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import regex
+
 from data_prep.errors import UsageError, UserError
 from trainer.registry.names import PREVIOUS, check_promoted
 from trainer.registry.promotion import Condition, Verdict, aliases_of, judge
@@ -17,7 +19,7 @@ from trainer.registry.registry import point_alias
 from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
 
 SCORES_PREFIX = TAG_PREFIX + "scores."
-LINEAGE_TAG = TAG_PREFIX + "data_lineage"
+LINEAGE_TAGS = regex.escape(TAG_PREFIX + "data_lineage") + r"(\.\d+)?"
 DIGESTS_TAG = TAG_PREFIX + "data_digests"
 _MIN_DIGEST_DIGITS = 8
 _DIGITS_SHOWN = 12
@@ -53,7 +55,8 @@ class ModelVersion:
     @property
     def data_lineage(self) -> tuple[str, ...]:
         """Manifest digests of the data that it saw and of the versions which those grew from."""
-        lineage = tuple(digest for digest in self.tags.get(LINEAGE_TAG, "").split(",") if digest)
+        parts = [text for name, text in self.tags.items() if regex.fullmatch(LINEAGE_TAGS, name)]
+        lineage = (digest for part in parts for digest in part.split(",") if digest)
         return tuple(dict.fromkeys((*self.data_digests, *lineage)))
 
     @property

@@ -66,7 +66,7 @@ class TrackingSettings(Settings):
     uri: str | None = Field(
         None, description="tracking server; by default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db"
     )
-    experiment: str = Field("clozeworks", min_length=1, description="experiment name")
+    experiment: str = Field("clozeworks", min_length=1, max_length=500, description="experiment name")
     run_name: str | None = Field(None, description="name of the run; by default the name of output_dir")
 
 

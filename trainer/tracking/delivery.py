@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.errors import UserError
 from trainer.tracking.mlflow_server import connect, redact, short
-from trainer.tracking.spool_folder import DataSetInput, Delivered, Point, SpoolFolder
+from trainer.tracking.spool_folder import DataSetInput, Delivered, Point, SpoolFolder, is_same_address
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,8 +39,9 @@ class Delivery:
         self._tracking_uri = redact(tracking_uri)
         self._warn = warn
         self._run_is_known = False
+        self._left_out: dict[str, str] = {}  # artifacts, with their digests, that there is no file to send of
         known = spool.record.delivered.tracking_uri
-        if known != self._tracking_uri:
+        if not is_same_address(known, self._tracking_uri):
             if known:
                 warn(f"the run was tracked at {known} before; {self._tracking_uri} gets all of it, in a run of its own")
             self._forget()
@@ -53,7 +54,7 @@ class Delivery:
             sent.run_id is not None
             and self._spool.unsent_bytes == 0
             and sent.status == record.status
-            and sent.artifacts == record.artifacts
+            and sent.artifacts | self._left_out == record.artifacts
             and sent.data_sets == [data_set_key(each) for each in record.data_sets]
             and sent.tags == record.tags
             and (record.parent_uuid is None or sent.parent_run_id is not None)
@@ -212,11 +213,17 @@ class Delivery:
     def _send_artifacts(self) -> None:
         record, sent = self._spool.record, self._spool.record.delivered
         for name, digest in record.artifacts.items():
-            if sent.artifacts.get(name) != digest:
-                folder = str(PurePosixPath(name).parent)
-                path = str(self._spool.folder / "artifacts" / name)
-                self._client.log_artifact(self._run_id, path, None if folder == "." else folder)
-                self._spool.deliver(artifacts={**sent.artifacts, name: digest})
+            if sent.artifacts.get(name) == digest:
+                continue
+            path, folder = self._spool.folder / "artifacts" / name, str(PurePosixPath(name).parent)
+            if (fault := self._spool.fault_of_artifact(name)) is not None:
+                if self._left_out.get(name) != digest:
+                    self._warn(f"{path} {fault}, so it is not sent; all else is")
+                self._left_out[name] = digest
+                continue
+            self._client.log_artifact(self._run_id, str(path), None if folder == "." else folder)
+            self._spool.deliver(artifacts={**sent.artifacts, name: digest})
+            self._left_out.pop(name, None)
 
     def _send_status(self) -> None:
         record, sent = self._spool.record, self._spool.record.delivered

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from data_prep.errors import UsageError, UserError
+from data_prep.files.urls import redact_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,7 +34,7 @@ SECRET_VARIABLES = (
     "AZURE_STORAGE_ACCESS_KEY",
     "HF_TOKEN",
 )
-_USER_INFO = re.compile(r"(?<=://)[^/\s@\"']+@")
+# Of paths with a query, which stand in errors of requests; of whole URLs the query goes in any case.
 _SECRET_QUERY = re.compile(
     r"(?i)([?&](?:x-amz-[\w-]+|x-goog-[\w-]+|awsaccesskeyid|sig|signature|token|access_token|api_key|key|password)=)"
     r"[^&\s\"']+"
@@ -174,12 +175,12 @@ def short(error: Exception) -> str:
 
 
 def redact(text: str) -> str:
-    """The text without passwords: `user:password@` of URLs, signatures in queries, secrets of the environment."""
+    """The text without passwords: user and query of URLs, signatures in other queries, secrets of the environment."""
     for name in SECRET_VARIABLES:
         secret = os.environ.get(name, "")
         if len(secret) >= 6:
             text = text.replace(secret, "***")
-    return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub("***@", text))
+    return _SECRET_QUERY.sub(r"\1***", redact_text(text))
 
 
 def view_hint(tracking_uri: str, experiment_id: str | None, run_id: str | None) -> str:
@@ -188,5 +189,5 @@ def view_hint(tracking_uri: str, experiment_id: str | None, run_id: str | None) 
         path = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
         return redact(tracking_uri.rstrip("/")) + path
     if tracking_uri.startswith("sqlite:"):
-        return f"mlflow ui --backend-store-uri {tracking_uri}"
+        return f"mlflow ui --backend-store-uri {redact(tracking_uri)}"
     return redact(tracking_uri)

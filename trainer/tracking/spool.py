@@ -14,9 +14,13 @@ import time
 import uuid
 from pathlib import Path
 
+from data_prep.errors import UserError
 from trainer.tracking.spool_folder import (
+    POINTS_NAME,
     RECORD_NAME,
+    SYNCED_NAME,
     DataSetInput,
+    Delivered,
     RunRecord,
     SpoolFolder,
     parse_line,
@@ -35,6 +39,13 @@ class Spool(SpoolFolder):
         record = read_record(folder) or RunRecord(
             run_uuid=uuid.uuid4().hex, started_at=now(), experiment=experiment, run_name=run_name
         )
+        self.copied_from = record.folder if _is_copy(folder, record) else None
+        """The folder that this one was copied from, whose run goes on there: this one is a run of its own."""
+        if self.copied_from is not None:
+            own = {"run_uuid": uuid.uuid4().hex, "run_name": run_name, "params": {}, "delivered": Delivered()}
+            record = record.model_copy(update=own)
+            (folder / SYNCED_NAME).unlink(missing_ok=True)
+        record.folder = str(folder.resolve())
         super().__init__(folder, record)
         self.last_step: dict[str, int] = {}  # of every key: what lies at or before it is not taken again
         self.num_damaged_lines = 0
@@ -125,6 +136,33 @@ class Spool(SpoolFolder):
             raise
         self._unwritten = b""
         self.size += len(data)
+
+
+def _is_copy(folder: Path, record: RunRecord) -> bool:
+    """Whether the run went on in another folder, where its record says that it lies, since it was copied from there.
+
+    One that was only staged to another disk, and whose original lies there as it was, is no copy in this sense.
+    """
+    if record.folder is None:
+        return False
+    there = Path(record.folder)
+    try:
+        other = None if there.samefile(folder) else read_record(there)
+        went_on = not _begins_with(folder / POINTS_NAME, there / POINTS_NAME)
+    except (UserError, OSError):  # it was moved away from there, or nobody can go on with it
+        return False
+    return other is not None and other.run_uuid == record.run_uuid and went_on
+
+
+def _begins_with(path: Path, other: Path) -> bool:
+    """Whether the file at `path` begins with all that `other` holds; a missing one is empty."""
+    if not path.exists():
+        return other.stat().st_size == 0
+    with open(path, "rb") as file, open(other, "rb") as beginning:
+        while piece := beginning.read(1 << 20):
+            if file.read(len(piece)) != piece:
+                return False
+    return True
 
 
 def now() -> int:

@@ -18,11 +18,13 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_validator
 
 from data_prep.errors import UserError
+from trainer.tracking.mlflow_server import redact
 
 GIT_TAG = "clozeworks.git_revision"
 LINEAGE_TAG = "clozeworks.data_lineage"
 """Tag of the run with the manifest digests of all data that its weights saw, parted by commas."""
 
+POINTS_NAME = "points.jsonl"
 RECORD_NAME = "run.json"
 SYNCED_NAME = "synced.json"
 _LARGEST = (1 << 63) - 1  # step or time that a server takes
@@ -70,6 +72,8 @@ class RunRecord(BaseModel):
     run_uuid: str
     parent_uuid: str | None = None
     """The `run_uuid` of the run that this one stands under; on the server that one is found by its tag."""
+    folder: str | None = None
+    """Where the record lay when the run was last begun or resumed."""
     started_at: int
     ended_at: int | None = None
     experiment: str
@@ -103,7 +107,7 @@ class SpoolFolder(ABC):
 
     @property
     def points_path(self) -> Path:
-        return self.folder / "points.jsonl"
+        return self.folder / POINTS_NAME
 
     @property
     def unsent_bytes(self) -> int:
@@ -128,6 +132,13 @@ class SpoolFolder(ABC):
                 offset += len(line)
         return points, offset
 
+    def fault_of_artifact(self, name: str) -> str | None:
+        """Why the file of an artifact may or can not be sent; None where it can."""
+        path = self.folder / "artifacts" / name
+        if not path.resolve().is_relative_to((self.folder / "artifacts").resolve()):
+            return "is a link that leads out of the run's artifacts"
+        return None if path.is_file() else "is lost"
+
     @abstractmethod
     def sync(self) -> None:
         """Bring the points to the disk itself, so that a server never knows more than the folder after a crash."""
@@ -151,7 +162,8 @@ class SyncedFolder(SpoolFolder):
             raise UserError(f"{folder} holds no {RECORD_NAME}, so no run was tracked there; give a run's OUTPUT_DIR")
         super().__init__(folder, record)
         synced = _read_synced(folder)
-        known = [each for each in (synced, record.delivered) if each is not None and each.tracking_uri == tracking_uri]
+        deliveries = [each for each in (synced, record.delivered) if each is not None]
+        known = [each for each in deliveries if is_same_address(each.tracking_uri, tracking_uri)]
         record.delivered = max(known, key=lambda each: each.sent_bytes, default=Delivered())
         self.size = _whole_lines(self.points_path)
         if record.delivered.sent_bytes > self.size:  # the folder was restored from an older copy
@@ -182,6 +194,11 @@ def read_record(folder: Path) -> RunRecord | None:
             f"{path} is damaged, so the MLflow run of this folder cannot be found again; remove it, and the "
             "points kept beside it are sent to a new run"
         ) from None
+
+
+def is_same_address(recorded: str, address: str) -> bool:
+    """Whether both name one server; earlier releases recorded `***@` for a user, and the query."""
+    return redact(recorded) == redact(address)
 
 
 def parse_line(line: bytes) -> list[Point] | None:

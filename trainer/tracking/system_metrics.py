@@ -6,6 +6,7 @@ a server that answers.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -25,14 +26,15 @@ class SystemMetrics:
 
     def read(self) -> dict[str, float]:
         """The metrics now; takes less than a millisecond on the CPU."""
-        memory, disk, network = psutil.virtual_memory(), psutil.disk_usage(str(self._folder)), psutil.net_io_counters()
+        memory, network = psutil.virtual_memory(), psutil.net_io_counters()
         metrics = {
             "cpu_utilization_percentage": psutil.cpu_percent(),
             "system_memory_usage_megabytes": (memory.total - memory.available) / MEGABYTE,
             "system_memory_usage_percentage": memory.percent,
-            "disk_usage_percentage": disk.percent,
-            "disk_available_megabytes": disk.free / MEGABYTE,
         }
+        with contextlib.suppress(OSError):  # the folder was removed; the next save makes it anew
+            disk = psutil.disk_usage(str(self._folder))
+            metrics |= {"disk_usage_percentage": disk.percent, "disk_available_megabytes": disk.free / MEGABYTE}
         if network is not None and self._network is not None:  # None in a container without interfaces
             received = network.bytes_recv - self._network.bytes_recv
             sent = network.bytes_sent - self._network.bytes_sent

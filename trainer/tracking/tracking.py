@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import sys
 import threading
 import time
@@ -19,6 +17,7 @@ from data_prep.errors import UserError
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.mlflow_server import import_mlflow, redact, request_limits, resolve_tracking_uri, short, view_hint
+from trainer.tracking.params import flatten
 from trainer.tracking.spool import Spool, now
 from trainer.tracking.spool_folder import DataSetInput
 
@@ -28,8 +27,6 @@ MAX_BACKOFF_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 10.0
 CLOSE_SECONDS = 15.0
 REQUEST_TIMEOUT_SECONDS = 30  # a slow server is waited for, in the thread; retries are the thread's own
-MAX_PARAM_LENGTH = 6000
-_NOT_IN_NAMES = re.compile(r"[^\w./ -]|/(?=[/.])")
 
 
 class MetricLog(Protocol):
@@ -113,6 +110,11 @@ class Tracker:
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); metrics are kept there") from None
         tracking_uri = resolve_tracking_uri(settings.uri, spool.record.delivered.tracking_uri or None)
+        if spool.copied_from is not None:
+            warn(
+                f"{folder} is a copy of {spool.copied_from}, whose MLflow run goes on there; this one begins an MLflow "
+                "run of its own, with the points so far"
+            )
         if spool.num_damaged_lines:
             warn(f"{spool.points_path} holds {spool.num_damaged_lines} damaged lines, which are left out")
         spool.update(status="RUNNING", parent_uuid=parent_uuid or spool.record.parent_uuid)
@@ -206,7 +208,7 @@ class Tracker:
         self._thread.join(timeout_seconds)
         if tell and not self.is_complete:
             self._warn(
-                f"not everything was sent to {self._tracking_uri}: {self._spool.unsent_bytes:,} bytes of points wait "
+                f"not everything was sent to {self.tracking_uri}: {self._spool.unsent_bytes:,} bytes of points wait "
                 f"in {self._spool.points_path}; launch/sync_tracking.py sends them, and so does a pretraining that is "
                 "started again"
             )
@@ -236,13 +238,13 @@ class Tracker:
             kind = str(error) if isinstance(error, UserError) else type(error).__name__
             if kind != self._told:
                 self._warn(
-                    f"tracking at {self._tracking_uri}: {short(error)}. Training goes on; points are kept in "
+                    f"tracking at {self.tracking_uri}: {short(error)}. Training goes on; points are kept in "
                     f"{self._spool.folder} and sent as soon as that is mended"
                 )
             self._told = kind
             return False
         if self._told is not None:
-            self._warn(f"tracking at {self._tracking_uri} works again; everything kept was sent")
+            self._warn(f"tracking at {self.tracking_uri} works again; everything kept was sent")
         self._told = None
         return True
 
@@ -251,19 +253,6 @@ class Tracker:
             action()
         except OSError as error:
             self._warn(f"{self._spool.folder} cannot be written ({error.strerror}); training goes on")
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as MLflow parameters: dotted names, values as text, without secrets."""
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-            continue
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        # A URL as a key (storage_options) is a name that MLflow refuses, and what it refuses would hold up the rest.
-        flat[_NOT_IN_NAMES.sub("_", redact(f"{prefix}{name}"))] = redact(text)[:MAX_PARAM_LENGTH]
-    return flat
 
 
 def print_warning(message: str) -> None:

@@ -70,6 +70,8 @@ class FillMask:
     """A model and its tokenizer, ready to fill masks on the CPU."""
 
     def __init__(self, model: MaskedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        from trainer.using.pretrained import max_length
+
         if tokenizer.mask_token_id is None:
             raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
         self.model = model.eval()
@@ -77,7 +79,7 @@ class FillMask:
         vocabulary = tokenizer.get_vocab()
         self._word_start = word_start_of(vocabulary)
         self._word_ids = sorted(set(vocabulary.values()) - set(tokenizer.all_special_ids))  # they may have holes
-        self._max_positions = min(model.config.max_position_embeddings, tokenizer.model_max_length)
+        self._max_positions = max_length(model.config, tokenizer)
 
     @classmethod
     def load(cls, folder: Path) -> FillMask:

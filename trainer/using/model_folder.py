@@ -14,11 +14,12 @@ PROVENANCE_FILE = "provenance.json"
 FINETUNE_FILE = "finetune.json"  # of fitted models alone
 CARD_FILE = "README.md"
 CONFIG_FILES = ("config.json", "tokenizer_config.json")
+INDEX_SUFFIX = ".safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
 
 
 def check_model_folder(folder: Path, strict: bool = False, name: str | None = None) -> None:
-    """Refuse a folder that is no model, has its weights as pickle only, or asks for code of its own.
+    """Refuse a folder that is no model, has its weights elsewhere or as pickle only, or asks for code of its own.
 
     With `strict` (what goes into a registry or comes from one) it must hold no pickle and no code at all.
 
@@ -35,6 +36,7 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
                 "without it"
             )
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    _check_weight_names(folder, name)
     pickles = [path.name for path in files if path.suffix.lower() in PICKLE_SUFFIXES]
     if not any(path.suffix == ".safetensors" for path in files if path.parent == folder):
         found = f" (only {', '.join(pickles)}, and a pickle can run code)" if pickles else ""
@@ -42,6 +44,26 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     unwanted = pickles + [path.name for path in files if path.suffix == ".py"]
     if strict and unwanted:
         raise UserError(f"{name} holds {', '.join(unwanted)}, which can run code; take it out and use safetensors only")
+
+
+def _check_weight_names(folder: Path, name: str) -> None:
+    """Refuse an index, or a config.json, that leads to weights outside the folder or to a pickle."""
+    explicit = read_config(folder).get("transformers_weights")
+    named = [] if explicit is None else [("config.json", explicit)]
+    is_whole = explicit is None and (folder / "model.safetensors").is_file()  # no index is read beside it
+    for path in [] if is_whole else sorted(folder.glob(f"*{INDEX_SUFFIX}")):
+        shards = read_json(path).get("weight_map")
+        if not isinstance(shards, dict):
+            raise UserError(f"{name} holds {path.name} without a weight_map; copy or export the model again")
+        named += [(path.name, shard) for shard in shards.values()]
+    for where, weights in named:
+        is_plain = isinstance(weights, str) and Path(weights).name == weights
+        is_plain = is_plain and weights.endswith((".safetensors", INDEX_SUFFIX))
+        if not is_plain or not (folder / weights).is_file():
+            raise UserError(
+                f"{where} of {name} names the weights {weights!r}, which is no .safetensors file in that folder; copy "
+                "or export the model again"
+            )
 
 
 def folder_digest(folder: Path) -> str:
@@ -87,12 +109,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no file, or none.
 
     Raises:
-        UserError: it is not JSON.
+        UserError: it is not JSON, or nested too deep.
     """
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); the folder is damaged; copy or export it again") from None
     return value if isinstance(value, dict) else {}

@@ -12,7 +12,8 @@ from trainer.evaluation import evaluate
 from trainer.run import Run, parameters_of
 from trainer.schedule import tokens_of_run
 from trainer.watching.console import evaluation_line, groups_line, step_line
-from trainer.watching.status import State, append_history, read_status, record_end, write_status
+from trainer.watching.status import append_history, read_status, record_end, write_status
+from trainer.watching.status_records import State
 from trainer.watching.throughput import Interval, flops_per_place, peak_flops
 
 

@@ -11,12 +11,12 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from trainer.watching.status_records import Event, State, is_event, is_status
 
 STATUS_NAME = "status.json"
 HISTORY_NAME = "history.jsonl"
-State = Literal["running", "finished", "stopped", "failed"]
-Event = Literal["started", "saved", "evaluated", "ended"]
 
 _LAUNCHED_AT = time.time()
 """Of this process, nearly: before anything that it notes of a run."""
@@ -35,9 +35,9 @@ def read_status(output_dir: Path) -> dict[str, Any] | None:
     """The status last written; None where there is none, or none that can be read (as after the loss of power)."""
     try:
         status = json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return status if isinstance(status, dict) and {"state", "written_at"} <= status.keys() else None
+    return status if is_status(status) else None
 
 
 def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> None:
@@ -48,18 +48,18 @@ def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> No
 
 
 def read_history(output_dir: Path) -> list[dict[str, Any]]:
-    """The lines of the history, oldest first; torn ones are left out, and without a file there are none."""
+    """The lines of the history, oldest first; torn ones are left out, and without a readable file there are none."""
     try:
         lines = (Path(output_dir) / HISTORY_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    except OSError:
         return []
     events = []
     for line in lines:
         try:
             events.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # a process was killed while it wrote
-    return [event for event in events if isinstance(event, dict) and {"at", "event"} <= event.keys()]
+    return [event for event in events if is_event(event)]
 
 
 def record_end(output_dir: Path, state: State, cause: str | None, step: int | None = None) -> None:

@@ -34,8 +34,9 @@ def test_a_number_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     assert workers("--workers", "3", megabytes=0.1) == 3
     assert workers(megabytes=0.1, settings=("num_workers=2",)) == 2
     assert workers("--workers", "1", megabytes=1000, settings=("num_workers=2",)) == 1
-    with pytest.raises(UsageError, match="--workers=0"):
-        workers("--workers", "0", megabytes=1)
+    for impossible in ("0", "4097", "9999999999"):
+        with pytest.raises(UsageError, match=f"--workers={impossible} is not possible"):
+            workers("--workers", impossible, megabytes=1)
 
 
 def test_what_lies_in_this_processs_memory_is_worked_on_by_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,12 @@ def test_a_misspelt_folder_or_a_file_is_told_and_nothing_is_made(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_note_that_is_not_utf_8_is_refused_before_anything_is_removed(command: Command, folder: Path) -> None:
+    before = files(folder)
+    assert command("remove", folder, "--source", "south", "--note", "bad\udcff") == 2
+    assert r"--note 'bad\udcff' is not UTF-8" in command.errors and files(folder) == before
+
+
 def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
     before = files(folder)
     assert command("remove", folder, "--source", "south", "--dry-run") == 0

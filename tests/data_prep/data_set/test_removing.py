@@ -180,6 +180,16 @@ def test_an_unfinished_removal_of_something_else_is_not_mixed_up(folder: Path, m
     assert verify_shards(str(folder)) == (manifest, []), "no shard of the other one is left"
 
 
+def test_a_damaged_removal_is_told_and_given_up_with_fresh(folder: Path) -> None:
+    (folder / ".removal").mkdir()
+    for damage in ("[]", "{}", "", '{"parent": 3}'):
+        (folder / ".removal" / "plan.json").write_text(damage)
+        with pytest.raises(UserError, match=r"plan.json is damaged.*--fresh"):
+            remove(folder, source="south")
+    manifest, _ = remove_documents(str(folder), RemovalRequest("south"), 1, fresh=True)
+    assert manifest.removed_sources == {"south"} and not (folder / ".removal").exists()
+
+
 def test_a_removal_that_another_command_overtook_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("data_prep.data_set.removing.publish", lambda *_: pytest.fail("stopped", pytrace=False))

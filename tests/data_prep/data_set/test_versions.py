@@ -6,14 +6,18 @@ import hashlib
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from data_prep.data_set.counting import split_record
 from data_prep.data_set.manifest import MANIFEST_NAME, Manifest, UnknownVersion, list_versions, read_manifest
+from data_prep.data_set.shards import shard_name
 from data_prep.data_set.verify import verify_shards
 from data_prep.data_set.versions import (
     PREPARATION_WORK,
     delete_older_versions,
     next_shard_number,
+    next_version,
     owned_files,
     publish,
     select_version,
@@ -32,6 +36,12 @@ def folder(small_shards: Path, tmp_path: Path) -> Path:
 def child_of(manifest: Manifest) -> Manifest:
     """A version without the last train shard's twin: the same data under another number."""
     return manifest.model_copy(update={"version": manifest.version + 1, "parent": manifest.digest})
+
+
+def smaller_child_of(manifest: Manifest) -> Manifest:
+    """A version of the first two train shards."""
+    kept = split_record(manifest.train.shards[:2], np.ones(1, np.int64))
+    return child_of(manifest).model_copy(update={"train": kept})
 
 
 def test_the_version_before_is_kept_byte_for_byte(folder: Path) -> None:
@@ -112,13 +122,19 @@ def test_stopped_at_any_write_it_is_the_old_version_or_the_new_and_ends_right(
     assert list_versions(str(folder)) == [first, second]
 
 
+def test_after_the_last_version_and_the_last_shard_there_is_none(folder: Path) -> None:
+    manifest = read_manifest(str(folder))
+    assert next_version(manifest) == 2 and shard_name("train", 999_999) == "train-999999"
+    with pytest.raises(UserError, match="the last that there can be"):
+        next_version(manifest.model_copy(update={"version": 999_999}))
+    with pytest.raises(UserError, match="more shards than the 1,000,000 that there are names for"):
+        shard_name("train", 1_000_000)
+
+
 def test_numbers_of_shards_are_never_used_again(folder: Path) -> None:
     assert next_shard_number(str(folder)) == 4
     first = read_manifest(str(folder))
-    publish(
-        str(folder),
-        child_of(first).model_copy(update={"train": first.train.model_copy(update={"shards": first.train.shards[:2]})}),
-    )
+    publish(str(folder), smaller_child_of(first))
     (folder / "train-000003.tar").unlink()
     assert next_shard_number(str(folder)) == 4, "version 1 names it though its file is gone"
     (folder / "valid-000011.index.safetensors").write_bytes(b"left by a command that was stopped")
@@ -128,8 +144,7 @@ def test_numbers_of_shards_are_never_used_again(folder: Path) -> None:
 
 def test_purging_deletes_what_the_current_version_does_not_need(folder: Path) -> None:
     first = read_manifest(str(folder))
-    kept = first.train.model_copy(update={"shards": first.train.shards[:2]})
-    publish(str(folder), child_of(first).model_copy(update={"train": kept}))
+    publish(str(folder), smaller_child_of(first))
     (folder / "notes.txt").write_text("the user's own")
     assert stray_files(str(folder)) == []
     gone = ["manifest-000001.json", *(f"train-00000{n}.{end}" for n in (2, 3) for end in ("index.safetensors", "tar"))]
@@ -144,8 +159,7 @@ def test_purging_deletes_what_the_current_version_does_not_need(folder: Path) ->
 
 def test_stopped_in_a_purge_the_rest_is_named_and_goes_next_time(folder: Path) -> None:
     first = read_manifest(str(folder))
-    kept = first.train.model_copy(update={"shards": first.train.shards[:2]})
-    publish(str(folder), child_of(first).model_copy(update={"train": kept}))
+    publish(str(folder), smaller_child_of(first))
     (folder / "manifest-000001.json").unlink()  # the first that goes
     assert len(stray_files(str(folder))) == 4
     assert len(delete_older_versions(str(folder))) == 4

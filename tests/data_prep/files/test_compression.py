@@ -65,3 +65,23 @@ def test_every_place_of_a_cut_is_an_error(compression: str) -> None:
         if length != frame:
             with pytest.raises(DAMAGE):
                 expanded(data[:length], compression)
+
+
+@pytest.mark.parametrize("window_log", [27, 28, 31])
+def test_zstandard_frames_of_long_windows_are_read(window_log: int) -> None:
+    """As of `zstd --long=31`, which does not say how long the content is."""
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=window_log, hash_log=12, chain_log=12, write_content_size=False
+    )
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    data = compressor.compress(TEXT) + compressor.flush()
+    assert zstandard.get_frame_parameters(data).window_size == 1 << window_log
+    assert expanded(data, ".zst") == TEXT
+
+
+def test_a_zstandard_file_may_begin_with_a_skippable_frame() -> None:
+    """As of pzstd, which writes the size of the next frame into it."""
+    skippable = bytes.fromhex("5f2a4d18") + (4).to_bytes(4, "little") + b"size"
+    data = skippable + zstandard.compress(TEXT)
+    assert detect_compression(data[:10]) == ".zst" and expanded(data, ".zst") == TEXT
+    assert expanded(skippable, ".zst") == b""

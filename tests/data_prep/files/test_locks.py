@@ -86,6 +86,29 @@ def test_a_killed_holder_blocks_nobody(name: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.spawn
+def test_a_forked_child_that_outlives_a_killed_holder_does_not_keep_its_lock(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time; from data_prep.files import storage\n"
+        "with storage.hold_lock(sys.argv[1]):\n"
+        "    child = os.fork()\n"
+        "    if child: print(child, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            assert f"process {process.pid} on" in refused(tmp_path)
+            process.kill()
+            process.wait()
+            with storage.hold_lock(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_of_many_at_once_one_holds_it_and_ranges_that_come_and_go_hinder_no_other(tmp_path: Path) -> None:
     held, most = [0], [0]
 

@@ -11,6 +11,7 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
+from tests.forbidden_folder import forbid
 
 
 @pytest.fixture
@@ -99,6 +100,25 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(UserError, match="folder deep/er cannot be read: Permission denied"):
         storage.matches("**/*.jsonl")
+    assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_folder_found_by_a_wildcard_that_may_not_be_entered_is_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "other" / "c.jsonl")
+    forbid(monkeypatch, "deep")
+    assert storage.matches("*/c.jsonl") == ["other/c.jsonl"]
+    assert "warning: deep/c.jsonl cannot be read: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", ["deep/c.jsonl", "deep/*.jsonl", "deep/er/*.jsonl"])
+def test_a_folder_that_may_not_be_entered_is_not_one_that_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    forbid(monkeypatch, "deep")
+    with pytest.raises(UserError, match="deep/.* cannot be read: Permission denied"):
+        storage.matches(pattern)
     assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from data_prep.files import retries
 
 
@@ -55,3 +55,16 @@ def test_an_error_that_was_given_up_is_not_tried_again_outside(monkeypatch: pyte
     with pytest.raises(UserError):
         retries.with_retries("s3://a", "read", lambda: retries.with_retries("s3://a", "read", inner, 0.0), 1.0)
     assert inner.calls <= 2
+
+
+@pytest.mark.parametrize("said", ["abc", "nan", "-1", "1s"])
+def test_a_time_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv(retries.RETRY_VARIABLE, said)
+    with pytest.raises(UsageError, match=f"CLOZEWORKS_RETRY_SECONDS={said} is no number of seconds"):
+        retries.with_retries("s3://a/b", "read", Store(ConnectionResetError()))
+
+
+def test_the_environment_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, seconds in (("", retries.RETRY_SECONDS), ("0", 0.0), ("1.5", 1.5)):
+        monkeypatch.setenv(retries.RETRY_VARIABLE, said)
+        assert retries.retry_seconds() == seconds

@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
+from data_prep.files.urls import redact_text
 from tests.s3_server import S3Bucket
 
 
@@ -37,6 +38,16 @@ def test_writing_below_a_file_is_an_error_that_names_the_place(tmp_path: Path) -
     (tmp_path / "file").write_text("here")
     with pytest.raises(UserError, match="file/below cannot be written"):
         storage.write_bytes(tmp_path / "file" / "below", b"x")
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(UserError, match=f"{name} is a device or a pipe, where no file can be put"):
+            storage.write_bytes(tmp_path / name, b"x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_threads_may_write_the_same_file_at_once(tmp_path: Path) -> None:
@@ -128,7 +139,21 @@ def test_a_remote_folder_is_copied_and_again_when_it_changes(tmp_path: Path) -> 
 def test_messages_show_no_password() -> None:
     assert storage.redact("s3://user:secret@host/bucket/key?token=1") == "s3://host/bucket/key"
     assert storage.redact("/plain/pa?th") == "/plain/pa?th"
-    assert storage.redact("sqlite:///here.db") == "sqlite:///here.db"
+    assert storage.redact("sqlite:////data/me@work/here.db") == "sqlite:////data/me@work/here.db"
+    assert storage.redact("s3://bucket/mail:me@home/key") == "s3://bucket/mail:me@home/key"
+    assert storage.redact("http://mirror:8080/data/a@main/p.jsonl") == "http://mirror:8080/data/a@main/p.jsonl"
+    for redacted in storage.redact, redact_text:
+        assert redacted("https://h:443/f.txt?user=a@b.c&token=SECRET") == "https://h:443/f.txt"
+
+
+@pytest.mark.parametrize("user", ["me", "me:", "me:p/w", "me:p?w", "me:p#w", "me:p@w/x", "me@work:p/w", "me:p w"])
+def test_user_and_password_reach_to_the_last_at_sign(user: str) -> None:
+    assert (
+        storage.redact(f"https://proxy/postgresql://{user}@host:9/key?a=b#c") == "https://proxy/postgresql://host:9/key"
+    )
+    if " " not in user:
+        told = redact_text(f"'s3://{user}@host:9/key' and https://{user}@other/#page")
+        assert told == "'s3://host:9/key' and https://other/#page"
 
 
 def test_a_pattern_finds_the_files_it_matches_and_no_empty_folder(tmp_path: Path) -> None:

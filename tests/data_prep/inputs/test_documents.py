@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.config import DocumentSettings
+from data_prep.data_set.manifest_records import STEPS
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.inputs.documents import (
@@ -32,7 +33,7 @@ from data_prep.inputs.documents import (
 )
 from data_prep.inputs.input_units import InputUnit, cannot_be_split, file_format, split_into_units
 from data_prep.inputs.languages import DocumentLanguages
-from data_prep.text.cleaning import Normalisation, clean_paragraphs
+from data_prep.text.cleaning import TOO_MANY_MARKS, Normalisation, clean_paragraphs
 from tests.compressions import COMPRESS
 from tests.peak_memory import read_in_a_process
 
@@ -534,3 +535,16 @@ def test_ten_million_documents_of_a_word_are_read_in_little_memory(tmp_path: Pat
         file.writelines(b'{"text": "word"}\n' * 10_000 for _ in range(1000))
     reading = read_in_a_process(path)
     assert reading.num_documents == 10_000_000 and reading.peak_bytes < 170e6
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_document_of_too_many_marks_in_a_row_is_dropped_and_counted(
+    tmp_path: Path, policy: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines([TEXTS[0], "e" + "\u0301\u0327" * 40_000, "e\u0301"]))
+    settings = DocumentSettings(on_bad_input=policy, language_field="lang")
+    (reader,) = (DocumentReader(unit, settings) for unit in units_of(tmp_path / "a.jsonl", settings))
+    assert [document.text for document in reader] == [TEXTS[0], "e\u0301"]
+    assert reader.dropped == {TOO_MANY_MARKS: 1} and reader.languages.documents == 2
+    assert "1 left out, of more than 1,000 combining marks (such as accents) in a row" in capfd.readouterr().err
+    assert TOO_MANY_MARKS in STEPS["reading"], "a reason that the manifest knows"

@@ -79,8 +79,11 @@ def test_a_name_that_looks_like_a_pattern_is_taken_as_it_is(corpus: Path, name: 
         ("{x.jsonl", r"no input file matches \{x.jsonl;"),
         ("deep", r"input deep is a folder; name its files with a pattern such as 'deep/\*.jsonl.gz'"),
         ("{a.jsonl,deep}", "input deep is a folder"),
-        ("part-{0..99999999999999}.txt", "names more than 1,000,000 files"),
-        ("{0..999}{0..999}{0..9}.txt", "names more than 1,000,000 files"),
+        ("part-{0..99999999999999}.txt", "names more than 100,000 files"),
+        ("{0..999}{0..999}.txt", "names more than 100,000 files"),
+        ("{a,b}" * 23, "names more than 100,000 files"),
+        ("{" * 2000 + "a,b" + "}" * 2000, "names more than 100 sets of braces"),
+        ("{1.." + "9" * 5000 + "}", "no input file matches"),
     ],
 )
 def test_what_names_no_file_is_a_usage_error(corpus: Path, pattern: str, message: str) -> None:
@@ -110,6 +113,19 @@ def test_the_same_file_under_two_names_is_a_usage_error(corpus: Path) -> None:
         find_inputs(config("a.jsonl", ["c.txt", "link.jsonl"]))
     with pytest.raises(UsageError, match="in two sources"):
         find_inputs(config("deep/er/d.jsonl", "shallow/*/d.jsonl"))
+
+
+def test_a_hard_link_is_told_of(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.link("a.jsonl", "deep/hard.jsonl")
+    assert len(find_inputs(config("*.jsonl"))) == 1, "a file may have other names that are no inputs"
+    assert capsys.readouterr().err == ""
+    assert len(find_inputs(config("a.jsonl", "deep/hard.jsonl"))) == 2
+    assert "deep/hard.jsonl is a hard link of a.jsonl: its documents come twice" in capsys.readouterr().err
+
+
+def test_a_range_of_braces_counts_by_its_steps(corpus: Path) -> None:
+    with pytest.raises(UsageError, match=r"no input file matches part-0.txt"):
+        expand("part-{0..300000..100000}.txt")
 
 
 def test_an_ending_or_a_language_that_is_not_known_is_a_usage_error(corpus: Path) -> None:
@@ -182,3 +198,22 @@ def test_units_of_all_files_come_in_order_and_share_out_their_bytes(corpus: Path
         assert [unit.start for unit in mine[1:]] == [unit.stop for unit in mine[:-1]]
         assert {unit.source for unit in mine} == {file.source}
         assert (len(mine) > 1) == (file.url != "b.jsonl.gz")
+
+
+def test_a_pattern_may_be_longer_than_any_name(corpus: Path) -> None:
+    names = [f"long-name-{number:03d}.txt" for number in range(300)]
+    for name in names:
+        write(corpus / name)
+    assert expand("{" + ",".join(names) + "}") == names
+
+
+def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_read(corpus: Path) -> None:
+    write(corpus / "bad\udcff.jsonl")
+    for pattern in ("bad\udcff.jsonl", "*.jsonl"):
+        with pytest.raises(UsageError, match=r"input 'bad\\udcff.jsonl' is not UTF-8"):
+            find_inputs(config(pattern))
+    good = config("a.jsonl")
+    for field in ("name", "licence"):
+        source = good.sources[0].model_copy(update={field: "n\udcff"})
+        with pytest.raises(UsageError, match=rf"a source's {field} 'n\\udcff' is not UTF-8"):
+            find_inputs(good.model_copy(update={"sources": (source,)}))

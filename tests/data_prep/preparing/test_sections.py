@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,33 @@ def test_a_file_cut_short_is_damaged(tmp_path: Path) -> None:
     Path(url).write_bytes(Path(url).read_bytes()[:-9])
     with pytest.raises(UserError, match="is damaged"):
         read_summary(url)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "FLUSH_BYTES", 300)
+    path = tmp_path / "work"
+    url = write(path, random_batches(1, 6), 4)
+    whole = path.read_bytes()
+
+    def read() -> None:
+        read_summary(url)
+        for destination in range(4):
+            read_sizes(url, destination)
+            list(read_sections(url, destination, np.uint16))
+
+    read()
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=r"work is damaged.*--fresh"):
+            read()
+
+
+def test_a_file_of_an_earlier_release_is_not_misread(tmp_path: Path) -> None:
+    counts, summary = np.zeros(5, np.int64).tobytes(), b"{}"
+    trailer = struct.pack("<8sQQQQ", b"clozesec", 0, 5, 0, len(summary))
+    (tmp_path / "work").write_bytes(counts + summary + trailer)
+    with pytest.raises(UserError, match=r"of an earlier release.*--fresh"):
+        read_summary(str(tmp_path / "work"))
 
 
 def test_runs_by_hand() -> None:

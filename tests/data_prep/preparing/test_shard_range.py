@@ -43,7 +43,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_range_counts_from_one() -> None:
     assert ShardRange.parse("3/16") == ShardRange(3, 16) and ShardRange(3, 16).name == "range-003-of-016"
-    for wrong in ("0/4", "5/4", "4", "a/b", "1/0", "-1/3", "1/3/5", ""):
+    assert ShardRange.parse("100000/100000").num_ranges == 100_000
+    many = ("1/100001", "1/1000000000", "1/" + "9" * 20, "1/" + "9" * 5000)
+    for wrong in ("0/4", "5/4", "4", "a/b", "1/0", "-1/3", "1/3/5", "", *many):
         with pytest.raises(UsageError, match="give I/N with I from 1 to N"):
             ShardRange.parse(wrong)
 

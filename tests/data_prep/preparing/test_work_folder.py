@@ -17,7 +17,8 @@ from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.preparing import prepare
 from data_prep.preparing.plan import Plan, make_plan
-from data_prep.preparing.prepare import prepare_shards
+from data_prep.preparing.prepare import map_range, merge_ranges, prepare_shards
+from data_prep.preparing.shard_range import ShardRange
 from data_prep.tokenizing.tokenizer import Tokenizer
 from tests.data_prep_command import files_of
 
@@ -214,6 +215,32 @@ def test_unfinished_work_whose_input_was_written_again_is_refused(
     os.utime(corpus, ns=(1, 1))
     with pytest.raises(UserError, match="input .*corpus.jsonl was written again.*--fresh"):
         prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, output, 1)
+
+
+@pytest.mark.parametrize("name", [".plan.json", ".work/ranges.json", ".work/map-000000.sections", "done"])
+def test_damaged_work_is_told_and_becomes_no_data_set(
+    plan: Plan,
+    tokenizer: Tokenizer,
+    whole: dict[str, bytes],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    map_range(plan, tokenizer, str(tmp_path), 1, ShardRange(1, 1))
+    if name == "done":
+        with interrupted_at(monkeypatch, prepare, "publish_shards"), pytest.raises(KeyboardInterrupt):
+            merge_ranges(plan, tokenizer, str(tmp_path), 1)
+        name = ".work/train-000000.done.json"
+    data = (tmp_path / name).read_bytes()
+    middle = len(data) // 2
+    flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    for damaged in (flipped, b"", b"{}", b"0"):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(UserError, match=f"{Path(name).name} is damaged.*--fresh"):
+            merge_ranges(plan, tokenizer, str(tmp_path), 1)
+    assert not (tmp_path / "manifest.json").exists()
+    prepare_shards(plan, tokenizer, str(tmp_path), 1, fresh=True)
+    assert files_of(tmp_path) == whole
 
 
 def test_no_secret_reaches_plan_manifest_or_card(

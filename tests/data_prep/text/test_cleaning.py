@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import unicodedata
 from typing import Literal
 
@@ -9,10 +10,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_prep.errors import UsageError
+from data_prep.errors import UsageError, UserError
 from data_prep.settings import validate_settings
 from data_prep.text import cleaning
-from data_prep.text.cleaning import REMOVED, WHITE_SPACE, Normalisation, clean, clean_paragraphs, normalise
+from data_prep.text.cleaning import (
+    MAX_MARKS,
+    REMOVED,
+    WHITE_SPACE,
+    Normalisation,
+    clean,
+    clean_paragraphs,
+    has_too_many_marks,
+    normalise,
+)
 
 PLAIN = Normalisation()
 UNCASED = Normalisation(form="NFKC", lowercase=True, strip_accents=True)
@@ -149,3 +159,55 @@ def test_the_short_way_gives_what_the_thorough_one_gives(form: Literal["NFC", "N
         patch.setattr(cleaning, "_is_plain", lambda data, normalisation: False)
         expected = clean(text, normalisation)
     assert clean(text, normalisation) == expected
+
+
+@pytest.mark.parametrize("marks", ["\u0301", "\u0301\u0327", "\u0e48", "\u20dd", "\uff9e\u0301", "\u0f73\u0327"])
+@pytest.mark.parametrize("before", [0, 1, 499, 500, 501, 1499])
+def test_a_row_of_a_thousand_marks_is_a_text_and_one_more_is_none(marks: str, before: int) -> None:
+    row = (marks * MAX_MARKS)[:MAX_MARKS]
+    for text in (row, row + "a" + row):
+        assert not has_too_many_marks("a" * before + text)
+        normalise("a" * before + text, PLAIN)
+    assert has_too_many_marks("a" * before + row + marks[0] + "a" * 3)
+    with pytest.raises(UserError, match="more than 2,000 combining marks"):
+        normalise("a" * before + row + row + marks[0], PLAIN)
+
+
+def test_a_text_that_was_taken_can_be_cleaned_again() -> None:
+    text = "a" + "\u0344" * MAX_MARKS  # two marks each in any form
+    assert not has_too_many_marks(text)
+    once = normalise(text, PLAIN)
+    assert once.count("\u0308") == MAX_MARKS - 1 and normalise(once, PLAIN) == once
+
+
+def test_what_is_removed_parts_no_row_and_makes_none() -> None:
+    assert has_too_many_marks("e" + "\u0301\u200b\x00" * (MAX_MARKS + 1))
+    assert not has_too_many_marks("e\u0301" + "\u200b\x00" * 5_000 + "\u0301")
+    assert normalise("e\u0301" + "\u200b\x00" * 5_000, PLAIN) == " \u00e9"
+
+
+@pytest.mark.parametrize("normalisation", ALL, ids=str)
+@pytest.mark.parametrize(
+    "row", ["\u0301\u0327", "\u05b0\u034f\u0591", "\uff9e\u0301", "\u0f73\u0327", "\u0301\u200b\u0327"]
+)
+def test_no_text_takes_the_square_of_its_marks(normalisation: Normalisation, row: str) -> None:
+    """A row of 100,000 would take minutes; the worst that is taken is one of a thousand after the other."""
+    started_at = time.process_time()
+    with pytest.raises(UserError, match="combining marks"):
+        clean_paragraphs("e" + row * 100_000, normalisation)
+    normalise(("e" + (row * MAX_MARKS)[:MAX_MARKS]) * 100, normalisation)
+    assert time.process_time() - started_at < 2
+
+
+@given(st.text(st.sampled_from("a\u0301\u0327\u200b\u0e48\uff9e"), max_size=40))
+def test_rows_are_counted_as_one_would_by_hand(text: str) -> None:
+    found = has_too_many_marks(text, 4)
+    rows = text.replace("\u200b", "").split("a")
+    assert found == any(len(row) > 4 for row in rows)
+
+
+def test_every_character_that_a_form_may_move_counts_as_a_mark() -> None:
+    for character in map(chr, range(0x110000)):
+        if unicodedata.combining(character) or unicodedata.decomposition(character):
+            first = unicodedata.normalize("NFKD", character)[0]
+            assert cleaning._is_mark(character) or not unicodedata.combining(first), ascii(character)

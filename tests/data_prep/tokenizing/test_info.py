@@ -46,6 +46,15 @@ def test_values_out_of_range_are_refused_before_anything_is_read(values: dict[st
         TokenizerSettings.model_validate(values)
 
 
+@pytest.mark.parametrize("name", ["../../../etc/hostname", "/dev/zero", "..", ".", "", "a/b", "a\n"])
+def test_a_name_that_is_no_file_of_the_folder_is_refused(name: str) -> None:
+    values = {"settings": {}, "inputs": {}, "libraries": {}, "vocab_size": 500}
+    values |= {"format_version": 1, "fingerprint": "0" * 64}
+    assert TokenizerInfo.model_validate(values | {"files": {"tokenizer.json": "0" * 64}}).files
+    with pytest.raises(ValidationError, match="match pattern"):
+        TokenizerInfo.model_validate(values | {"files": {name: "0" * 64}})
+
+
 def test_differences_name_settings_and_inputs() -> None:
     files = [{"url": "a.txt", "bytes": 3, "source": "x"}, {"url": "b.txt", "bytes": 3, "source": "x"}]
     info = TokenizerInfo(

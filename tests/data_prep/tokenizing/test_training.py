@@ -123,3 +123,16 @@ def test_a_url_gets_the_same_folder(tokenizer: Tokenizer) -> None:
     filesystem = fsspec.filesystem("memory")
     for path in tokenizer.folder.iterdir():
         assert filesystem.cat_file(f"/trained/one/{path.name}") == path.read_bytes(), path.name
+
+
+def test_a_text_of_too_many_marks_in_a_row_is_left_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    train_tokenizer(["e" + "\u0301\u0327" * 40_000, *documents()], tmp_path, SMALL)
+    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("vocab_size", [3_000_000_000, 2**63 - 1])
+def test_a_vocabulary_beyond_any_tokenizer_is_refused_before_work_begins(tmp_path: Path, vocab_size: int) -> None:
+    settings = TokenizerSettings(vocab_size=vocab_size)
+    with pytest.raises(UsageError, match=f"vocab_size={vocab_size} is too large; give at most 16,777,216"):
+        train_tokenizer(documents(), tmp_path, settings)
+    assert not list(tmp_path.iterdir())

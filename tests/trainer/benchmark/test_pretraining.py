@@ -128,11 +128,12 @@ def test_one_command_trains_both_judges_them_and_goes_on_where_it_stopped(
         str(tmp_path / "found.json"),
         f"training.precision={precision}",
     ]
-    _run([*command, "--until", "ours"])
-    assert not (tmp_path / "work" / "peer.json").exists()
-    written = (tmp_path / "work" / "ours.json").stat().st_mtime_ns
-    out = _run(command)
-    assert (tmp_path / "work" / "ours.json").stat().st_mtime_ns == written, "a stage that is done is not done again"
+    _run([*command, "--seeds", "1"])
+    first = tmp_path / "work" / "seed-1"
+    written = (first / "ours.json").stat().st_mtime_ns
+    assert not (tmp_path / "work" / "seed-2").exists()
+    out = _run([*command, "--seeds", "2"])
+    assert (first / "ours.json").stat().st_mtime_ns == written, "a stage that is done is not done again"
     assert "documents: " in out and "grouped: " in out
     report = json.loads((tmp_path / "found.json").read_text())
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
@@ -144,9 +145,14 @@ def test_one_command_trains_both_judges_them_and_goes_on_where_it_stopped(
         for form in ("documents", "grouped"):
             assert 2.0 < side["points"][-1][form]["mlm_loss"] < 12.0
             assert side["points"][-1][form]["predictions"] > 10
+            losses = [seed["points"][-1][form]["mlm_loss"] for seed in side["seeds"]]
+            last = side["points"][-1][form]
+            assert len(losses) == 2 and losses[0] != losses[1], "another seed is another run"
+            assert (last["lowest"], last["highest"]) == (min(losses), max(losses))
+            assert last["mlm_loss"] == pytest.approx(np.mean(losses))
     assert str(tmp_path) not in json.dumps(report)
     config = load_settings(RunConfig, tmp_path / "work" / "settings.yaml")
-    told = json.loads((tmp_path / "work" / "peer.json").read_text())
+    told = json.loads((first / "peer.json").read_text())
     rates = [learning_rate(min(step, 7), 8, config.optimizer.learning_rate, config.schedule) for step in range(1, 9)]
     assert told["learning_rates"] == pytest.approx(rates)
     _run([*command, "optimizer.learning_rate=0.5"], fails="holds stages of other settings")
@@ -157,9 +163,8 @@ def test_the_downstream_command_compares_on_every_task_and_does_none_twice(tiny_
     labelled = tmp_path / "labelled"
     heads = {"sst2": "sentence\tlabel", "mrpc": "Quality\t#1 String\t#2 String", "fr_allocine_films": "text,label"}
     lines = {"sst2": "w{0} w1\t{1}", "mrpc": "{1}\tw{0} w1\tw2", "fr_allocine_films": "w{0} w1,{1}"}
-    files = {"sst2": ("train.tsv", "dev.tsv"), "mrpc": ("train.tsv", "test.tsv")}
     for name, head in heads.items():
-        for file in files.get(name, ("train.csv", "test.csv")):
+        for file in ("train.csv", "test.csv") if name == "fr_allocine_films" else ("train.tsv", "dev.tsv"):
             rows = [lines[name].format(number % 9, number % 2) for number in range(40)]
             (labelled / name).mkdir(parents=True, exist_ok=True)
             (labelled / name / file).write_text("\n".join([head, *rows]) + "\n")
@@ -170,8 +175,8 @@ def test_the_downstream_command_compares_on_every_task_and_does_none_twice(tiny_
     command += ["--results", str(tmp_path / "found.json")]
     _run(command)
     report = json.loads((tmp_path / "found.json").read_text())
-    assert set(report["tasks"]) == set(heads)
-    assert report["tasks"]["sst2"]["num_examples"] == {"train": 27, "valid": 3, "test": 40}
+    assert set(report["tasks"]) == {f"{name}, 30 rows" for name in heads}
+    assert report["tasks"]["sst2, 30 rows"]["num_examples"] == {"train": 27, "valid": 3, "test": 40}
     for task in report["tasks"].values():
         assert set(task["variants"]) == {"scratch", "frozen", "full"} and task["scored_on"] == "test"
         for entry in task["variants"].values():

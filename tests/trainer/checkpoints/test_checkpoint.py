@@ -205,6 +205,42 @@ def test_a_folder_that_is_no_checkpoint_is_refused_and_the_newest_named(tmp_path
         assert str(newest) in str(raised.value)
 
 
+def test_a_renamed_checkpoint_is_not_believed_by_its_name(tmp_path):
+    engine = StillEngine()
+    folder = save(tmp_path, 8, engine)
+    save(tmp_path, 12, engine)
+    folder.rename(folder.with_name("step-00000040"))
+    warnings: list[str] = []
+    assert find_latest(tmp_path, warn=warnings.append).step == 12
+    said = "step-00000040 holds the checkpoint of step 8 and not that of step 40"
+    assert len(warnings) == 1 and said in warnings[0] and "call it step-00000008 again" in warnings[0]
+    with pytest.raises(UserError, match=said):
+        read_weights(folder.with_name("step-00000040"))
+
+
+def test_a_copy_may_have_any_name_that_is_no_other_step(tmp_path):
+    copy = shutil.copytree(save(tmp_path, 8), tmp_path / "copies" / "the-best")
+    assert read_state(copy).state.step == 8 and read_weights(copy)
+
+
+def test_a_state_of_another_step_than_the_markers_is_damage(tmp_path):
+    save(tmp_path, 1)
+    marker = save(tmp_path, 2) / "checkpoint.json"
+    marker.write_text(marker.read_text().replace('"step": 2', '"step": 3'))
+    marker.parent.rename(marker.parent.with_name("step-00000003"))
+    warnings: list[str] = []
+    assert find_latest(tmp_path, warn=warnings.append).step == 1
+    assert "checkpoint.json is of step 3 and state.json of step 2" in warnings[0]
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "state.json"])
+def test_json_that_is_nested_too_deeply_is_damage(name, tmp_path):
+    folder = save(tmp_path, 1)
+    (folder / name).write_text('{"format_version":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(UserError, match="is damaged"):
+        read_state(folder)
+
+
 def test_a_newer_format_is_named(tmp_path):
     marker = save(tmp_path, 1) / "checkpoint.json"
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format_version": 9}))

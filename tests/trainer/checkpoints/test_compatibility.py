@@ -4,8 +4,8 @@ import pytest
 
 from data_prep.errors import UserError
 from tests.trainer.toy_training import make_config
-from trainer.checkpoints.compatibility import check_compatible
-from trainer.checkpoints.format import DataIdentity, SavedState, TrainState, current_versions
+from trainer.checkpoints.compatibility import check_compatible, current_versions
+from trainer.checkpoints.format import DataIdentity, SavedState, TrainState
 from trainer.config import RunConfig
 from trainer.settings.training import BatchWarmup, TrainingSettings
 
@@ -108,3 +108,13 @@ def test_a_setting_of_another_release_is_named():
     values = CONFIG.model_dump(mode="json") | {"future": 1}
     with pytest.raises(UserError, match="future.*the release that wrote it"):
         check_compatible(saved_with(CONFIG).model_copy(update={"config": values}), CONFIG, IDENTITY, 2)
+
+
+def test_secrets_and_addresses_that_an_earlier_release_kept_are_no_difference():
+    given = CONFIG.model_copy(update={"deepspeed": {"comet": {"enabled": False, "api_key": "hunter2"}}})
+    earlier = changed(given, "tracking", uri="https://***@host/x?schema=one")
+    given = changed(given, "tracking", uri="https://me:hunter3@host/x?schema=one")
+    assert check_compatible(saved_with(earlier), given, IDENTITY, 2) == []
+    other = given.model_copy(update={"deepspeed": {"comet": {"enabled": True, "api_key": "hunter2"}}})
+    (line,) = check_compatible(saved_with(earlier), other, IDENTITY, 2)
+    assert line.startswith("deepspeed was") and "hunter" not in line

@@ -51,3 +51,23 @@ def test_nodes_that_hold_the_same_save_do_not_ask_the_store(nodes, tmp_path, mon
     shutil.copytree(nodes[0], nodes[1])
     monkeypatch.setattr(fetch, "stored_marker", None)
     assert bring(nodes, tmp_path / "store", monkeypatch) == [None, None]
+
+
+def test_a_checkpoint_that_was_renamed_on_the_disk_or_in_the_store_is_none(nodes, tmp_path, monkeypatch):
+    renamed = nodes[0].rename(nodes[0].with_name("step-00000040"))
+    shutil.copytree(renamed, tmp_path / "store" / renamed.name)
+    (problem,) = ThreadedRanks(1, (fetch,), monkeypatch).run(
+        lambda ranks: fetch.bring(str(tmp_path / "store"), renamed, 40, 0, ranks)
+    )
+    said = "holds the checkpoint of step 10 and not that of step 40"
+    assert f"{renamed} {said}" in problem and f"{tmp_path / 'store' / renamed.name} {said}" in problem
+
+
+def test_a_newer_format_in_the_store_is_named(nodes, tmp_path, monkeypatch):
+    stored = Path(shutil.move(nodes[0], tmp_path / "store" / nodes[0].name))
+    marker = (stored / MARKER_NAME).read_text().replace('"format_version": 1', '"format_version": 9')
+    (stored / MARKER_NAME).write_text(marker)
+    (problem,) = ThreadedRanks(1, (fetch,), monkeypatch).run(
+        lambda ranks: fetch.bring(str(tmp_path / "store"), nodes[0], STEP, 0, ranks)
+    )
+    assert "has format version 9 and this release reads 1" in problem

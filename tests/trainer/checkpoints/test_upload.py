@@ -153,6 +153,22 @@ def test_what_the_store_lacks_of_a_run_that_is_started_again_is_copied_at_once(b
     assert bucket.objects() == written
 
 
+@pytest.mark.parametrize("stored_step", [10, 30])
+def test_a_stored_checkpoint_of_another_save_or_another_name_is_replaced(stored_step, tmp_path):
+    """Of the same step, as one that a killed run had saved again; or of another one, that was renamed."""
+    other = Run(tmp_path / "other", str(tmp_path / "store"))
+    stored = tmp_path / "store" / other.save(stored_step).name
+    assert other.uploader.close()
+    stored.rename(stored.with_name("step-00000010"))
+    config, engine = make_config(str(tmp_path), 0), StillEngine(learning_rate=0.7)
+    saved = checkpoints.save(tmp_path, engine, TrainState(step=10), config, IDENTITY)
+    run = Run(tmp_path, str(tmp_path / "store"))
+    run.uploader.submit_if_missing(saved)
+    assert run.uploader.close() and run.warnings == []
+    found = run.latest(tmp_path / "elsewhere", warn=refuse)
+    assert torch.equal(read_weights(found.folder)["norm.weight"], engine.module.norm.weight)
+
+
 def test_the_store_keeps_what_the_disk_keeps_and_the_best(bucket, tmp_path):
     run = Run(tmp_path, bucket.url, keep_last=1, keep_best=1, keep_every_steps=40)
     for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)):

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas
 import pytest
 
 from data_prep.errors import UsageError, UserError
-from trainer.finetune.data import Files, count_swallowing, data_lines, encode_task, read_task
+from trainer.finetune.data import Files, count_swallowing, data_lines, encode_task, make_task, read_task
 from trainer.finetune.examples import Columns, class_names
 from trainer.finetune.tasks import Preprocessor
 
@@ -76,6 +77,51 @@ def test_a_cell_that_is_no_text_is_refused_by_its_row(tmp_path: Path, cell: obje
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match=f"row 1, column 'text': .*{message}"):
         read_task("classification", Files(path), COLUMNS, 0)
+
+
+@pytest.mark.parametrize(
+    ("task", "label", "message"),
+    [
+        ("token_classification", ["O", None], "word 2 has no tag"),
+        ("token_classification", [float("nan"), "O"], "word 1 has no tag"),
+        ("token_classification", ["O", " "], "word 2 has no tag"),
+        ("token_classification", ["O", ["x"]], "the cell holds a list"),
+        ("token_classification", ["O", "B-\ud800"], "half a surrogate pair"),
+        ("token_classification", "O B-\ud800", "half a surrogate pair"),
+        ("token_classification", 5, "a int, and this task reads a list of tags"),
+        ("token_classification", {"O": 1, "B": 2}, "a dict, and this task reads a list of tags"),
+        ("regression", 10**400, "1000.* is not finite"),
+        ("regression", 1e39, "1e.39 is not finite"),
+        ("question_answering", {"text": ["a"], "answer_start": [float("inf")]}, "answer_start inf is no place"),
+        ("question_answering", {"text": ["a", None], "answer_start": [0, 0]}, "this task reads a text"),
+    ],
+)
+def test_a_cell_that_is_no_label_is_refused_by_its_row(tmp_path: Path, task: str, label: object, message: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"text": "a b", "label": label}))
+    pair = "text" if task == "question_answering" else None
+    with pytest.raises(UserError, match=f"row 1, column 'label': .*{message}"):
+        read_task(task, Files(path), Columns("text", pair, "label"), 0)
+
+
+@pytest.mark.parametrize(("cell", "message"), [(["a", float("nan")], "NaN"), (5, "a list of words")])
+def test_a_word_that_is_none_is_refused(cell: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_task("token_classification").parse_text(cell)
+
+
+def test_tags_of_parquet_may_be_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    pandas.DataFrame({"text": [["a", "b"]] * 20, "label": [[0, 1]] * 20}).to_parquet(path)
+    _, parts = read_task("token_classification", Files(path), COLUMNS, 0)
+    assert parts["train"].labels is not None and parts["train"].labels[0] == ["0", "1"]
+
+
+def test_classes_that_differ_in_capitals_only_are_warned_of(tmp_path: Path, preprocessor: Preprocessor) -> None:
+    for labels, warning in ((("NaN", "nan", "b"), "warning: the classes 'NaN', 'nan' differ"), (("a", "b"), None)):
+        task, parts = read_task("classification", Files(write(tmp_path, *many(*labels))), COLUMNS, 0)
+        shown = "\n".join(data_lines(encode_task(task, parts, preprocessor), 32))
+        assert warning in shown if warning else "differ" not in shown
 
 
 def test_rows_swallowed_by_a_quotation_mark_are_warned_of(tmp_path: Path, preprocessor: Preprocessor) -> None:

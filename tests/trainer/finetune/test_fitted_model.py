@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,38 @@ def test_a_folder_from_elsewhere_says_by_its_config_what_it_is(
     (tmp_path / "model" / "finetune.json").unlink()
     loaded = FittedModel.load(tmp_path / "model")
     assert loaded.task.name == "regression" and loaded.columns is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_length": "abc"}, "finetune.json is not as .*max_length: "),
+        ({"max_length": -3}, "max_length: "),
+        ({"text_column": None}, "text_column: "),
+        ({"task": "poetry"}, "task: "),
+    ],
+)
+def test_a_fit_whose_facts_were_changed_by_hand_is_refused(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    save("regression", tiny_hugging_face, preprocessor, tmp_path)
+    path = tmp_path / "finetune.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=message):
+        FittedModel.load(tmp_path)
+    path.write_text('{"max_length": 32}')
+    with pytest.raises(UserError, match="finetune.json is not as .*task: Field required"):
+        FittedModel.load(tmp_path)
+
+
+def test_class_names_without_numbers_are_refused(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
+) -> None:
+    save("classification", tiny_hugging_face, preprocessor, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"x": "a"}}))
+    with pytest.raises(UserError, match="cannot be loaded as a model .*'x'"):
+        FittedModel.load(tmp_path)
 
 
 def test_an_encoder_is_refused(tiny_hugging_face: Path) -> None:

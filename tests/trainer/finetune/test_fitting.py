@@ -14,14 +14,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data_prep.errors import UserError
-from trainer.finetune import fitting
+from trainer.finetune import experiment, fitting
 from trainer.finetune.batches import Collator, predict
+from trainer.finetune.comparison import rate_lines
 from trainer.finetune.data import TaskData, encode_task, make_task
 from trainer.finetune.estimate import estimate_seconds
 from trainer.finetune.examples import Examples
 from trainer.finetune.experiment import Fit, Setting, make_model, run_variant
 from trainer.finetune.fitting import FitSettings, Point, fit
 from trainer.finetune.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
+from trainer.finetune.outcome import Best
 from trainer.finetune.parameters import _modernbert_forms, letters_line, trainable_parameters
 from trainer.finetune.tasks import Preprocessor
 
@@ -55,6 +57,7 @@ def setting(tiny_hugging_face: Path, data: TaskData, preprocessor: Preprocessor)
 class Silent:
     def __init__(self, variant: str, seed: int, rate: float) -> None: ...
     def record(self, point: Point) -> None: ...
+    def fail(self) -> None: ...
     def finish(self, one: Fit) -> None: ...
 
 
@@ -155,6 +158,103 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_fit(setting: Setting, data
     assert torch.equal(model.get_parameter("classifier.weight"), weights[1])
     assert [point.value for point in result.points if point.name == "valid/accuracy"] == [0.5, 0.9, 0.7, 0.6]
     assert {point.name for point in result.points} >= {"train/loss", "train/learning_rate", "valid/loss"}
+
+
+def test_of_epochs_alike_by_the_metric_the_one_of_lower_loss_is_kept_and_patience_is_the_metrics(
+    setting: Setting, data: TaskData
+) -> None:
+    scores = iter([(0.9, 0.5), (0.9, 0.4), (0.9, 0.6), (0.9, 0.3)])
+
+    def score(model: torch.nn.Module) -> dict[str, float]:
+        accuracy, loss = next(scores)
+        return {"loss": loss, "accuracy": accuracy}
+
+    settings = FitSettings(1e-3, 0, epochs=4, batch_size=64, early_stopping=2)
+    result = fit(make_model(setting, "full", 0), data.train.encoded.rows, setting.collate, score, "accuracy", settings)
+    assert result.best_epoch == 2 and result.scores == {"loss": 0.4, "accuracy": 0.9}
+    assert len(list(scores)) == 1, "two epochs without a better metric end the fit"
+
+
+def fit_of(rate: float, loss: float, seed: int = 0) -> Fit:
+    return Fit("full", seed, rate, (), 1, 1.0, {"loss": loss, "accuracy": 0.9}, {}, [])
+
+
+def test_of_rates_and_seeds_alike_by_the_metric_the_one_of_lower_loss_is_best(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {1e-2: 0.5, 1e-3: 0.3, 1e-4: 0.4}
+
+    def fit_once(setting: Setting, variant: str, seed: int, rate: float, *more: object) -> Fit:
+        return fit_of(rate, losses[rate] - seed / 10, seed)
+
+    monkeypatch.setattr(experiment, "_fit_once", fit_once)
+    tried = replace(setting, learning_rates={"full": tuple(losses)})
+    result = run_variant(tried, "full", Silent, lambda model, one: None)
+    assert result.learning_rate == 1e-3 and result.best("accuracy").seed == 1
+    best = Best("accuracy")
+    model = make_model(setting, "full", 0)
+    for loss in (0.4, 0.3, 0.5):
+        best.keep(model, fit_of(1e-3, loss))
+    assert best.fit is not None and best.fit.valid_scores["loss"] == 0.3
+
+
+def test_a_rate_that_diverges_is_left_out_and_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit_once(setting: Setting, variant: str, seed: int, rate: float, *more: object) -> Fit:
+        if rate == 0.5:
+            raise fitting.Diverged("the fit diverged")
+        return fit_of(rate, 0.5, seed)
+
+    monkeypatch.setattr(experiment, "_fit_once", fit_once)
+    tried = replace(setting, learning_rates={"full": (0.5, 1e-3)})
+    result = run_variant(tried, "full", Silent, lambda model, one: None)
+    assert result.diverged == (0.5,) and set(result.tried) == {1e-3} and len(result.fits) == 2
+    assert "warning: full: fits at learning rate 0.5 diverged" in "\n".join(rate_lines([result], "accuracy"))
+    with pytest.raises(UserError, match="diverged"):
+        run_variant(replace(setting, learning_rates={"full": (0.5,)}), "full", Silent, lambda model, one: None)
+
+
+def test_a_later_seed_that_diverges_is_told_and_left_out(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit_once(setting: Setting, variant: str, seed: int, rate: float, *more: object) -> Fit:
+        if seed == setting.seeds[1]:
+            raise fitting.Diverged(f"full, seed {seed}: the fit diverged")
+        return fit_of(rate, 0.5, seed)
+
+    monkeypatch.setattr(experiment, "_fit_once", fit_once)
+    three = replace(setting, seeds=(0, 1, 2), learning_rates={"full": (1e-3,)})
+    result = run_variant(three, "full", Silent, lambda model, one: None)
+    assert [fit.seed for fit in result.fits] == [0, 2]
+    assert "warning: full, seed 1: the fit diverged; this seed is left out" in capsys.readouterr().err
+
+
+def test_a_fit_that_diverges_late_keeps_its_best_epoch(setting: Setting) -> None:
+    scores = iter([{"loss": 0.5, "accuracy": 0.7}])
+
+    def score(model: object) -> dict[str, float]:
+        try:
+            return next(scores)
+        except StopIteration:
+            raise fitting.Diverged("the fit diverged") from None
+
+    model = make_model(setting, "full", 0)
+    rows = experiment._Rows(setting, "full").of(setting.data.parts["train"], model)
+    settings = FitSettings(1e-3, 0, epochs=3, batch_size=16)
+    found = fitting.fit(model, rows, setting.collate, score, "accuracy", settings, lambda point: None)
+    assert found.best_epoch == 1 and found.scores == {"loss": 0.5, "accuracy": 0.7}
+
+
+def test_a_fit_whose_outputs_are_not_finite_has_failed(setting: Setting) -> None:
+    failed: list[bool] = []
+
+    class Log(Silent):
+        def fail(self) -> None:
+            failed.append(True)
+
+    endless = replace(setting, learning_rates={"full": (1e30,)}, epochs=1, batch_size=64)
+    with pytest.raises(UserError, match=r"full, seed 0, learning rate 1e\+30: the fit diverged.*smaller"):
+        run_variant(endless, "full", Log, lambda model, one: pytest.fail("it was kept"))
+    assert failed == [True]
 
 
 def test_several_gpus_do_not_multiply_the_batch(

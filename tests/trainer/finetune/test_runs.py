@@ -57,9 +57,18 @@ def test_a_fit_that_is_broken_off_ends_with_its_experiment(database: str, tmp_pa
     assert ended == {"fitted": "KILLED", "full-seed0-rate0.001": "FINISHED", "full-seed1-rate0.001": "KILLED"}
 
 
+def test_a_fit_that_diverged_has_failed_and_the_next_goes_on(database: str, tmp_path: Path) -> None:
+    runs = ExperimentRuns.open(TrackingSettings(uri=database), tmp_path / "fitted")
+    runs.child("full", 1, 1e-3).fail()
+    fit(runs, 0)
+    runs.close("FINISHED")
+    ended = {run.info.run_name: run.info.status for run in all_runs(database)}
+    assert ended == {"fitted": "FINISHED", "full-seed0-rate0.001": "FINISHED", "full-seed1-rate0.001": "FAILED"}
+
+
 def test_without_tracking_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    runs = ExperimentRuns.silent()
+    runs = ExperimentRuns.open(None, Path())
     fit(runs, 0)
     runs.close("FINISHED")
     assert runs.parent.run_id is None and not list(tmp_path.iterdir())

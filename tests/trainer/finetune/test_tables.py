@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pandas
@@ -120,6 +121,21 @@ def test_a_file_with_other_separators_is_told_by_its_one_column(tmp_path: Path) 
 def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"write \.jsonl instead"):
         write_table(pandas.DataFrame({"mixed": ["a", 1]}, dtype=object), tmp_path / "table.parquet")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_table_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"said{suffix}"
+    write_table(pandas.DataFrame(ROWS), path)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(UserError, match="said.* cannot be written.*File too large"):
+            write_table(pandas.DataFrame({"text": [f"text {number}" for number in range(9999)]}), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_where_a_file_cannot_go_is_told_before_any_work(tmp_path: Path) -> None:

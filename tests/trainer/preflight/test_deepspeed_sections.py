@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from data_prep.errors import UsageError
 from data_prep.settings import load_settings
 from trainer.config import RunConfig
-from trainer.preflight.deepspeed_sections import check_sections
+from trainer.preflight.deepspeed_sections import check_sections, unwritable_output
+from trainer.preflight.model_checks import check_device
+from trainer.preflight.preflight import cheap_findings
+
+CPU = torch.device("cpu")
 
 
 def config_with(deepspeed: dict) -> RunConfig:
@@ -37,6 +43,7 @@ def test_what_deepspeed_does_not_know_in_a_section_is_told_with_the_nearest_name
         ({"wall_clock_breakdown": "no"}, "wall_clock_breakdown='no' must be true or false"),
         ({"steps_per_print": "x"}, "steps_per_print='x' must be a whole number"),
         ({"log_level": "loud"}, "log_level='loud' must be one of debug, info"),
+        ({"gradient_predivide_factor": float("nan")}, "gradient_predivide_factor=nan must be a number above 0"),
         ({"gradient_predivide_factor": 0}, "gradient_predivide_factor=0 must be a number above 0"),
         ({"communication_data_type": "bfloat16"}, "communication_data_type='bfloat16' contradicts .* 'fp32'"),
         ({"comms_logger": 3}, "comms_logger=3 must be a mapping"),
@@ -47,6 +54,51 @@ def test_what_deepspeed_does_not_know_in_a_section_is_told_with_the_nearest_name
 def test_values_of_a_wrong_type_are_told_before_the_ranks_meet(deepspeed, said):
     with pytest.raises(UsageError, match=said):
         check_sections(config_with(deepspeed), 2, "cpu")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("section", ["wandb", "comet", "tensorboard"])
+def test_a_monitor_whose_package_is_not_installed_is_refused_by_all_ranks(section, rank, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=f"{section}.enabled=True needs the package {section}"):
+        check_sections(config_with({section: {"enabled": True}}), 2, "cpu")
+    check_sections(config_with({section: {"enabled": False}}), 2, "cpu")
+
+
+def test_output_that_cannot_be_written_is_warned_of_and_no_rank_ends_alone_over_it(tmp_path):
+    (tmp_path / "file").touch()
+    for sections in (
+        {"csv_monitor": {"enabled": True, "output_path": str(tmp_path / "file" / "logs")}},
+        {"csv_monitor": {"enabled": True, "output_path": "/proc/logs"}},
+        {"flops_profiler": {"enabled": True, "output_file": str(tmp_path)}},
+        {"flops_profiler": {"enabled": True, "output_file": str(tmp_path / "file" / "profile.txt")}},
+    ):
+        check_sections(config_with(sections), 2, "cpu")
+        (told,) = unwritable_output(config_with(sections), 2)
+        assert re.search("output_(path|file)=.* cannot be written .*: name another", told)
+        found = [finding for finding in cheap_findings(config_with(sections), 2, CPU) if finding.name == "deepspeed"]
+        assert [finding.text for finding in found] == [told]
+    new = config_with({"csv_monitor": {"enabled": True, "output_path": str(tmp_path / "new")}})
+    assert list(unwritable_output(new, 2)) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_is_there_is_asked_itself_and_not_its_folder(monkeypatch):
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: pytest.fail(f"tries {dir}"))
+    profile = {"flops_profiler": {"enabled": True, "output_file": "/dev/null"}}
+    assert list(unwritable_output(config_with(profile), 2)) == []
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    (told,) = unwritable_output(config_with(profile), 2)
+    assert "permission denied" in told
+
+
+def test_the_doctor_only_warns_of_what_the_hosts_of_the_run_may_have(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    sections = {"tensorboard": {"enabled": True, "output_path": "/proc/logs"}}
+    found = list(check_device(config_with(sections), 2, CPU))
+    assert [finding.level for finding in found] == ["warn", "warn", "ok"]
+    assert "needs the package tensorboard" in found[0].text and "cannot be written" in found[1].text
 
 
 def test_known_settings_and_auto_pass():

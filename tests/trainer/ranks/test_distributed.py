@@ -109,3 +109,15 @@ def test_a_process_outlives_the_reader_of_its_output(tmp_path):
     process.stdout.close()
     process.stderr.close()
     assert process.wait(timeout=60) == 0 and (tmp_path / "done").exists()
+
+
+@pytest.mark.spawn
+def test_a_process_outlives_a_full_disk_under_its_output():
+    program = (
+        "import sys; print('in the buffer'); from trainer.ranks.leaving import end_process, outlive_the_reader; "
+        "outlive_the_reader(); print('x' * 99_999); print('y', file=sys.stderr); end_process(75)"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # else the first line would be lost before
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", program], env=env, stdout=full, stderr=full)
+    assert done.returncode == 75

@@ -15,6 +15,8 @@ import pytest
 from trainer.ranks import stop_signal
 from trainer.ranks.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS, StopSignal
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
 
 class Left(Exception):
     """The process would have ended here."""
@@ -28,7 +30,8 @@ left: list[int] = []
 def clock(monkeypatch):
     """A clock to set, the handlers of before put back, and no end of the test process."""
     left.clear()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest itself may run under nohup
     now = [1000.0]
     monkeypatch.setattr(stop_signal, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -59,12 +62,20 @@ def after_the_meeting() -> StopSignal:
     return stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_asks_for_a_stop(clock, number):
     stop = after_the_meeting()
     assert not stop.asked
     os.kill(os.getpid(), number)
     assert until(lambda: stop.asked) and stop.cause == signal.Signals(number).name
+
+
+def test_under_nohup_a_terminal_that_closes_stops_nothing(clock):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = after_the_meeting()
+    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert until(lambda: stop.asked) and stop.cause == "SIGUSR1"
 
 
 def test_the_loss_of_the_launcher_asks_for_a_stop(clock, monkeypatch):
@@ -95,7 +106,7 @@ def test_a_second_signal_ends_the_process_at_once(clock):
     assert until(lambda: left == [128 + signal.SIGTERM])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_before_the_ranks_have_met_the_first_signal_ends_the_process(number, clock, capfd):
     StopSignal()
     with contextlib.suppress(Left):  # unless the listening thread is the first

@@ -11,10 +11,13 @@ from typing import Any
 import pandas
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from data_prep.errors import UserError
 from trainer.registry.registry import register
 from trainer.registry.served_model import load_served
+from trainer.tracking.mlflow_server import connect
 from trainer.using.fill_mask import quiet_transformers
 
 TEXT, OTHER = "the cat sat on the mat", "a dog ran to it"
@@ -76,3 +79,34 @@ def test_a_tagger_gives_every_piece_a_tag(registered: Register) -> None:
 def test_masks_of_a_long_text_are_filled(registered: Register) -> None:
     _, answer = registered()
     assert len(answer("[MASK] " + LONG)) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "told"),
+    [
+        ("config.json", {"architectures": {"a": 1}}, "config.json has architectures="),
+        ("finetune.json", {"max_length": "long"}, "finetune.json has max_length='long'"),
+    ],
+)
+def test_a_folder_that_was_edited_by_hand_is_named(
+    tiny_hugging_face: Path, tmp_path: Path, file: str, values: dict[str, Any], told: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_hugging_face, folder)
+    with quiet_transformers():
+        AutoModelForSequenceClassification.from_pretrained(tiny_hugging_face).save_pretrained(folder)
+    before = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps(before | values))
+    with pytest.raises(UserError, match=told):
+        load_served(folder)
+
+
+def test_weights_that_are_no_numbers_are_not_registered(tiny_hugging_face: Path, tmp_path: Path, database: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_hugging_face, folder)
+    weights = load_file(folder / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="not finite"):
+        register(folder, "served", "champion", database)
+    assert not connect(database).search_registered_models()

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 
 from data_prep.errors import UsageError, UserError
 from trainer.registry.promotion import parse_conditions
+from trainer.registry.registry import lineage_tags
 from trainer.registry.versions import NotPromoted, list_model_versions, promote, trained_on, version_lines
 from trainer.tracking.mlflow_server import connect
 
@@ -86,6 +87,16 @@ def test_versions_are_found_by_their_data_and_by_what_it_grew_from(store: str) -
     assert trained_on(versions, "d" * 64) == []
     with pytest.raises(UsageError, match="too short"):
         trained_on(versions, "aaa")
+
+
+def test_no_digest_of_a_long_lineage_is_left_out(database: str, tmp_path: Path) -> None:
+    lineage = [f"{number:064x}" for number in range(200)]
+    client = connect(database)
+    client.create_registered_model("birds")
+    client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=lineage_tags(lineage))
+    versions = list_model_versions("birds", database)
+    assert sorted(versions[0].data_lineage) == lineage
+    assert all(trained_on(versions, digest) == versions for digest in (lineage[0], lineage[76], lineage[-1]))
 
 
 def test_without_a_name_all_registered_models_are_searched_and_named(

@@ -112,15 +112,16 @@ def test_passwords_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2hunter2")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh12345678")
     text = (
-        "http://me:s3cret@host:5000/api and postgresql://u:p%40w@db/x, s3://b/k?X-Amz-Signature=feed&versionId=3 "
-        "Basic hunter2hunter2 abcdefgh12345678 https://host/path?page=2"
+        "http://me:s3cret@host:5000/api and postgresql://u:p%40w/s3cret?#@db/x, s3://b/k?X-Amz-Signature=feed "
+        "Basic hunter2hunter2 abcdefgh12345678 'mysql://db/y?user=me&passwd=s3cret' /k?versionId=3&signature=feed"
     )
     clean = redact(text)
     for secret in ("s3cret", "p%40w", "me:", "feed", "hunter2", "abcdefgh"):
         assert secret not in clean
-    for kept in ("host:5000/api", "@db/x", "versionId=3", "https://host/path?page=2"):
+    for kept in ("http://host:5000/api", "postgresql://db/x", "s3://b/k", "'mysql://db/y'", "versionId=3"):
         assert kept in clean
-    assert "s3cret" not in view_hint("http://me:s3cret@host:5000", "1", "abc")
+    for uri in ("http://me:s3cret@host:5000", "sqlite:///m.db?password=s3cret", "mysql+pymysql://db/y?passwd=s3cret"):
+        assert "s3cret" not in view_hint(uri, "1", "abc")
 
 
 def test_request_limits_end_with_their_block_and_leave_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,41 @@ def test_the_time_of_the_end_is_the_trainings(database: str, tmp_path: Path) -> 
     assert f'"ended_at": {run.info.end_time}' in (folder / "run.json").read_text()
 
 
+def test_artifacts_that_are_lost_or_lead_elsewhere_are_left_out(database: str, tmp_path: Path) -> None:
+    tracker = open_tracker("http://127.0.0.1:1", tmp_path / "run", Warnings(), patience=0.0)
+    for name in ("config.yaml", "curves/loss.png", "data/manifest.json"):
+        tracker.log_artifact_text(name, "kept")
+    tracker.close("FINISHED", timeout_seconds=0.1)
+    artifacts, private = tmp_path / "run" / "tracking" / "artifacts", tmp_path / "private.txt"
+    private.write_text("private")
+    (artifacts / "curves" / "loss.png").unlink()
+    (artifacts / "config.yaml").unlink()
+    (artifacts / "config.yaml").symlink_to(private)
+    told = Warnings()
+    (synced,) = sync(tmp_path / "run", database, told)
+    assert (synced.num_artifacts, synced.status) == (1, "FINISHED")
+    assert len(told) == 2 and "config.yaml is a link that leads out" in told[0] and "loss.png is lost" in told[1]
+    sent = [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
+    assert [path.name for path in sent] == ["manifest.json"]
+    again = open_tracker(database, tmp_path / "run", told)
+    again.log_artifact_text("curves/loss.png", "drawn again")
+    again.close("FINISHED")
+    assert again.is_complete and sum("config.yaml is a link" in each for each in told) == 2, "told once a start"
+    assert "drawn again" in [path.read_text() for path in (tmp_path / "mlruns").rglob("loss.png")]
+
+
+def test_artifacts_that_were_moved_to_another_disk_are_sent(database: str, tmp_path: Path) -> None:
+    tracker = open_tracker("http://127.0.0.1:1", tmp_path / "run", Warnings(), patience=0.0)
+    tracker.log_artifact_text("config.yaml", "kept")
+    tracker.close("FINISHED", timeout_seconds=0.1)
+    artifacts = tmp_path / "run" / "tracking" / "artifacts"
+    artifacts.rename(tmp_path / "other_disk")
+    artifacts.symlink_to(tmp_path / "other_disk")
+    told = Warnings()
+    (synced,) = sync(tmp_path / "run", database, told)
+    assert synced.num_artifacts == 1 and not told
+
+
 def test_what_cannot_be_sent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.tracking.sync.MAX_RETRIES", 0)
     untracked(tmp_path / "run")

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,9 +24,13 @@ from tests.tracked_runs import (
     open_tracker,
     wait_until,
 )
+from trainer.tracking.delivery import Delivery
 from trainer.tracking.environment import describe_environment, git_revision
-from trainer.tracking.mlflow_server import connect
-from trainer.tracking.tracking import NullTracker, flatten
+from trainer.tracking.mlflow_server import connect, redact
+from trainer.tracking.spool import Spool
+from trainer.tracking.spool_folder import SyncedFolder
+from trainer.tracking.sync import sync, tracking_folders
+from trainer.tracking.tracking import NullTracker
 
 
 def test_a_run_with_all_it_has_stands_in_the_embedded_default(database: str, tmp_path: Path) -> None:
@@ -62,6 +67,62 @@ def test_a_resumed_run_goes_on_and_repeats_no_step(database: str, tmp_path: Path
     assert len(all_runs(database)) == 1
     assert connect(database).get_run(first.run_id).data.params == {"seed": "1", "more": "true"}
     assert len(told) == 1 and "seed (was 1, is 2)" in told[0]
+
+
+def test_a_copied_folder_is_a_run_of_its_own_and_a_moved_one_is_not(database: str, tmp_path: Path) -> None:
+    def resume(name: str, steps: range, warn: Warnings | None = None, params: Mapping[str, str] = {}) -> str | None:
+        tracker = open_tracker(database, tmp_path / name, warn)
+        tracker.log_params(params)
+        log_steps(tracker, steps)
+        tracker.close("FINISHED")
+        return tracker.run_id
+
+    told = Warnings()
+    base = resume("base", range(1, 4), params={"output_dir": "base"})
+    list(sync(tmp_path / "base", database, told))  # which leaves a record of its own
+    (tmp_path / "link").symlink_to("base")
+    for name in ("copy", "spare"):
+        shutil.copytree(tmp_path / "base", tmp_path / name)
+    assert resume("base", range(4, 5)) == base
+    copy = resume("copy", range(4, 7), told, {"output_dir": "copy"})
+    assert connect(database).get_run(str(copy)).data.params == {"output_dir": "copy"}
+    assert len(told) == 1 and f"copy of {tmp_path}/base/tracking" in told[0]
+    assert resume("base", range(5, 6)) == resume("link", range(6, 6)) == base != copy
+    list(sync(tmp_path / "copy", database, told))
+    (tmp_path / "copy").rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "base")
+    assert resume("moved", range(7, 8)) == copy and resume("spare", range(6, 7)) == base
+    assert len(all_runs(database)) == 2 and len(told) == 1
+    assert_complete(database, str(copy), 7)
+    assert_complete(database, str(base), 6)
+
+
+def test_a_folder_that_was_staged_elsewhere_goes_on_with_its_run(database: str, tmp_path: Path) -> None:
+    """To the disk of a job and back, whose originals lie there still."""
+    for name, target, steps in (("shared", "local", range(1, 4)), ("local", "shared", range(4, 7))):
+        tracker = open_tracker(database, tmp_path / name)
+        log_steps(tracker, steps)
+        tracker.close("FINISHED")
+        shutil.copytree(tmp_path / name, tmp_path / target, dirs_exist_ok=True)
+    tracker = open_tracker(database, tmp_path / "shared")
+    log_steps(tracker, range(7, 9))
+    tracker.close("FINISHED")
+    (run,) = all_runs(database)
+    assert_complete(database, run.info.run_id, 8)
+
+
+def test_a_server_that_an_earlier_release_recorded_is_known_again(database: str, tmp_path: Path) -> None:
+    tracker = open_tracker(database, tmp_path / "run")
+    log_steps(tracker, range(1, 4))
+    tracker.close("FINISHED")
+    uri, (folder,) = "http://me:hunter2@127.0.0.1:1/x?schema=one", tracking_folders(tmp_path / "run")
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace(database, "http://***@127.0.0.1:1/x?schema=one"))
+    assert SyncedFolder(folder, redact(uri)).unsent_bytes == 0
+    told = Warnings()
+    spool = Spool(folder, "experiment", "run")
+    assert Delivery(spool, uri, told).is_complete and not told
+    spool.close()
 
 
 def test_what_was_not_sent_before_a_kill_is_sent_by_the_next_start(database: str, tmp_path: Path) -> None:
@@ -183,18 +244,6 @@ def test_ten_thousand_points_go_in_batches_of_what_the_server_takes(database: st
     log_steps(tracker, range(1, 5001))
     tracker.close("KILLED", timeout_seconds=120)
     assert len(history(database, tracker.run_id, KEYS[0])) == 5000
-
-
-def test_parameters_are_flat_text() -> None:
-    values = {"a": {"b": [1, 2], "c": {}}, "d": 1e-4, "e": "x" * 7000, "f": True}
-    flat = flatten(values)
-    assert {name: flat[name] for name in ("a.b", "a.c", "d", "f")} == {
-        "a.b": "[1, 2]",
-        "a.c": "{}",
-        "d": "0.0001",
-        "f": "true",
-    }
-    assert len(flat["e"]) == 6000
 
 
 def test_the_environment_is_versions_and_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,23 @@
-"""A folder that lacks weights is not taken for a trained model."""
+"""A folder that lacks weights, or whose parts do not belong together, is not taken for a trained model."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from data_prep.errors import UserError
 from trainer.using.attention_maps import attention_maps
 from trainer.using.embedding import Embedder
-from trainer.using.pretrained import refuse_random_weights
+from trainer.using.fill_mask import FillMask
+from trainer.using.pretrained import load_tokenizer, max_length, refuse_random_weights
 
 LOST = "bert.encoder.layer.0.output.dense.weight"
 
@@ -38,3 +44,53 @@ def test_what_is_yet_to_be_trained_may_be_missing() -> None:
     refuse_random_weights(frozenset({"pooler.dense.weight"}), Path("m"), "an encoder", but=("pooler.",))
     with pytest.raises(UserError, match=r"m lacks a, b, c \(4 in all\)"):
         refuse_random_weights(frozenset("dcba"), Path("m"), "an encoder")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_all_that_use_them(
+    tiny_hugging_face: Path, tmp_path: Path, number: float
+) -> None:
+    folder = tmp_path / "diverged"
+    shutil.copytree(tiny_hugging_face, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[LOST][1, 2] = number
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for load in (Embedder.load, FillMask.load):
+        with pytest.raises(UserError, match="encoder.layer.0.output.dense.weight that are not finite"):
+            load(folder)
+
+
+def test_a_tokenizer_with_ids_that_the_model_does_not_know_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    shutil.copytree(tiny_hugging_face, folder)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["model"]["vocab"]["▁dog"] = 64
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="ids up to 64 and a model that knows 64 of them"):
+        load_tokenizer(folder)
+
+
+def tokenizer_of(length: Any) -> Any:
+    return SimpleNamespace(name_or_path="m", model_max_length=length)
+
+
+def test_the_positions_of_robertas_kin_begin_behind_the_padding() -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = transformers.RobertaConfig(**sizes, num_attention_heads=2, max_position_embeddings=66)
+    longest = max_length(config, tokenizer_of(10**30))
+    model = transformers.RobertaModel(config).eval()
+    assert longest == 64 and model(torch.full((1, longest), 5)).last_hidden_state.shape == (1, 64, 16)
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, longest + 1), 5))
+    assert max_length(transformers.BertConfig(max_position_embeddings=66), tokenizer_of(1e30)) == 66
+
+
+@pytest.mark.parametrize("length", ["x", -5, 7, float("nan"), None])
+def test_a_length_that_is_none_is_refused(length: Any) -> None:
+    with pytest.raises(UserError, match=r"m takes .* by its model_max_length \(tokenizer_config.json\)"):
+        max_length(transformers.BertConfig(), tokenizer_of(length))
+
+
+def test_a_model_without_positions_is_no_encoder() -> None:
+    with pytest.raises(UserError, match="m is a t5, which has no max_position_embeddings"):
+        max_length(transformers.T5Config(), tokenizer_of(512))
