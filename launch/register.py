@@ -21,12 +21,12 @@ from pathlib import Path
 from data_prep.errors import UsageError, run_command
 from trainer.registry.names import check_names, check_promoted
 from trainer.registry.promotion import Condition, check_metrics, parse_conditions
-from trainer.registry.provenance import read_checked_provenance
 from trainer.registry.pull import pull
 from trainer.registry.registry import Registration, register
 from trainer.registry.served_model import INPUT_EXAMPLE, PipelineTask, ServedModel, load_served
 from trainer.registry.versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
 from trainer.using.fill_mask import FillMask, report
+from trainer.using.provenance import read_provenance
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -106,7 +106,7 @@ def show_versions(arguments: argparse.Namespace) -> None:
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back through the registry and show how others load it."""
     if conditions:
-        check_metrics(conditions, read_checked_provenance(pull(str(folder))).get("scores") or {})
+        check_metrics(conditions, read_provenance(pull(str(folder))).get("scores") or {})
     if arguments.dry_run:
         load_served(pull(str(folder)))
         print(f"dry run: {folder} can be registered as {arguments.name}; nothing was written")

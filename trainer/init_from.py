@@ -23,8 +23,8 @@ from trainer.model.pretraining import PretrainingModel
 from trainer.ranks.distributed import Ranks, broadcast_object
 from trainer.registry.pull import check_is_there, is_address, pull
 from trainer.settings.model import ModelSettings
-from trainer.using.model_folder import data_lineage, read_provenance
 from trainer.using.pretrained import load_config, load_pretrained
+from trainer.using.provenance import data_lineage, read_provenance
 
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""

@@ -25,7 +25,7 @@ from trainer.data_version import open_data
 from trainer.engine import check_precision
 from trainer.global_batches import global_batches, samples_of
 from trainer.only_training import only_training
-from trainer.preflight.deepspeed_sections import check_sections
+from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable
 from trainer.preflight.launch_checks import refuse_exposed
 from trainer.preflight.preflight import cheap_findings
 from trainer.ranks.distributed import (
@@ -81,6 +81,7 @@ def train(
     with contextlib.ExitStack() as held:
         with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "while it was set up"):
             refuse_exposed(lambda found: gather_objects(found, ranks))
+            refuse_unwritable(config, ranks)
             held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
             warn_of_findings(config, ranks)
             run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)

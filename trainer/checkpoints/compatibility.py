@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_prep.errors import UserError
+from data_prep.validation import first_problem
 from trainer.checkpoints.format import DataIdentity, SavedState
 from trainer.config import RunConfig, without_registry, without_secrets
 
@@ -94,10 +95,9 @@ def _saved_config(saved: SavedState) -> RunConfig:
     try:
         return RunConfig.model_validate(without_registry(saved.config))
     except ValidationError as error:
-        first = error.errors()[0]
         raise UserError(
             f"the checkpoint of step {saved.state.step} was written with a setting that this release does not know or "
-            f"accept ({'.'.join(map(str, first['loc']))}: {first['msg']}); resume it with the release that wrote it"
+            f"accept ({first_problem(error)}); resume it with the release that wrote it"
         ) from None
 
 

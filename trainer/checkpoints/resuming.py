@@ -58,6 +58,12 @@ def find_latest(
         problems = [found for found in gather_objects(problem, ranks) if found]
         if not problems:
             return open_checkpoint(folder, verified=True)
+        if step is not None:
+            others = ", ".join(str(other) for other in steps if other != step) or "none"
+            raise UserError(
+                f"checkpoint {folder} is damaged ({problems[0]}), so nothing can go on from it; the other steps that "
+                f"are there: {others}"
+            )
         say(f"checkpoint {folder} is damaged and skipped: {problems[0]}")
     if steps:
         raise UserError(

@@ -18,13 +18,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.validation import first_problem
 from trainer.finetune.batches import Collator, predict
 from trainer.finetune.data import make_task
 from trainer.finetune.examples import Columns, Examples
 from trainer.finetune.tasks import Prediction, Preprocessor, Task, TaskName
 from trainer.using.fill_mask import quiet_transformers
-from trainer.using.model_folder import FINETUNE_FILE, PROVENANCE_FILE, read_json, read_provenance
+from trainer.using.model_folder import FINETUNE_FILE, read_json
 from trainer.using.pretrained import SHORTEST, load_config, load_pretrained, load_tokenizer, max_length
+from trainer.using.provenance import PROVENANCE_FILE, read_provenance
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 
@@ -62,10 +64,8 @@ def read_facts(folder: Path) -> FitFacts | None:
     try:
         return TypeAdapter(FitFacts).validate_python(values) if values else None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
         raise UserError(
-            f"{path} is not as launch/finetune.py wrote it ({where}: {first['msg']}); copy it from there again, or "
+            f"{path} is not as launch/finetune.py wrote it ({first_problem(error)}); copy it from there again, or "
             "take it away, and config.json says what the model is"
         ) from None
 

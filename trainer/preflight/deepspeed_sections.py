@@ -19,6 +19,7 @@ from typing import Any
 from data_prep.errors import UsageError
 from trainer.config import RunConfig
 from trainer.deepspeed_config import deepspeed_config
+from trainer.ranks.distributed import Ranks, broadcast_object
 
 _SWITCHES = frozenset(
     """prescale_gradients wall_clock_breakdown memory_breakdown dump_state disable_python_gc zero_force_ds_cpu_optimizer
@@ -113,6 +114,15 @@ def unwritable_output(config: RunConfig, world_size: int) -> Iterator[str]:
     profiler = (config.deepspeed or {}).get("flops_profiler", {})
     if profiler.get("enabled") and (name := profiler.get("output_file")) and (reason := _why_no_file(Path(name))):
         yield f"flops_profiler.output_file={name!r} cannot be written ({reason}): name another file"
+
+
+def refuse_unwritable(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse, on all ranks alike, what rank 0 could not write; it would fail alone, and the others wait for it.
+
+    Raises:
+        UsageError: naming all of it.
+    """
+    _refuse(broadcast_object(list(unwritable_output(config, ranks.world_size)) if ranks.is_first else [], ranks))
 
 
 def _enabled_monitors(config: RunConfig, world_size: int) -> dict[str, Any]:

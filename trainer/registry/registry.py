@@ -23,7 +23,6 @@ import regex
 
 from data_prep.errors import UserError
 from trainer.registry.names import check_names
-from trainer.registry.provenance import read_checked_provenance
 from trainer.registry.pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.delivery import find_or_create_experiment
@@ -31,6 +30,7 @@ from trainer.tracking.mlflow_server import redact, registry_client, resolve_trac
 from trainer.tracking.params import flatten
 from trainer.using.fill_mask import quiet_transformers
 from trainer.using.model_folder import check_model_folder, folder_digest, read_card
+from trainer.using.provenance import read_provenance
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -82,7 +82,7 @@ def register(
     check_names(name, alias)
     check_model_folder(folder, strict=True)
     uri = resolve_tracking_uri(tracking_uri)
-    provenance = read_checked_provenance(folder)
+    provenance = read_provenance(folder)
     digest = folder_digest(folder)
     all_tags = {**provenance_tags(folder, provenance), DIGEST_TAG: digest, **(tags or {})}
     with registry_client(uri, f"registering {name}", moves_alias=True) as client:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError
 
-PROVENANCE_FILE = "provenance.json"
 FINETUNE_FILE = "finetune.json"  # of fitted models alone
 CARD_FILE = "README.md"
 CONFIG_FILES = ("config.json", "tokenizer_config.json")
@@ -74,19 +72,6 @@ def folder_digest(folder: Path) -> str:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
     return digest.hexdigest()
-
-
-def read_provenance(folder: Path) -> dict[str, Any]:
-    """What the export wrote down of the model's origin; empty for a folder from elsewhere."""
-    return read_json(folder / PROVENANCE_FILE)
-
-
-def data_lineage(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Manifest digests of all data that the weights saw; empty where their provenance tells of none."""
-    digests, lineage = provenance.get("data_digests"), provenance.get("data_lineage")
-    found = [*digests.values()] if isinstance(digests, dict) else []
-    found += lineage if isinstance(lineage, list) else []
-    return tuple(dict.fromkeys(digest for digest in found if isinstance(digest, str)))
 
 
 def read_card(folder: Path) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
-from tests.trainer.checkpoints.test_checkpoint import StillEngine, refuse, save
+from data_prep.errors import UserError
+from tests.trainer.checkpoints.test_checkpoint import StillEngine, flip_bytes, refuse, save
 from tests.trainer.threaded_ranks import ThreadedRanks
 from trainer.checkpoints import checkpoint, fetch, resuming
 from trainer.checkpoints.pieces import read_weights
@@ -33,3 +35,12 @@ def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_a
     assert seen == [1, 1]
     assert [each.step for each in found] == [1, 1]
     assert torch.equal(read_weights(folder)["norm.weight"], engine.module.norm.weight)
+
+
+def test_a_damaged_step_that_was_asked_for_is_named_with_those_beside_it(tmp_path):
+    for step in (3, 7, 9):
+        folder = save(tmp_path / "run", step)
+    flip_bytes(folder / "rank-00000-of-00001.safetensors")
+    with pytest.raises(UserError, match=r"step-00000009 is damaged \(.*\).*other steps that are there: 7, 3$"):
+        resuming.find_latest(tmp_path / "run", warn=refuse, step=9)
+    assert resuming.find_latest(tmp_path / "run", warn=refuse, step=7).step == 7

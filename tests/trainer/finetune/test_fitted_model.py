@@ -24,7 +24,8 @@ from trainer.registry.pull import pull
 from trainer.registry.registry import provenance_tags, register
 from trainer.registry.versions import ModelVersion, trained_on
 from trainer.tracking.mlflow_server import connect
-from trainer.using.model_folder import check_model_folder, read_provenance
+from trainer.using.model_folder import check_model_folder
+from trainer.using.provenance import read_provenance
 
 TEXTS = ["the cat sat", "a dog ran to it"]
 EXAMPLES = {

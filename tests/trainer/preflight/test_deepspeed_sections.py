@@ -9,10 +9,13 @@ import torch
 
 from data_prep.errors import UsageError
 from data_prep.settings import load_settings
+from tests.trainer.threaded_ranks import ThreadedRanks
 from trainer.config import RunConfig
-from trainer.preflight.deepspeed_sections import check_sections, unwritable_output
+from trainer.preflight import deepspeed_sections
+from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable, unwritable_output
 from trainer.preflight.model_checks import check_device
 from trainer.preflight.preflight import cheap_findings
+from trainer.ranks.distributed import Ranks
 
 CPU = torch.device("cpu")
 
@@ -82,6 +85,22 @@ def test_output_that_cannot_be_written_is_warned_of_and_no_rank_ends_alone_over_
     new = config_with({"csv_monitor": {"enabled": True, "output_path": str(tmp_path / "new")}})
     assert list(unwritable_output(new, 2)) == []
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_all_ranks_refuse_what_the_first_could_not_write(monkeypatch):
+    group = ThreadedRanks(2, (deepspeed_sections,), monkeypatch)
+    group.run(lambda ranks: refuse_unwritable(config_with({}), ranks))
+    monkeypatch.setattr(deepspeed_sections, "_why_unwritable", lambda folder: "a read-only file system")
+    config = config_with({"csv_monitor": {"enabled": True, "output_path": "logs"}})
+
+    def refused(ranks: Ranks) -> str:
+        with pytest.raises(UsageError) as raised:
+            refuse_unwritable(config, ranks)
+        return str(raised.value)
+
+    told = group.run(refused)
+    assert told[0] == told[1]
+    assert "csv_monitor.output_path='logs' cannot be written (a read-only file system)" in told[0]
 
 
 def test_a_file_that_is_there_is_asked_itself_and_not_its_folder(monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data_prep.errors import UserError
-from trainer.using.model_folder import check_model_folder, folder_digest, read_provenance
+from trainer.using.model_folder import check_model_folder, folder_digest
 
 
 @pytest.fixture
@@ -105,9 +105,3 @@ def test_the_digest_sees_every_byte_and_name_and_nothing_else(
     assert folder_digest(folder) == before != changed
     (folder / "model.safetensors").rename(folder / "other.safetensors")
     assert folder_digest(folder) != before
-
-
-def test_a_folder_without_provenance_has_none(folder: Path) -> None:
-    assert read_provenance(folder) == {}
-    (folder / "provenance.json").write_text('{"step": 3}')
-    assert read_provenance(folder) == {"step": 3}

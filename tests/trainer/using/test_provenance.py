@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from data_prep.errors import UserError
-from trainer.registry.provenance import read_checked_provenance
+from trainer.using.provenance import read_provenance
 
 
 def test_what_exports_write_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert read_checked_provenance(tmp_path) == {}
+    assert read_provenance(tmp_path) == {}
     written = {"step": 7, "mlflow_run_id": None, "data_lineage": ["a"], "scores": {"loss": 2}, "task": None}
     (tmp_path / "provenance.json").write_text(json.dumps(written))
-    assert read_checked_provenance(tmp_path) == written
+    assert read_provenance(tmp_path) == written
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_what_exports_write_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_another_shape_is_named(tmp_path: Path, name: str, value: Any) -> None:
     (tmp_path / "provenance.json").write_text(json.dumps({"step": 7, name: value}))
     with pytest.raises(UserError, match=rf"provenance.json is not as an export wrote it \({name}.*again"):
-        read_checked_provenance(tmp_path)
+        read_provenance(tmp_path)

@@ -1,0 +1,12 @@
+"""What pydantic found wrong, in the words of an error."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where the first problem lies, and what it is: "model.hidden_size: Input should be a valid integer"."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
