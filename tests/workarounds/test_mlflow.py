@@ -16,7 +16,7 @@ def test_mlflow_waits_for_minutes_for_a_server_that_is_down() -> None:
     from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
 
     retries, seconds = MLFLOW_HTTP_REQUEST_MAX_RETRIES.default, MLFLOW_HTTP_REQUEST_TIMEOUT.default
-    assert (retries, seconds) == (7, 120), "look at request_limits of tracking/mlflow_server.py again"
+    assert (retries, seconds) == (7, 120), "look at tracking/request_limits.py again"
 
 
 def test_mlflow_takes_its_variable_away_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:

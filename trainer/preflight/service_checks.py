@@ -15,7 +15,8 @@ import torch.distributed
 
 from trainer.config import RunConfig
 from trainer.preflight.finding import Finding, Level
-from trainer.tracking.mlflow_server import connect, redact, request_limits, resolve_tracking_uri, short
+from trainer.tracking.mlflow_server import connect, redact, resolve_tracking_uri, short
+from trainer.tracking.request_limits import request_limits
 
 REQUEST_SECONDS = 10
 COLLECTIVE_BYTES = 64 << 20

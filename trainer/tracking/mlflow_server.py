@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from data_prep.errors import UsageError, UserError
 from data_prep.files.urls import redact_text
+from trainer.tracking.request_limits import request_limits
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -102,25 +103,6 @@ def import_mlflow() -> None:
 
     for name in ("mlflow", "alembic"):  # the creation of a database is told in many lines
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-@contextmanager
-def request_limits(max_retries: int, timeout_seconds: int) -> Iterator[None]:
-    """Within the block MLflow's requests end after these; what the user set in the environment goes first.
-
-    MLflow's defaults are 7 retries of 120 seconds: a server that is down would hold a caller for minutes.
-    """
-    limits = {
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(max_retries),
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_seconds),
-    }
-    ours = {name: value for name, value in limits.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
 
 
 @contextmanager

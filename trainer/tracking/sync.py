@@ -12,7 +12,8 @@ from pathlib import Path
 
 from data_prep.errors import UserError
 from trainer.tracking.delivery import Delivery
-from trainer.tracking.mlflow_server import redact, request_limits, resolve_tracking_uri, short, view_hint
+from trainer.tracking.mlflow_server import redact, resolve_tracking_uri, short, view_hint
+from trainer.tracking.request_limits import request_limits
 from trainer.tracking.spool_folder import RECORD_NAME, SyncedFolder, read_record
 
 MAX_RETRIES = 3

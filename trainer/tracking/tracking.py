@@ -16,8 +16,9 @@ from typing import Any, Literal, Protocol
 from data_prep.errors import UserError
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.delivery import Delivery
-from trainer.tracking.mlflow_server import import_mlflow, redact, request_limits, resolve_tracking_uri, short, view_hint
+from trainer.tracking.mlflow_server import import_mlflow, redact, resolve_tracking_uri, short, view_hint
 from trainer.tracking.params import flatten
+from trainer.tracking.request_limits import request_limits
 from trainer.tracking.spool import Spool, now
 from trainer.tracking.spool_folder import DataSetInput
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from trainer.tracking.mlflow_server import (
     connect,
     redact,
     registry_client,
-    request_limits,
     resolve_tracking_uri,
     short,
     view_hint,
@@ -122,13 +120,3 @@ def test_passwords_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kept in clean
     for uri in ("http://me:s3cret@host:5000", "sqlite:///m.db?password=s3cret", "mysql+pymysql://db/y?passwd=s3cret"):
         assert "s3cret" not in view_hint(uri, "1", "abc")
-
-
-def test_request_limits_end_with_their_block_and_leave_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
-    with request_limits(max_retries=2, timeout_seconds=5):
-        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
-        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
-    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
-    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
