@@ -7,8 +7,8 @@ from typing import Any
 
 import xxhash
 
-from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.files.sealing import damaged
 
 
 def write_state(url: str, values: Any) -> None:
@@ -27,8 +27,7 @@ def read_state(url: str) -> Any:
     except (ValueError, RecursionError):
         stored = None
     if not isinstance(stored, dict) or stored.get("xxh3_64") != _checksum(stored.get("values")):
-        where = storage.redact(url)
-        raise UserError(f"{where} is damaged, or of an earlier release; run the same command again with --fresh")
+        raise damaged(url)
     return stored["values"]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep.files import storage
+from data_prep.files.sealing import sealed, unsealed
 
 NAME = "exclusions.safetensors"
 
@@ -30,14 +31,18 @@ def write_exclusions(
         tensors[f"{reason}.ids"] = ids[np.argsort(destinations, kind="stable")]
         counts = np.bincount(destinations, minlength=num_destinations)
         tensors[f"{reason}.starts"] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    storage.write_bytes(url, safetensors.numpy.save(tensors))
+    storage.write_bytes(url, sealed(safetensors.numpy.save(tensors)))
 
 
 def read_exclusions(url: str, destination: int) -> dict[str, np.ndarray]:
-    """The ids (n,) uint64 to leave out of a destination's shard, sorted, by reason; nothing where there is no file."""
+    """The ids (n,) uint64 to leave out of a destination's shard, sorted, by reason; nothing where there is no file.
+
+    Raises:
+        UserError: the file is not as it was written.
+    """
     if not storage.exists(url):
         return {}
-    tensors = safetensors.numpy.load(storage.read_bytes(url))
+    tensors = safetensors.numpy.load(bytes(unsealed(storage.read_bytes(url), url)))
     found = {}
     for name, ids in tensors.items():
         reason, _, kind = name.rpartition(".")

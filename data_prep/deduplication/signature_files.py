@@ -4,12 +4,14 @@ A file is a run of blocks, each written when enough documents are together, so t
 A block of D documents holds
 
     entries     (E,) key uint64, document uint32: one for each band of each document, sorted by key
-    starts      (1025,) uint32: where the entries begin whose key has these upper 10 bits
+    starts      (1025,) uint32: where the entries begin whose key has these upper 10 bits, the bucket
+    checksums   (1024,) uint64: of the entries of each bucket
     ids         (D,) uint64
-    signatures  (D, num_hashes) uint32
+    signatures  (D,) values (num_hashes,) uint32, checksum uint64
 
-and the table of blocks stands at the end of the file. Copies of a document within a block have no entries, for they
-share all their keys: a page that a crawl holds a million times would else be a group of a million.
+and the table of blocks stands at the end of the file; whatever is read is held against a checksum. Copies of a document
+within a block have no entries, for they share all their keys: a page that a crawl holds a million times would else be
+a group of a million.
 """
 
 from __future__ import annotations
@@ -23,20 +25,23 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
+import xxhash
 
 from data_prep.config import DeduplicationSettings
 from data_prep.deduplication.signatures import ALGORITHM_VERSION, signatures
 from data_prep.deduplication.similarity_search import band_keys, choose_bands
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.files.sealing import CHECKSUM_BYTES, damaged, read_sealed, sealed
 
 MAX_PARTS = 1024
 _KEY_BITS = 10  # 2**10 == MAX_PARTS
 _BLOCK_DOCUMENTS = 1 << 15
 _BATCH_TOKENS = 1 << 20
-_MAGIC = b"clozesig"
+_MAGIC = b"clozesg2"  # that of earlier releases, without checksums, is clozesig
 _TRAILER = struct.Struct("<8sQ")  # magic, bytes of the table before it
 _ENTRY = np.dtype([("key", "<u8"), ("document", "<u4")])
+_STARTS_BYTES = (MAX_PARTS + 1) * 4 + MAX_PARTS * 8  # with the checksums of the buckets
 _GAP_ROWS = 128  # signatures that are read along rather than sought over
 
 
@@ -68,7 +73,7 @@ class SignatureWriter:
         if self._ids:
             self._write_block()
         table = json.dumps({**_described(self._settings), "blocks": self._blocks}).encode()
-        self._file.write(table + _TRAILER.pack(_MAGIC, len(table)))
+        self._file.write(sealed(table) + sealed(_TRAILER.pack(_MAGIC, len(table))))
 
     def _sign(self) -> None:
         if self._tokens:
@@ -84,10 +89,15 @@ class SignatureWriter:
         entries["key"] = keys[order]
         entries["document"] = firsts[order // self._bands.num_bands]
         boundaries = np.arange(MAX_PARTS, dtype=np.uint64) << np.uint64(64 - _KEY_BITS)
-        starts = np.append(np.searchsorted(keys[order], boundaries), len(entries))
+        starts = np.append(np.searchsorted(keys[order], boundaries), len(entries)).astype("<u4")
+        signed = np.empty(len(rows), _signature_type(rows.shape[1]))
+        signed["values"] = rows
+        signed["checksum"] = _checksums(signed["values"])
         self._blocks.append((self._file.tell(), len(entries), len(rows)))
-        for array in (entries, starts.astype("<u4"), ids, rows.astype("<u4", copy=False)):
-            self._file.write(array.tobytes())
+        self._file.write(entries.tobytes())
+        self._file.write(sealed(starts.tobytes() + _checksums(_runs(entries, starts)).tobytes()))
+        self._file.write(sealed(ids.tobytes()))
+        self._file.write(signed.tobytes())
         self._ids, self._signatures = [], []
 
 
@@ -116,11 +126,11 @@ class _Block:
 
     @property
     def ids_offset(self) -> int:
-        return self.starts_offset + (MAX_PARTS + 1) * 4
+        return self.starts_offset + _STARTS_BYTES + CHECKSUM_BYTES
 
     @property
     def signatures_offset(self) -> int:
-        return self.ids_offset + self.num_documents * 8
+        return self.ids_offset + self.num_documents * 8 + CHECKSUM_BYTES
 
 
 class SignatureFiles:
@@ -150,12 +160,20 @@ class SignatureFiles:
             self.first_places.append(place)
 
     def entries(self, part: int, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
-        """All band keys of a part of their range: keys (E,) uint64, and places (E,) int64; `num_parts` divides 1024."""
-        buckets = np.array([part, part + 1]) * (MAX_PARTS // num_parts)
+        """All band keys of a part of their range: keys (E,) uint64, and places (E,) int64; `num_parts` divides 1024.
+
+        Raises:
+            UserError: a file is damaged; so do the other methods.
+        """
+        buckets = slice(part * MAX_PARTS // num_parts, (part + 1) * MAX_PARTS // num_parts)
         keys, places = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
         for file, block in _opened(self._blocks):
-            start, stop = _read(file, block.starts_offset, "<u4", MAX_PARTS + 1)[buckets].tolist()
-            entries = _read(file, block.offset + start * _ENTRY.itemsize, _ENTRY, stop - start)
+            data = read_sealed(file, block.url, block.starts_offset, _STARTS_BYTES)
+            starts = np.frombuffer(data, "<u4", MAX_PARTS + 1)[buckets.start : buckets.stop + 1].astype(np.int64)
+            checksums = np.frombuffer(data, "<u8", MAX_PARTS, (MAX_PARTS + 1) * 4)[buckets]
+            first, last = starts[0], starts[-1]
+            entries = _read(file, block.offset + int(first) * _ENTRY.itemsize, _ENTRY, int(last - first))
+            _check(_checksums(_runs(entries, starts - first)), checksums, block)
             keys.append(entries["key"].astype(np.uint64))
             places.append(entries["document"].astype(np.int64) + block.first_place)
         return np.concatenate(keys), np.concatenate(places)
@@ -164,7 +182,8 @@ class SignatureFiles:
         """The ids (n,) uint64 of the documents at places (n,) int64, ascending."""
         ids = np.empty(len(places), np.uint64)
         for file, block, wanted in self._found(places):
-            ids[wanted] = _read(file, block.ids_offset, "<u8", block.num_documents)[places[wanted] - block.first_place]
+            of_block = np.frombuffer(read_sealed(file, block.url, block.ids_offset, block.num_documents * 8), "<u8")
+            ids[wanted] = of_block[places[wanted] - block.first_place]
         return ids
 
     def signatures(self, places: np.ndarray) -> np.ndarray:
@@ -176,13 +195,15 @@ class SignatureFiles:
 
     def _read_signatures(self, file: BinaryIO, block: _Block, numbers: np.ndarray) -> np.ndarray:
         runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > _GAP_ROWS) + 1)
-        rows = []
+        signature, rows = _signature_type(self._num_hashes), []
         for run in runs:
             first, last = int(run[0]), int(run[-1])
-            offset = block.signatures_offset + first * self._num_hashes * 4
-            found = _read(file, offset, "<u4", (last - first + 1) * self._num_hashes)
-            rows.append(found.reshape(-1, self._num_hashes)[run - first])
-        return np.concatenate(rows)
+            found = _read(file, block.signatures_offset + first * signature.itemsize, signature, last - first + 1)
+            rows.append(found[run - first])
+        signed = np.concatenate(rows)
+        values = np.ascontiguousarray(signed["values"])
+        _check(_checksums(values), signed["checksum"], block)
+        return values
 
     def _found(self, places: np.ndarray) -> Iterator[tuple[BinaryIO, _Block, slice]]:
         """The blocks that hold any of the places, and which of them each holds."""
@@ -215,14 +236,13 @@ def _described(settings: DeduplicationSettings) -> dict[str, Any]:
 def _read_table(url: str, settings: DeduplicationSettings) -> list[tuple[int, int, int]]:
     """Offset, entries and documents of every block of a file."""
     with storage.open_read(url) as file:
-        end = file.seek(0, 2)
-        file.seek(max(0, end - _TRAILER.size))
-        data = file.read()
-        magic, table_bytes = _TRAILER.unpack(data) if len(data) == _TRAILER.size else (b"", 0)
+        offset = max(0, file.seek(0, 2) - _TRAILER.size - CHECKSUM_BYTES)
+        magic, table_bytes = _TRAILER.unpack(read_sealed(file, url, offset, _TRAILER.size))
         if magic != _MAGIC:
-            raise UserError(f"{storage.redact(url)} is damaged; run the same command again with --fresh")
-        file.seek(end - _TRAILER.size - table_bytes)
-        table: dict[str, Any] = json.loads(file.read(table_bytes))
+            raise damaged(url)
+        table: dict[str, Any] = json.loads(
+            bytes(read_sealed(file, url, offset - table_bytes - CHECKSUM_BYTES, table_bytes))
+        )
     blocks: list[tuple[int, int, int]] = table.pop("blocks")
     if table != _described(settings):
         raise UserError(
@@ -235,3 +255,23 @@ def _read_table(url: str, settings: DeduplicationSettings) -> list[tuple[int, in
 def _read(file: BinaryIO, offset: int, dtype: Any, count: int) -> np.ndarray:
     file.seek(offset)
     return np.frombuffer(file.read(count * np.dtype(dtype).itemsize), dtype, count)
+
+
+def _signature_type(num_hashes: int) -> np.dtype[Any]:
+    return np.dtype([("values", "<u4", (num_hashes,)), ("checksum", "<u8")])
+
+
+def _runs(entries: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
+    """The entries between each start and the next."""
+    for start, stop in itertools.pairwise(starts.tolist()):
+        yield entries[start:stop]
+
+
+def _checksums(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """(n,) uint64 of n arrays."""
+    return np.array([xxhash.xxh3_64_intdigest(part.tobytes()) for part in parts], "<u8")
+
+
+def _check(found: np.ndarray, written: np.ndarray, block: _Block) -> None:
+    if not np.array_equal(found, written):
+        raise damaged(block.url)

@@ -19,8 +19,8 @@ import numpy as np
 import xxhash
 
 from data_prep.data_set.shard_index import starts_of
-from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.files.sealing import CHECKSUM_BYTES, damaged, read_sealed, sealed
 
 FLUSH_BYTES = 64 << 20
 """Held before it is written, in bytes."""
@@ -29,7 +29,6 @@ _VALUES_AT_ONCE = 1 << 20
 _MAGIC = b"clozese2"  # that of earlier releases, without checksums, is clozesec
 _TRAILER = struct.Struct("<8sQQQQ")  # magic, flushes, destinations, offset of the table, bytes of the summary
 _ENTRY = struct.Struct("<QQQQ")  # of the table, a `_Place`
-_CHECKSUM_BYTES = 8
 _SIZES_BYTES = 16  # of a document's id, length and number of sentences, which are read without the rest
 
 
@@ -85,9 +84,9 @@ class SectionWriter:
         table_offset = self._file.tell()
         self._file.writelines(self._entries)
         data = json.dumps(summary).encode()
-        self._file.write(_sealed(self._document_counts.tobytes() + data))
+        self._file.write(sealed(self._document_counts.tobytes() + data))
         sizes = len(self._entries), self._num_destinations, table_offset, len(data)
-        self._file.write(_sealed(_TRAILER.pack(_MAGIC, *sizes)))
+        self._file.write(sealed(_TRAILER.pack(_MAGIC, *sizes)))
 
     def _flush(self) -> None:
         """Write the waiting documents in order of their destinations, else in the order in which they came."""
@@ -103,10 +102,10 @@ class SectionWriter:
             mine = order[first:last]
             lengths, counts = documents.document_lengths[mine], documents.sentence_counts[mine]
             sizes = len(mine), int(counts.sum(dtype=np.int64)), int(lengths.sum(dtype=np.int64))
-            entries.append(_sealed(_ENTRY.pack(self._file.tell(), *sizes)))
+            entries.append(sealed(_ENTRY.pack(self._file.tell(), *sizes)))
             if len(mine):
                 ids = documents.document_ids[mine]
-                self._file.write(_sealed(ids.tobytes() + lengths.tobytes() + counts.tobytes()))
+                self._file.write(sealed(ids.tobytes() + lengths.tobytes() + counts.tobytes()))
                 hasher = xxhash.xxh3_64()
                 self._write_runs(documents.sentence_lengths, sentence_starts[mine], counts, hasher)
                 self._write_runs(documents.tokens.astype(self._dtype, copy=False), token_starts[mine], lengths, hasher)
@@ -155,8 +154,8 @@ def read_summary(url: str) -> tuple[dict[str, Any], np.ndarray]:
     """The summary of a work file, and its number of documents for each destination."""
     with storage.open_read(url) as file:
         flushes, destinations, table_offset, summary_bytes = _read_trailer(file, url)
-        table_bytes = flushes * destinations * (_ENTRY.size + _CHECKSUM_BYTES)
-        data = _read(file, url, table_offset + table_bytes, destinations * 8 + summary_bytes)
+        table_bytes = flushes * destinations * (_ENTRY.size + CHECKSUM_BYTES)
+        data = read_sealed(file, url, table_offset + table_bytes, destinations * 8 + summary_bytes)
         return json.loads(bytes(data[destinations * 8 :])), np.frombuffer(data, np.int64, destinations)
 
 
@@ -167,8 +166,8 @@ def read_sections(url: str, destination: int, token_dtype: type[np.unsignedinteg
         for place in _places(file, url, destination):
             sizes = _read_sizes(file, url, place)
             lengths_bytes = place.sentences * 4
-            offset = place.offset + place.documents * _SIZES_BYTES + _CHECKSUM_BYTES
-            data = _read(file, url, offset, lengths_bytes + place.tokens * token_bytes)
+            offset = place.offset + place.documents * _SIZES_BYTES + CHECKSUM_BYTES
+            data = read_sealed(file, url, offset, lengths_bytes + place.tokens * token_bytes)
             lengths = np.frombuffer(data[:lengths_bytes], np.uint32)
             yield Section(*sizes, lengths, np.frombuffer(data[lengths_bytes:], token_dtype))
 
@@ -194,9 +193,9 @@ class _Place(NamedTuple):
 def _places(file: BinaryIO, url: str, destination: int) -> list[_Place]:
     """The places of a destination's sections, the empty ones left out."""
     flushes, destinations, table_offset, _ = _read_trailer(file, url)
-    entry_bytes = _ENTRY.size + _CHECKSUM_BYTES
+    entry_bytes = _ENTRY.size + CHECKSUM_BYTES
     entries = [
-        _read(file, url, table_offset + (flush * destinations + destination) * entry_bytes, _ENTRY.size)
+        read_sealed(file, url, table_offset + (flush * destinations + destination) * entry_bytes, _ENTRY.size)
         for flush in range(flushes)
     ]
     places = [_Place(*_ENTRY.unpack(entry)) for entry in entries]
@@ -205,38 +204,15 @@ def _places(file: BinaryIO, url: str, destination: int) -> list[_Place]:
 
 def _read_sizes(file: BinaryIO, url: str, place: _Place) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     num = place.documents
-    data = _read(file, url, place.offset, num * _SIZES_BYTES)
+    data = read_sealed(file, url, place.offset, num * _SIZES_BYTES)
     ids, lengths = np.frombuffer(data, np.uint64, num), np.frombuffer(data, np.uint32, num, num * 8)
     return ids, lengths, np.frombuffer(data, np.uint32, num, num * 12)
 
 
 def _read_trailer(file: BinaryIO, url: str) -> tuple[int, ...]:
     """Flushes, destinations, offset of the table, bytes of the summary."""
-    offset = file.seek(0, 2) - _TRAILER.size - _CHECKSUM_BYTES
-    magic, *values = _TRAILER.unpack(_read(file, url, max(0, offset), _TRAILER.size))
+    offset = file.seek(0, 2) - _TRAILER.size - CHECKSUM_BYTES
+    magic, *values = _TRAILER.unpack(read_sealed(file, url, max(0, offset), _TRAILER.size))
     if magic != _MAGIC:
-        raise _damaged(url)
+        raise damaged(url)
     return tuple(values)
-
-
-def _sealed(part: bytes) -> bytes:
-    """The part of a file with its checksum behind it."""
-    return part + xxhash.xxh3_64_digest(part)
-
-
-def _read(file: BinaryIO, url: str, offset: int, num_bytes: int) -> memoryview:
-    """A part of this size, without the checksum behind it.
-
-    Raises:
-        UserError: it is not as it was written.
-    """
-    file.seek(offset)
-    data = memoryview(file.read(num_bytes + _CHECKSUM_BYTES))
-    if len(data) != num_bytes + _CHECKSUM_BYTES or xxhash.xxh3_64_digest(data[:num_bytes]) != data[num_bytes:]:
-        raise _damaged(url)
-    return data[:num_bytes]
-
-
-def _damaged(url: str) -> UserError:
-    where = storage.redact(url)
-    return UserError(f"{where} is damaged, or of an earlier release; run the same command again with --fresh")

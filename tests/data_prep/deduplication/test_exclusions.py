@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from data_prep.deduplication.exclusions import read_exclusions, write_exclusions
+from data_prep.errors import UserError
 from data_prep.preparing.mapping import Destinations
 
 
@@ -27,3 +29,14 @@ def test_ids_come_back_at_their_destinations(tmp_path: Path) -> None:
 
 def test_no_file_excludes_nothing(tmp_path: Path) -> None:
     assert read_exclusions(str(tmp_path / "none"), 0) == {}
+
+
+def test_no_flipped_byte_excludes_other_documents(tmp_path: Path) -> None:
+    path = tmp_path / "exclusions"
+    write_exclusions(str(path), {"near duplicate": np.arange(9)}, 2, lambda ids: (ids % 2).astype(np.int64))
+    written = path.read_bytes()
+    assert read_exclusions(str(path), 1)["near duplicate"].tolist() == [1, 3, 5, 7]
+    for offset in range(len(written)):
+        path.write_bytes(written[:offset] + bytes([written[offset] ^ 4]) + written[offset + 1 :])
+        with pytest.raises(UserError, match="exclusions is damaged.*--fresh"):
+            read_exclusions(str(path), 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -106,3 +107,26 @@ def test_signatures_of_another_version_of_rensa_are_not_compared(
     monkeypatch.setattr(signature_files, "ALGORITHM_VERSION", 99)
     with pytest.raises(UserError, match="rensa"):
         SignatureFiles(urls, SETTINGS)
+
+
+def test_no_flipped_byte_is_read_as_if_it_had_been_written(urls: list[str]) -> None:
+    path, places = Path(urls[0]), np.arange(10)
+    written = path.read_bytes()
+
+    def everything() -> list[np.ndarray]:
+        files = SignatureFiles([str(path)], SETTINGS)
+        entries = [files.entries(part, 4) for part in range(4)]
+        return [*itertools.chain(*entries), files.document_ids(places), files.signatures(places)]
+
+    everything()
+    generator = np.random.default_rng(7)
+    for offset in {*generator.integers(0, len(written), 400).tolist(), 0, len(written) - 1}:
+        data = bytearray(written)
+        data[offset] ^= 1 << int(generator.integers(8))
+        path.write_bytes(data)
+        with pytest.raises(UserError, match="is damaged, or of an earlier release; .* --fresh"):
+            everything()
+    for length in (0, 5, len(written) // 2, len(written) - 1):
+        path.write_bytes(written[:length])
+        with pytest.raises(UserError, match="is damaged"):
+            everything()
