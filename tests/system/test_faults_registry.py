@@ -105,6 +105,24 @@ def test_row_38_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
 
 
 @pytest.mark.spawn
+@pytest.mark.fault(row="38", fault="the answer to a version's creation is lost", required="one version, not two")
+@pytest.mark.parametrize("retries", [0, 2])
+def test_row_38_a_version_whose_creation_was_not_answered_is_not_made_twice(
+    retries: int, exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.tracking.mlflow_server.UPLOAD_RETRIES", retries)
+    name, client = f"unanswered-{retries}", connect(server.uri)
+    with run_proxy(server.uri) as proxy:
+        proxy.faults = [
+            Fault("lose_answer", times=1, concerns=lambda request: "model-versions/create" in request.target)
+        ]
+        registration = register(exported, name, "champion", proxy.endpoint)
+        assert proxy.faults[0].happened
+    assert [each.version for each in client.search_model_versions(f"name='{name}'")] == [registration.version]
+    assert client.get_model_version_by_alias(name, "champion").version == registration.version
+
+
+@pytest.mark.spawn
 @pytest.mark.fault(row="33", fault="the registry refuses a version", required="clear message; nothing lost on disk")
 def test_row_33_a_registry_that_refuses_is_told(
     exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch

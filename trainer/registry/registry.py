@@ -198,15 +198,29 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    version = client.create_model_version(
-        name,
-        f"models:/{model.model_id}",
-        model.source_run_id,
-        tags=tags,
-        description=description,
-        model_id=model.model_id,
-    )
-    return str(version.version)
+    try:
+        client.create_model_version(
+            name,
+            f"models:/{model.model_id}",
+            model.source_run_id,
+            tags=tags,
+            description=description,
+            model_id=model.model_id,
+        )
+    except MlflowException:
+        if not _versions_of(client, name, model):
+            raise
+    # Where an answer was lost, MLflow asked again, and the server made another version of the same model.
+    version, *copies = _versions_of(client, name, model)
+    for copy in copies:
+        client.delete_model_version(name, copy)
+    return version
+
+
+def _versions_of(client: MlflowClient, name: str, model: LoggedModel) -> list[str]:
+    """The versions made of this logged model, oldest first."""
+    found = client.search_model_versions(f"name='{name}'")
+    return sorted((str(each.version) for each in found if each.source == f"models:/{model.model_id}"), key=int)
 
 
 def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str) -> None:
