@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from data_prep.config import load_config
 from data_prep.preparing.plan import make_plan
@@ -20,8 +21,15 @@ from data_prep.tokenizing.training import train_tokenizer
 from tests.data_prep_command import Command
 from tests.mlflow_servers import Server, run_mlflow_server
 from tests.s3_server import S3Bucket, S3Server, run_server
+from trainer.preflight.launch_checks import secrets_of
 
 NUM_DOCUMENTS = 200
+
+# A loaded machine is slow, and that is no failure. The default run tries the same examples every time; others are tried
+# by `pytest --hypothesis-profile random`.
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("random", settings.get_profile("same"), derandomize=False)
+settings.load_profile("same")
 
 _NOUNS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer "
@@ -58,10 +66,14 @@ _NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep copies of remote files, and marks of checked ones, out of the user's own cache."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An environment of the tests' own: no secret of the user's, no proxy before this machine's servers, no cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.setenv(name, "127.0.0.1,localhost")
+        for name in secrets_of(os.environ):
+            patch.delenv(name)
         yield
 
 

@@ -10,7 +10,8 @@
 #
 # Without arguments the run fails where its tests reach less of data_prep and trainer than pyproject.toml's floor
 # (tool.coverage.report); of a part nothing is asked. Lines of ranks and other processes count, killed ones excepted.
-# It comes in two parts, each with its summary: the tests without processes of their own, then the others.
+# It comes in two parts, each with its summary: the tests without processes of their own, then the others; what failed in
+# either stands at the end once more. The lines that no test reaches, by file: coverage report, as the end says.
 # CLOZEWORKS_VENV names the environment's folder (default: .venv in the repository root).
 
 set -euo pipefail
@@ -73,15 +74,22 @@ fi
 export COVERAGE_FILE=$CLOZEWORKS_VENV/coverage/data
 mkdir -p "${COVERAGE_FILE%/*}"
 cd "$root"
-pytest() { python -m pytest --durations=40 "$@"; }
+pytest() { python -m pytest --durations=15 "$@"; }
 if ((!whole)); then
     pytest "${arguments[@]}" --cov-fail-under=0
     exit
 fi
+failures=$root/.pytest_cache/v/cache/lastfailed # pytest's own note, which knows those of both parts
+rm -f "$failures"
 # Tests without processes of their own share the cores, a worker on each; then come the others, which need them all.
 status=0
 cores=$(env -u OMP_NUM_THREADS nproc) # which counts that variable's threads where it is set
 with_processes="spawn or launcher"
 pytest -m "not slow and not ($with_processes)" --numprocesses "$cores" --cov --cov-report= --cov-fail-under=0 || status=1
-pytest -m "not slow and ($with_processes)" --cov --cov-append || status=1
+pytest -m "not slow and ($with_processes)" --cov --cov-append --cov-report= || status=1
+echo "lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
+if ((status)); then
+    echo "failed:"
+    [[ -f $failures ]] && sed -n 's/^  "\(.*\)": true,\{0,1\}$/  \1/p' "$failures"
+fi
 exit $status

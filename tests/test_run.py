@@ -25,7 +25,17 @@ PYTHON = """#!/bin/sh
 echo "$COVERAGE_FILE"
 shift 3
 for word in "$@"; do echo "$word"; done
-case $* in *"$FAILING"*) exit 1 ;; esac
+case $* in *"$FAILING"*)
+    mkdir -p .pytest_cache/v/cache
+    cd .pytest_cache/v/cache
+    printf '{\n  "tests/test_a.py::test_a[b-\\\\u00e9]": true,\n  "tests/test_c.py": true\n}' >lastfailed
+    exit 1 ;;
+esac
+"""
+FAILURES = """
+failed:
+  tests/test_a.py::test_a[b-\\u00e9]
+  tests/test_c.py
 """
 
 
@@ -49,7 +59,7 @@ def run(root: Path, *arguments: str, failing: str = "nothing") -> subprocess.Com
 
 
 def asked(root: Path, *arguments: str) -> list[str]:
-    """The words after `python -m pytest --durations=40`."""
+    """The words after `python -m pytest --durations=15`."""
     answer = run(root, *arguments)
     assert answer.returncode == 0, answer.stderr
     coverage_file, *words = answer.stdout.splitlines()
@@ -57,9 +67,10 @@ def asked(root: Path, *arguments: str) -> list[str]:
     return words
 
 
-FIRST = ["-m", "not slow and not (spawn or launcher)", "--numprocesses", str(len(os.sched_getaffinity(0)))]
+CORES = subprocess.run(["env", "-u", "OMP_NUM_THREADS", "nproc"], capture_output=True, text=True).stdout.strip()
+FIRST = ["-m", "not slow and not (spawn or launcher)", "--numprocesses", CORES]
 FIRST += ["--cov", "--cov-report=", "--cov-fail-under=0"]
-SECOND = ["-m", "not slow and (spawn or launcher)", "--cov", "--cov-append"]
+SECOND = ["-m", "not slow and (spawn or launcher)", "--cov", "--cov-append", "--cov-report="]
 
 
 def parts(root: Path, *arguments: str) -> list[list[str]]:
@@ -67,7 +78,8 @@ def parts(root: Path, *arguments: str) -> list[list[str]]:
     first, second = [], asked(root, *arguments)
     while second[0] != str(root / "venv" / "coverage" / "data"):
         first.append(second.pop(0))
-    return [first, second[1:]]
+    assert "coverage report" in second[-1]
+    return [first, second[1:-1]]
 
 
 def test_the_whole_run_is_two_parts_whose_lines_count_together_for_the_floor(root: Path) -> None:
@@ -79,6 +91,7 @@ def test_a_failure_in_either_part_fails_the_run_and_keeps_no_test_from_running(r
         answer = run(root, failing=failing)
         assert answer.returncode == 1
         assert "--numprocesses" in answer.stdout and "--cov-append" in answer.stdout
+        assert answer.stdout.endswith(FAILURES)
     assert run(root, "tests/trainer", failing="tests/trainer").returncode == 1
 
 

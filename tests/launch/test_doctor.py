@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from data_prep.errors import UsageError
 from data_prep.settings import load_settings
 from launch import doctor
 from trainer.config import RunConfig
-from trainer.preflight import data_checks, model_checks, preflight, service_checks
+from trainer.preflight import data_checks, disk_checks, model_checks, preflight, service_checks
 from trainer.preflight.finding import Finding, guarded
 
 CPU = torch.device("cpu")
@@ -31,6 +32,8 @@ def levels(findings: list[Finding]) -> list[str]:
 def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setattr(doctor, "MAX_SPAWNED_RANKS", 1)
+    monkeypatch.setattr(disk_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
+    monkeypatch.setattr(preflight, "device_memory_bytes", lambda *_: 64 << 30)
     findings = list(doctor.examine(config_of(small_shards, tmp_path), 2, {}, CPU))
     assert {finding.level for finding in findings} == {"ok"}, "\n".join(map(str, findings))
     names = {finding.name for finding in findings}
@@ -114,7 +117,8 @@ def test_a_password_on_the_command_line_fails_and_is_not_repeated():
 
 
 @pytest.mark.spawn
-def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth():
+def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth(monkeypatch):
+    monkeypatch.setattr(service_checks, "COLLECTIVE_SECONDS", 500)
     (finding,) = service_checks.check_collective(2, "cpu")
     assert finding.level == "ok" and "2 ranks over gloo: all-reduce of 64 MiB" in finding.text, finding
 

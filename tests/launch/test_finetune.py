@@ -92,7 +92,7 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
 
     folder = pull("models:/animals@champion")
     command = [sys.executable, "-c", WITHOUT_PROJECT, str(folder)]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=labelled.parent, check=True, timeout=120)
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=labelled.parent, check=True, timeout=500)
     assert answer.stdout.strip().endswith("['cat', 'dog']")
 
     arguments = ["--model", "models:/animals@champion", "--input", str(labelled), "--output", "said.jsonl"]

@@ -26,7 +26,7 @@ def pretrain(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProc
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"} | env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
 
 

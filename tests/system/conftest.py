@@ -78,14 +78,14 @@ class Training:
         """Start, and SIGKILL the launcher and every rank once `step` was logged."""
         process = self.start()
         try:
-            deadline = time.monotonic() + 240
+            deadline = time.monotonic() + 900
             while self.last_logged_step() < step:
                 assert process.poll() is None, process.communicate()[0]
                 assert time.monotonic() < deadline, "the training did not come to the step in time"
                 time.sleep(0.005)
         finally:
             self.kill()
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
 
     def processes(self) -> list[psutil.Process]:
         """Launcher, ranks and their workers: whoever was started with this run's folder."""

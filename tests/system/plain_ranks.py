@@ -70,7 +70,7 @@ def run(training: Training, num_ranks: int, *more: str, trouble: dict[str, Any] 
     return output
 
 
-def wait_until(true: Callable[[], bool], ranks: list[Rank], timeout: float = 240) -> None:
+def wait_until(true: Callable[[], bool], ranks: list[Rank], timeout: float = 900) -> None:
     """Wait for something that comes while the ranks run."""
     deadline = time.monotonic() + timeout
     while not true():

@@ -20,7 +20,7 @@ def demo(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=env | {"CLOZEWORKS_VENV": sys.prefix},
         capture_output=True,
         text=True,
-        timeout=540,
+        timeout=1500,
     )
 
 

@@ -47,15 +47,17 @@ class Run:
             stderr=subprocess.PIPE,
         )
 
-    def for_seconds(self, output: Path, seconds: float) -> int:
+    def for_seconds(self, output: Path, seconds: float, a_unit: bool = False) -> int:
         """Kill the whole group after that time, if it has not ended; returns the exit status.
+
+        With `a_unit` it is killed when a unit is finished, where that comes later.
 
         Units that are finished when it starts must stay the files that they are.
         """
         finished = marks(output / ".work")
         process = self.start(output)
         deadline = time.monotonic() + seconds
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and (time.monotonic() < deadline or (a_unit and not marks(output / ".work"))):
             now = marks(output / ".work")
             assert not {name for name, mark in now.items() if finished.get(name, mark) != mark}, "done again"
             time.sleep(0.002)
@@ -90,7 +92,8 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     generator = random.Random(7)
     num_finished = []
     for moment in range(4):
-        run.for_seconds(tmp_path / "out", duration * (0.3 + 0.6 * (moment + generator.random()) / 4))
+        seconds = duration * (0.3 + 0.6 * (moment + generator.random()) / 4)
+        run.for_seconds(tmp_path / "out", seconds, a_unit=moment == 3)
         num_finished.append(len(marks(tmp_path / "out" / ".work")))
     run.to_the_end(tmp_path / "out")
     assert num_finished[-1] > 0 or (tmp_path / "out" / "manifest.json").exists()
@@ -106,9 +109,10 @@ def test_row_12_a_killed_worker_costs_nothing_but_time(
     run = Run(small_corpus, small_tokenizer)
     run.to_the_end(tmp_path / "whole")
     process = run.start(tmp_path / "out")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not marks(tmp_path / "out" / ".work") and time.monotonic() < deadline:
         time.sleep(0.001)
+    process.send_signal(signal.SIGSTOP)  # so that it gives out no unit until one of them is dead
     workers = [
         worker
         for server in psutil.Process(process.pid).children()
@@ -117,7 +121,8 @@ def test_row_12_a_killed_worker_costs_nothing_but_time(
     ]
     assert len(workers) == 2
     workers[0].kill()
-    errors = process.communicate(timeout=60)[1]
+    process.send_signal(signal.SIGCONT)
+    errors = process.communicate(timeout=300)[1]
     assert process.returncode == 0 and b"a worker process was killed" in errors
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from data_prep.data_set import versions
@@ -218,6 +219,20 @@ def test_row_14_a_store_that_dies_in_an_upload_leaves_no_torn_object(
     assert objects_of(s3_bucket) == whole and not s3_bucket.unfinished_uploads()
 
 
+# The command, which stops itself when all units are read and the shards are yet to be made.
+_PAUSED = """
+import os, signal, sys
+from data_prep.__main__ import main
+from data_prep.preparing import prepare
+work = prepare.run_reduce
+def paused(*given, **named):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return work(*given, **named)
+prepare.run_reduce = paused
+main()
+"""
+
+
 @pytest.mark.spawn
 @pytest.mark.fault(
     row=15, fault="two runs on one output at once", required="the second is refused, naming the first, which ends right"
@@ -227,17 +242,16 @@ def test_row_15_a_second_run_on_one_output_is_refused_and_told_the_first(
 ) -> None:
     output = tmp_path / "out"
     first = subprocess.Popen(
-        [sys.executable, "-m", "data_prep", *arguments, "--output", str(output)],
+        [sys.executable, "-c", _PAUSED, *arguments, "--output", str(output)],
         cwd=REPOSITORY,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 120
-        while not list(output.glob(".work/map-*")) and time.monotonic() < deadline:
-            assert first.poll() is None
-            time.sleep(0.001)
-        first.send_signal(signal.SIGSTOP)  # it holds the folder for as long as we like
+        deadline = time.monotonic() + 300
+        while psutil.Process(first.pid).status() != psutil.STATUS_STOPPED:  # it holds the folder for as long as we like
+            assert first.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
         before = files_of(output)
         assert not (output / "manifest.json").exists(), "stopped on its way"
         assert command(*arguments, "--output", output) == 1

@@ -73,6 +73,8 @@ def test_row_32_a_server_in_trouble_gets_every_point_once(
         assert tracker._spool.record.delivered.sent_bytes == 0
         wait_until(lambda: fault.happened > 0)
         tracker.close("KILLED", timeout_seconds=0.1)
+        tracker._thread.join(120)  # which ends with its process, where there is one
+        assert not tracker._thread.is_alive()
 
         resumed = open_tracker(proxy.endpoint, tmp_path / "run", told, patience=0.0, experiment=experiment)
         log_steps(resumed, range(NUM_STEPS - 50, NUM_STEPS + 101))

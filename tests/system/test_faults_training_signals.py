@@ -108,7 +108,7 @@ def test_row_28_ranks_under_torchrun_save_and_leave_with_their_status(number, tr
         else:
             for rank in children_of(process):
                 rank.send_signal(number)
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=900)
     finally:
         stopped.kill()
     status = read_status(stopped.output_dir)
@@ -143,7 +143,7 @@ def test_row_28b_ranks_whose_launcher_is_gone_save_and_leave(module, number, tra
     while orphaned.processes():
         assert time.monotonic() < deadline, orphaned.processes()
         time.sleep(0.1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     status = read_status(orphaned.output_dir)
     assert status is not None and status["state"] == "stopped", status
     assert status["cause"] in ("the loss of its launcher", "a signal to another rank")
@@ -157,7 +157,7 @@ def start_torchrun(training: Training) -> subprocess.Popen[str]:
 
 
 def wait_for_steps(training: Training, process: subprocess.Popen[str], steps: int) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 900
     while training.last_logged_step() < steps:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the training did not come to the step in time"

@@ -79,7 +79,7 @@ def trained(shards: str, stage: int, world_size: int) -> tuple[Path, dict[str, d
         jobs[name] = grown | {"output_dir": str(folder / "halves"), "steps": steps}
     plan = folder / "plan.json"
     plan.write_text(json.dumps({"shards": shards, "jobs": list(jobs.values())}))
-    for status, stdout, stderr in finish(start_ranks([str(SCRIPT), str(plan)], world_size), timeout=600):
+    for status, stdout, stderr in finish(start_ranks([str(SCRIPT), str(plan)], world_size), timeout=1500):
         assert status == 0, f"exit status {status}\n{stdout}\n{stderr}"
     return folder, dict(zip(jobs, json.loads(plan.with_suffix(".out").read_text()), strict=True))
 

@@ -48,7 +48,7 @@ def start_ranks(
     ]
 
 
-def finish(processes: list[subprocess.Popen[str]], timeout: float = 400) -> list[tuple[int, str, str]]:
+def finish(processes: list[subprocess.Popen[str]], timeout: float = 1500) -> list[tuple[int, str, str]]:
     """(exit status, stdout, stderr) of every rank."""
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]

@@ -27,4 +27,4 @@ def test_sentencex_takes_time_in_the_square_of_a_text_without_spaces() -> None:
             times.append(time.thread_time() - started_at)
         return min(times)
 
-    assert seconds(4_000) > 8 * seconds(1_000), "_split_in_windows of text/sentences.py may be taken out"
+    assert seconds(8_000) > 20 * seconds(1_000), "_split_in_windows of text/sentences.py may be taken out"

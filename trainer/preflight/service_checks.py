@@ -20,6 +20,7 @@ from trainer.tracking.request_limits import request_limits
 
 REQUEST_SECONDS = 10
 COLLECTIVE_BYTES = 64 << 20
+COLLECTIVE_SECONDS = 120
 
 
 def check_mlflow(config: RunConfig) -> Iterator[Finding]:
@@ -59,10 +60,12 @@ def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
     command += ["-m", "trainer.preflight.service_checks", backend]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COLLECTIVE_SECONDS)
     except subprocess.TimeoutExpired:
         yield Finding(
-            "fail", "collective", f"{world_size} ranks over {backend} did not end in 120 s; see NCCL_DEBUG=INFO"
+            "fail",
+            "collective",
+            f"{world_size} ranks over {backend} did not end in {COLLECTIVE_SECONDS} s; see NCCL_DEBUG=INFO",
         )
         return
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -65,8 +65,8 @@ class ModelSettings(Settings):
     )
     initialisation: Literal["normal", "depth_scaled"] = Field(
         "normal",
-        description="normal: every matrix alike; depth_scaled: those that write into the residual stream by "
-        "1 / sqrt(2 num_hidden_layers)",
+        description="normal: every matrix alike; depth_scaled: those that write into the residual stream, and the MLM "
+        "head's dense layer, by 1 / sqrt(2 num_hidden_layers)",
     )
     output_bias: Literal["zeros", "frequencies"] = Field(
         "zeros",

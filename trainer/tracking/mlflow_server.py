@@ -6,11 +6,13 @@ autolog are not used: their state is global, and autolog patches classes that De
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -81,6 +83,8 @@ def connect(tracking_uri: str) -> MlflowClient:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
+        if tracking_uri.startswith("sqlite:///"):
+            _make_database(Path(tracking_uri.removeprefix("sqlite:///").partition("?")[0]))
         return MlflowClient(tracking_uri)
     # ImportError: its driver is not installed; ValueError: a port of letters.
     except (SQLAlchemyError, MlflowException, ImportError, ValueError, OSError) as error:
@@ -91,6 +95,21 @@ def connect(tracking_uri: str) -> MlflowClient:
             else "see to that database and its address"
         )
         raise UserError(f"{redact(tracking_uri)} cannot be opened by MLflow: {cause}; {remedy}") from error
+
+
+def _make_database(path: Path) -> None:
+    """Make a new database beside its place, and put it there whole: a kill may come in the seconds that it takes."""
+    if path.exists() or not path.parent.is_dir():
+        return
+    from mlflow import MlflowClient
+
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        made, whole = Path(folder, "made.db"), Path(folder, "whole.db")
+        MlflowClient(f"sqlite:///{made}")
+        with contextlib.closing(sqlite3.connect(made)) as connection:
+            connection.execute("VACUUM INTO ?", (str(whole),))  # into one file, whatever the journal's form is
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(whole, path)
 
 
 def import_mlflow() -> None:
@@ -105,7 +124,7 @@ def import_mlflow() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-@contextmanager
+@contextlib.contextmanager
 def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator[MlflowClient]:
     """A client, with MLflow's global address set for the block (its registry reads that), and errors for people."""
     client = connect(uri)

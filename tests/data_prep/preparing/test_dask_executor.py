@@ -41,17 +41,25 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
+def _address(file: Path, scheduler: subprocess.Popen[bytes]) -> str:
+    """What the scheduler writes down, which may be there in part for a moment."""
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            address: str = json.loads(file.read_text())["address"]
+            return address
+        except (OSError, ValueError):
+            assert scheduler.poll() is None and time.monotonic() < deadline, "the scheduler does not start"
+            time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a scheduler without workers."""
     file = tmp_path_factory.mktemp("dask") / "scheduler.json"
     process = start("distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
     try:
-        deadline = time.monotonic() + 60
-        while not file.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.2)
-        yield json.loads(file.read_text())["address"]
+        yield _address(file, process)
     finally:
         process.kill()
         process.wait()

@@ -23,8 +23,11 @@ _TASKS = textwrap.dedent(
     from data_prep.files import storage
     from data_prep.preparing.executors import ProcessEngine, run_units
 
-    def whoami(number):
-        time.sleep(0.05)
+    def whoami(task):
+        folder, run, number = task
+        (folder / f"here-{run}-{os.getpid()}").touch()
+        while len(list(folder.glob(f"here-{run}-*"))) < 2:
+            time.sleep(0.01)
         return os.getpid(), list(storage.options())
 
     def killed_once(unit):
@@ -60,13 +63,14 @@ _TASKS = textwrap.dedent(
         elif sys.argv[1] == "whoami":
             storage.configure({"s3://somewhere": {"profile": "research"}})
             with ProcessEngine(2) as engine:
-                runs = [[result for _, result in run_units(whoami, range(4), engine)] for _ in range(2)]
+                tasks = [[(folder, run, number) for number in range(4)] for run in range(2)]
+                runs = [[result for _, result in run_units(whoami, run, engine)] for run in tasks]
             pids = [{pid for pid, _ in run} for run in runs]
             print(pids[0] == pids[1], len(pids[0]), os.getpid() in pids[0], {tuple(names) for _, names in runs[1]})
         elif sys.argv[1] == "warm":
             with ProcessEngine(2) as engine:
                 engine.warm_up(warm, folder)
-                pids = {pid for _, (pid, _) in engine.run(whoami, range(8))}
+                pids = {pid for _, (pid, _) in engine.run(whoami, [(folder, 0, number) for number in range(8)])}
             print({int(path.name[5:]) for path in folder.glob("warm-*")} <= pids | {0}, len(pids))
         elif sys.argv[1] == "given_up":
             try:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -498,31 +497,36 @@ def test_two_processes_give_the_same_bytes_as_one(small_corpus: Path, tokenizer:
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
+# `python -c _DYING PHASE FUNCTION NUMBER ...` is the command `python -m data_prep ...`, killed where the phase, a module,
+# begins its unit of that number.
+_DYING = """
+import importlib, itertools, os, signal, sys
+from data_prep.__main__ import main
+phase, function, number = importlib.import_module(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1))
+work, calls = getattr(phase, function), itertools.count()
+def dying(task):
+    if next(calls) == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return work(task)
+setattr(phase, function, dying)
+main()
+"""
+
+
 @pytest.mark.spawn
 def test_a_killed_run_goes_on_to_the_same_bytes(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path / "whole")
     output, work = tmp_path / "out", tmp_path / "out" / ".work"
-    seen: list[int] = []
-    for is_time in (
-        lambda: len(list(work.glob("map-*"))) >= 2,
-        lambda: len(list(work.glob("*.done.json"))) >= 1,
+    command = _command(small_corpus, tokenizer, output, 1)
+    for phase, function, number, pattern in (
+        ("map_phase", "map_unit", "2", "map-*.sections"),
+        ("reduce_phase", "reduce_shard", "1", "*.done.json"),
     ):
-        process = subprocess.Popen(
-            _command(small_corpus, tokenizer, output, 1),
-            cwd=REPOSITORY,
-            start_new_session=True,
-            stderr=subprocess.DEVNULL,
-        )
-        while not is_time() and process.poll() is None:
-            time.sleep(0.002)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        seen.append(process.returncode)
-        assert not (output / "manifest.json").exists()
-    assert seen == [-signal.SIGKILL, -signal.SIGKILL]
-    result = subprocess.run(
-        _command(small_corpus, tokenizer, output, 1), cwd=REPOSITORY, capture_output=True, text=True
-    )
+        dying = ["-c", _DYING, f"data_prep.preparing.{phase}", function, number]
+        killed = subprocess.run([sys.executable, *dying, *command[3:]], cwd=REPOSITORY, capture_output=True, text=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert list(work.glob(pattern)) and not (output / "manifest.json").exists()
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert files_of(output) == files_of(tmp_path / "whole")
 

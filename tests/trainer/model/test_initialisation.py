@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import torch
+from transformers import AutoConfig, AutoModelForMaskedLM
 
+from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
+from trainer.settings.model import ModelSettings
 
 
 def initialised(config, next_sentence=True, seed=7) -> dict[str, torch.Tensor]:
@@ -51,16 +54,30 @@ def test_output_bias_from_frequencies_predicts_them_without_context(tiny_config)
     assert 0 < predicted[len(counts) :].sum() < 1e-6
 
 
-def test_depth_scaled_matrices_into_the_residual_stream_are_smaller(tiny_config):
+def test_depth_scaled_matrices_into_the_residual_stream_and_the_heads_are_smaller(tiny_config):
     scaled = tiny_config.model_copy(update={"initialisation": "depth_scaled"})
     plain, weights = initialised(tiny_config), initialised(scaled)
     into_stream = {name for name in weights if name.endswith(("attention.output.weight", "feed_forward.output.weight"))}
     assert len(into_stream) == 2 * tiny_config.num_hidden_layers
+    small = into_stream | {"mlm_head.dense.weight"}
     for name, weight in weights.items():
-        factor = (2 * tiny_config.num_hidden_layers) ** -0.5 if name in into_stream else 1.0
+        factor = (2 * tiny_config.num_hidden_layers) ** -0.5 if name in small else 1.0
         torch.testing.assert_close(weight, plain[name] * factor)
 
 
 def test_rms_norms_begin_at_one(tiny_config):
     weights = initialised(tiny_config.model_copy(update={"norm": "rmsnorm"}))
     assert (weights["encoder.layers.0.attention_norm.weight"] == 1.0).all()
+
+
+def test_modernbert_begins_with_the_deviations_that_transformers_gives_it():
+    sizes = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = ModelSettings(family="modernbert", intermediate_size=96, max_position_embeddings=32, **sizes)
+    ours = to_hugging_face(initialised(config, next_sentence=False), "modernbert")
+    values = hugging_face_config(config, next_sentence=False)
+    torch.manual_seed(3)
+    theirs = AutoModelForMaskedLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values)).state_dict()
+    matrices = {name for name, tensor in theirs.items() if tensor.dim() == 2}
+    assert len(matrices & ours.keys()) >= 4 * config.num_hidden_layers + 2
+    for name in matrices & ours.keys():
+        torch.testing.assert_close(ours[name].std(), theirs[name].std(), rtol=0.05, atol=0, msg=name)

@@ -17,7 +17,7 @@ from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS
 pytestmark = pytest.mark.spawn
 
 SCRIPT = str(Path(__file__).with_name("toy_meeting.py"))
-PROMPT_SECONDS = 10
+PROMPT_SECONDS = 50
 """For what would otherwise wait for 600."""
 
 
@@ -52,7 +52,7 @@ def test_a_rank_that_waits_for_a_dead_peer_leaves_on_a_signal(number, absent, st
     assert rank.poll() is None
     rank.send_signal(number)
     at = time.monotonic()
-    ((status, _, stderr),) = finish([rank], timeout=60)
+    ((status, _, stderr),) = finish([rank], timeout=300)
     assert status == STOPPED_EXIT_STATUS and time.monotonic() - at < PROMPT_SECONDS, stderr
     says = f"stopped by {number.name} before the first step: there is nothing to save" in stderr
     assert says is (absent == 1), f"one rank of a node speaks: {stderr!r}"
@@ -61,12 +61,12 @@ def test_a_rank_that_waits_for_a_dead_peer_leaves_on_a_signal(number, absent, st
 def test_a_rank_that_waits_outside_python_leaves_on_a_signal(start):
     """Of two ranks that have met one dies, and the other waits in torch for the group, where no handler runs."""
     ranks = start("dies after the meeting", 600, world_size=2)
-    assert ranks[1].wait(timeout=60) == 3
+    assert ranks[1].wait(timeout=300) == 3
     time.sleep(2)
     assert ranks[0].poll() is None
     ranks[0].send_signal(signal.SIGTERM)
     at = time.monotonic()
-    (status, _, stderr), _ = finish(ranks, timeout=60)
+    (status, _, stderr), _ = finish(ranks, timeout=300)
     assert status == STOPPED_EXIT_STATUS and time.monotonic() - at < PROMPT_SECONDS, stderr
 
 
@@ -96,6 +96,6 @@ def test_a_rank_that_dies_between_the_meeting_and_the_group_is_told_as_lost(star
 def test_a_port_that_another_run_has_is_told(start, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setattr(toy_processes, "free_port", lambda: other.getsockname()[1])
-        ((status, _, stderr),) = finish(start("all is well", 600, world_size=1), timeout=60)
+        ((status, _, stderr),) = finish(start("all is well", 600, world_size=1), timeout=300)
     assert status == 1 and "is taken, as by another run on this host; give the launcher another" in stderr, stderr
     assert "Traceback" not in stderr

@@ -23,7 +23,7 @@ from trainer.ranks.distributed import (
 from trainer.ranks.leaving import run_rank
 from trainer.settings.training import DistributedSettings
 
-SETTINGS = DistributedSettings(timeout_seconds=40)
+SETTINGS = DistributedSettings(timeout_seconds=400)
 
 
 def collectives(ranks: Ranks) -> None:
@@ -38,7 +38,7 @@ def collectives(ranks: Ranks) -> None:
     group = torch.distributed.new_group()
     set_timeout_on_all_groups(SETTINGS)
     backend = group._get_backend(torch.device("cpu"))
-    assert backend.options._timeout.total_seconds() == 40, backend.options._timeout
+    assert backend.options._timeout.total_seconds() == SETTINGS.timeout_seconds, backend.options._timeout
 
 
 def main() -> int:

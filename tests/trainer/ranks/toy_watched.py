@@ -17,7 +17,7 @@ from trainer.ranks.leaving import run_rank
 from trainer.ranks.watchdog import Watchdog
 from trainer.settings.watching import HealthSettings
 
-SETTINGS = HealthSettings(heartbeat_timeout_seconds=2, step_timeout_seconds=3)
+SETTINGS = HealthSettings(heartbeat_timeout_seconds=6, step_timeout_seconds=8)
 
 
 def main() -> None:
@@ -37,14 +37,16 @@ def main() -> None:
         if world_size > 1:
             torch.distributed.all_reduce(torch.zeros(1))
     if mode == "all is well":
-        for step in range(12):  # longer than the timeouts, as is the time after the end
+        for step in range(30):  # longer than the timeouts, as is the time after the end
             time.sleep(0.3)
             watchdog.mark(f"step {step}")
         watchdog.close()
-        time.sleep(3.5 if rank == 0 else 0)
+        time.sleep(9 if rank == 0 else 0)
         return
     watchdog.mark("fetching batch 3")
-    time.sleep(0.6)  # until it is told
+    beat = watchdog._beat
+    while watchdog._beat < beat + 2:  # until it is told
+        time.sleep(0.01)
     if rank == troubled:
         if "stops" in mode:
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.errors import UsageError, UserError
 from launch import sync_tracking
-from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker
+from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.mlflow_server import connect
 from trainer.tracking.sync import sync, tracking_folders
@@ -62,6 +62,7 @@ def test_a_run_whose_parent_is_not_there_is_sent_and_found_wanting(database: str
     settings = TrackingSettings(uri=database)
     child = Tracker.open(settings, tmp_path / "one", told, parent_uuid="of-nobody")
     log_steps(child, range(1, 4))
+    wait_until(lambda: not child._spool.unsent_bytes)
     child.close("FINISHED", timeout_seconds=1.0)
     assert len(told) == 1 and "not everything was sent" in told[0]
     assert child.run_id is not None
