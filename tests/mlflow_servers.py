@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.free_ports import free_port
 
 START_SECONDS = 300.0  # it takes 8 s, and over a minute on a machine with ten other jobs
 
@@ -55,9 +56,3 @@ def run_mlflow_server(folder: Path, database: str) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

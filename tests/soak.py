@@ -19,11 +19,12 @@ from pathlib import Path
 
 import psutil
 
+from tests.free_ports import free_port
 from tests.mlflow_servers import Server
 from tests.soak_faults import Fault
 from tests.soak_rank_faults import FAULTS
 from tests.soak_report import Incident, SoakReport
-from tests.system.conftest import PRETRAIN, REPOSITORY, Training, free_port
+from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 from trainer.watching.status import read_status
 
 MAX_STEPS = 60

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.free_ports import free_port
 from tests.mlflow_servers import Server, run_mlflow_server
 from tests.trainer.toy_run import make_run, make_tokenizer
 from trainer.exporting.export import export_checkpoint
@@ -114,12 +114,6 @@ class Training:
         return subprocess.Popen(
             command, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

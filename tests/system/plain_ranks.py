@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.system.conftest import PRETRAIN, REPOSITORY, Training, free_port
+from tests.free_ports import free_port
+from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 
 TROUBLED = str(Path(__file__).with_name("troubled_pretrain.py"))
 

@@ -171,6 +171,7 @@ def test_row_33_a_deleted_run_is_told_and_gets_its_points_once_it_is_restored(da
     told = Warnings()
     resumed = open_tracker(database, tmp_path / "run", told)
     log_steps(resumed, range(6, 11))
+    wait_until(lambda: bool(told))
     resumed.close("FINISHED", timeout_seconds=0.2)
     assert "was deleted" in told[0] and f"runs restore --run-id {tracker.run_id}" in told[0]
     assert "points.jsonl" in told[-1]
@@ -192,6 +193,7 @@ def test_row_33_a_deleted_experiment_is_told_with_its_remedies(database: str, tm
     told = Warnings()
     tracker = open_tracker(database, tmp_path / "run", told, experiment="gone")
     log_steps(tracker, range(1, 4))
+    wait_until(lambda: bool(told))
     tracker.close("FINISHED", timeout_seconds=0.2)
     assert tracker.run_id is None
     assert "experiment 'gone' was deleted" in told[0] and "tracking.experiment" in told[0]

@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.system.conftest import PRETRAIN, REPOSITORY, Training, free_port
+from tests.free_ports import free_port
+from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 from tests.two_nodes import TwoNodes, missing, two_nodes
 from trainer.watching.status import read_history, read_status
 

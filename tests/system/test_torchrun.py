@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.system.conftest import PRETRAIN, REPOSITORY, Training, free_port
+from tests.free_ports import free_port
+from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 
 pytestmark = [pytest.mark.slow, pytest.mark.launcher, pytest.mark.spawn]
 SETTINGS = ("training.max_steps=12", "checkpoint.every_steps=100", "model.hidden_dropout_prob=0")

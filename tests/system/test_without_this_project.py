@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from tests.mlflow_servers import free_port
+from tests.free_ports import free_port
 from tests.trainer.toy_run import make_run, make_tokenizer
 from trainer.exporting.export import export_checkpoint
 from trainer.registry.pull import pull

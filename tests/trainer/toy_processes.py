@@ -7,21 +7,16 @@ import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.free_ports import free_port
+
 SCRIPT = Path(__file__).with_name("toy_training.py")
 ROOT = SCRIPT.parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def start_ranks(

@@ -108,8 +108,12 @@ def _make_database(path: Path) -> None:
         MlflowClient(f"sqlite:///{made}")
         with contextlib.closing(sqlite3.connect(made)) as connection:
             connection.execute("VACUUM INTO ?", (str(whole),))  # into one file, whatever the journal's form is
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        try:
             os.link(whole, path)
+        except FileExistsError:
+            return  # another process was faster
+        except OSError:  # a file system without links
+            os.rename(whole, path)
 
 
 def import_mlflow() -> None:

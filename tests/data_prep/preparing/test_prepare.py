@@ -497,7 +497,7 @@ def test_two_processes_give_the_same_bytes_as_one(small_corpus: Path, tokenizer:
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
-# `python -c _DYING PHASE FUNCTION NUMBER ...` is the command `python -m data_prep ...`, killed where the phase, a module,
+# `python -c _DYING PHASE FUNCTION NUMBER ...` is `python -m data_prep ...`, killed where the phase, a module,
 # begins its unit of that number.
 _DYING = """
 import importlib, itertools, os, signal, sys

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,8 @@ from trainer.tracking.mlflow_server import (
     short,
     view_hint,
 )
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +61,50 @@ def test_a_path_is_refused_with_the_remedy(uri: str) -> None:
 )
 def test_addresses_of_servers_and_databases_are_taken_as_they_are(uri: str) -> None:
     assert resolve_tracking_uri(uri) == uri
+
+
+DYING = """
+import os, signal, sys
+from mlflow.store.db import utils
+from trainer.tracking.mlflow_server import connect
+utils._upgrade_db = lambda engine: os.kill(os.getpid(), signal.SIGKILL)
+connect(sys.argv[1])
+"""
+CONNECTING = """
+import sys
+from trainer.tracking.mlflow_server import connect
+print(connect(sys.argv[1]).create_experiment(sys.argv[2]))
+"""
+
+
+def run_python(program: str, *words: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.spawn
+def test_a_database_whose_making_is_killed_is_not_there_and_is_made_the_next_time(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/new.db"
+    assert run_python(DYING, uri).wait(300) == -signal.SIGKILL
+    assert not (tmp_path / "new.db").exists()
+    both = [run_python(CONNECTING, uri, name) for name in ("one", "another")]
+    assert [process.wait(300) for process in both] == [0, 0], "two at once make one"
+    experiments = {found.name: found.artifact_location for found in connect(uri).search_experiments()}
+    assert experiments.keys() == {"Default", "one", "another"}
+    assert not any("new.db" in place for place in experiments.values()), experiments
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_new_database_is_made_whole_and_leaves_nothing_else(
+    tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Path) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr("trainer.tracking.mlflow_server.os.link", refuse)
+    connect(f"sqlite:///{tmp_path}/new.db").create_experiment("mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["new.db"]
 
 
 def test_a_database_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ def test_a_server_that_is_away_is_told_once(tmp_path: Path) -> None:
     log_steps(tracker, range(1, 1001))
     assert (tmp_path / "run/tracking/points.jsonl").read_bytes().count(b"\n") == 1000
     assert tracker.run_id is None
+    wait_until(lambda: bool(told))
     tracker.close("FINISHED", timeout_seconds=0.5)
     assert len(told) == 2 and "Training goes on" in told[0] and "points.jsonl" in told[1]
 
