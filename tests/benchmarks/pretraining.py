@@ -7,7 +7,9 @@ Both sides have the same architecture (the peer as transformers makes and initia
 of the split `train`, see `pretraining_rows.py`), the same tokens and steps of the same global batch, peak learning
 rate, schedule, warm-up, betas, weight decay, clipping, dropout and precision, and all cores of the machine: ours a rank
 a core (a GPU), as `launch/pretrain.py` is used; for the peer a few ways are tried for some steps, and the fastest is
-taken. What differs is what is compared: rows and attention over documents, masks, initial weights, the training step.
+taken. Both draw their rows from the whole split in random order: of a few documents, each of them whole, a short run
+learns fewer words, and those more often. What differs is what is compared: rows and attention over documents, masks,
+initial weights, the training step.
 
 Models are saved on the way and judged afterwards by the same code in transformers, on the same rows with the same
 masks, in fp32: `documents` are our kind of rows, `grouped` the peer's. Seconds are those of training; saving and
@@ -136,7 +138,7 @@ def peer_order(config: RunConfig, shard_set: ShardSet, work: Path) -> Order:
     rows = phase.global_batch_tokens // phase.sequence_length
     path = work / "rows.npy"
     if not path.exists():
-        np.save(path, grouped_rows(shard_set, "train", phase.sequence_length, config.max_steps * rows))
+        np.save(path, grouped_rows(shard_set, "train", phase.sequence_length))
     special = shard_set.manifest.tokenizer.special_tokens
     return Order(
         config=config.model_dump(mode="json"),
