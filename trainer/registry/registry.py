@@ -198,8 +198,9 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+    made: list[str] = []
     try:
-        client.create_model_version(
+        created = client.create_model_version(
             name,
             f"models:/{model.model_id}",
             model.source_run_id,
@@ -207,11 +208,12 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
             description=description,
             model_id=model.model_id,
         )
+        made = [str(created.version)]  # which a server that has sources of its own does not tell below
     except MlflowException:
         if not _versions_of(client, name, model):
             raise
     # Where an answer was lost, MLflow asked again, and the server made another version of the same model.
-    version, *copies = _versions_of(client, name, model)
+    version, *copies = _versions_of(client, name, model) or made
     for copy in copies:
         client.delete_model_version(name, copy)
     return version

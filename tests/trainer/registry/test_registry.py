@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,3 +243,15 @@ def test_aliases_that_mlflow_refuses_are_refused_before_any_work(alias: str) -> 
     check_names("good-name 1.5", "champion_2")
     with pytest.raises(UsageError, match="--alias"):
         check_names("name", alias)
+
+
+def test_a_server_that_calls_a_versions_source_otherwise_is_believed() -> None:
+    other = SimpleNamespace(version=3, source="dbfs:/elsewhere")
+    client: Any = SimpleNamespace(
+        create_registered_model=lambda name, description: None,
+        create_model_version=lambda *given, **named: other,
+        search_model_versions=lambda query: [other],
+        delete_model_version=lambda name, version: pytest.fail("it takes a version away"),
+    )
+    model: Any = SimpleNamespace(model_id="m-1", source_run_id=None)
+    assert registry._create_version(client, "birds", model, {}, "") == "3"
