@@ -165,7 +165,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "downstream",
-        "labelled tasks with a pretrained encoder, frozen and trained, beside one from scratch",
+        "English labelled tasks with a pretrained encoder, frozen and trained, beside one from scratch",
         "downstream.py",
         rows.downstream,
         60,

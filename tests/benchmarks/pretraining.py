@@ -9,7 +9,8 @@ rate, schedule, warm-up, betas, weight decay, clipping, dropout and precision, a
 a core (a GPU), as `launch/pretrain.py` is used; for the peer a few ways are tried for some steps, and the fastest is
 taken. Both draw their rows from the whole split in random order: of a few documents, each of them whole, a short run
 learns fewer words, and those more often. What differs is what is compared: rows and attention over documents, masks,
-initial weights, the training step.
+initial weights, the training step. Where our rate of masking falls, the peer, which has one rate, predicts at the last
+one, which both are judged at.
 
 Models are saved on the way and judged afterwards by the same code in transformers, on the same rows with the same
 masks, in fp32: `documents` are our kind of rows, `grouped` the peer's. Seconds are those of training; saving and
@@ -187,7 +188,8 @@ def described(config: RunConfig, arguments: argparse.Namespace, processes: int) 
     """What both sides were given."""
     sections = ("model", "training", "optimizer", "schedule", "zero")
     values = config.model_dump(mode="json", include=set(sections))
-    values["data"] = {"sequence_length": config.data.sequence_length, "mlm_probability": config.data.mlm_probability}
+    named = {"sequence_length", "mlm_probability", "final_mlm_probability"}
+    values["data"] = config.data.model_dump(mode="json", include=named)
     return {
         "preset": Path(arguments.config).stem,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

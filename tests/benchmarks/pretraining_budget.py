@@ -26,7 +26,7 @@ def budgeted(config: RunConfig, budget: Budget, shards: str, work: str) -> RunCo
     """The configuration for so many tokens, saved at about `num_points` steps, with everything under `work`.
 
     Of a configuration with phases or a growing batch the first phase's shape at its full batch is taken. The peer has
-    neither sentence pairs nor masks by word or span nor a rate of masking that falls, so ours does without them too.
+    neither sentence pairs nor masks by word or span, so ours does without them too.
     Warm-up and decay keep their share of the run, and the vocabulary is that of the shards.
 
     Raises:
@@ -45,7 +45,7 @@ def budgeted(config: RunConfig, budget: Budget, shards: str, work: str) -> RunCo
     values["output_dir"] = f"{work}/ours"
     values["model"]["vocab_size"] = budget.vocab_size
     values["data"] |= {"shards": shards, "sequence_length": phase.sequence_length, "sentence_pairs": "none"}
-    values["data"] |= {"mask_unit": "token", "mask_share": 0.8, "random_share": 0.1, "final_mlm_probability": None}
+    values["data"] |= {"mask_unit": "token", "mask_share": 0.8, "random_share": 0.1}
     values["training"] |= {
         "phases": [],
         "batch_warmup": None,

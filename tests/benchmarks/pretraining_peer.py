@@ -3,9 +3,9 @@
     python [-m torch.distributed.run --nproc_per_node N] tests/benchmarks/pretraining_peer.py ORDER.json
 
 The order (`Order`, written by `pretraining.py`) says what and how much. The model begins with transformers' own
-initialisation of the same sizes; masks are those of `DataCollatorForLanguageModeling`, rows come in the order of
-Trainer's own sampler. From our configuration it has peak rate, schedule, betas, epsilon, weight decay, clipping,
-dropout and precision (bf16: autocast over fp32 weights).
+initialisation of the same sizes; masks are those of `DataCollatorForLanguageModeling`, which has one rate, ours of the
+last step; rows come in the order of Trainer's own sampler. From our configuration it has peak rate, schedule, betas,
+epsilon, weight decay, clipping, dropout and precision (bf16: autocast over fp32 weights).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
         model=new_model(config),
         args=training_arguments(order, config),
         data_collator=DataCollatorForLanguageModeling(
-            AutoTokenizer.from_pretrained(order.tokenizer), mlm_probability=config.data.mlm_probability
+            AutoTokenizer.from_pretrained(order.tokenizer), mlm_probability=config.data.evaluated_mlm_probability
         ),
         train_dataset=GroupedRows(np.load(order.rows, mmap_mode="r"), order.special_ids),
         callbacks=[diary],

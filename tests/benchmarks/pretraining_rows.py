@@ -77,7 +77,8 @@ def valid_rows(
     length = phase.sequence_length
     special = shard_set.manifest.tokenizer.special_tokens
     rows = GroupedRows(grouped_rows(shard_set, "valid", length, max(1, tokens // length)), (special.cls, special.sep))
-    collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=config.data.mlm_probability, seed=MASK_SEED)
+    rate = config.data.evaluated_mlm_probability
+    collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=rate, seed=MASK_SEED)
     grouped = [dict(collate(list(some))) for some in _batched(rows, max(1, phase.micro_batch_tokens // length))]
     named = ("input_ids", "attention_mask", "token_type_ids", "labels")
     return {

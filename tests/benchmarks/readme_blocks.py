@@ -53,8 +53,8 @@ def overview(reports: Reports) -> Iterator[str]:
 
 
 def compared_rows(reports: Reports) -> list[Row]:
-    """The rows of the overview: every figure that a peer has, but for what `encoder` tells more of."""
-    told = [report for name, report in reports.items() if not name.endswith("_compiled")]
+    """The rows of the overview: every figure that a peer has, but for what `encoder` and `downstream` tell more of."""
+    told = [report for report in reports.values() if report["benchmark"] not in ("encoder_compiled", "downstream")]
     return [row for report in told for row in rows_of(report) if row.ratio is not None]
 
 

@@ -161,7 +161,7 @@ def pretraining(reports: Reports) -> Iterator[str]:
     yield (
         f"`{report['command']}`: `{details['preset']}`, {details['parameters']:,} parameters, {machine_of(report)}; "
         f"valid MLM loss on {' and on '.join(forms)} (rows of our kind, and of the peer's), medians of "
-        f"{len(sides['ours']['seeds'])} seeds:"
+        f"{len(sides['ours']['seeds'])} seeds; {_masks(details['settings']['data'])}:"
     )
     yield ""
     titles = [[f"{side}, s", *(f"{side}, {form}" for form in forms)] for side in ("ours", "Trainer")]
@@ -195,6 +195,19 @@ def downstream(reports: Reports) -> Iterator[str]:
         for variant, entry in found["variants"].items():
             scores = (f"{name} {mean:.3f} ± {entry['spread'][name]:.3f}" for name, mean in entry["mean"].items())
             yield f"| {task} | {variant} | {', '.join(scores)} |"
+    yield ""
+    tasks_of: dict[str, list[str]] = {}
+    for task, found in details["tasks"].items():
+        tasks_of.setdefault(_encoder_of(found["model"]), []).append(task)
+    for told, tasks in tasks_of.items():
+        yield f"- The encoder of {'; '.join(tasks)}: {told}."
+
+
+def _encoder_of(model: Mapping[str, Any]) -> str:
+    """What pretrained a fine-tuned model, in words."""
+    size = f"{model['model_type']}, {model['num_hidden_layers']} layers of {model['hidden_size']}"
+    loss = model["scores"]["valid/mlm_loss"]
+    return f"{size}, {model['tokens_seen'] / 1e6:.1f} million tokens, valid MLM loss {loss:.2f}"
 
 
 def _either(name: str, reports: Reports) -> Report:
@@ -209,6 +222,14 @@ def _needed(reports: Reports, name: str) -> Report:
             "'python -m tests.benchmarks --only NAME', or take the block out of README.md"
         )
     return reports[name]
+
+
+def _masks(data: Mapping[str, Any]) -> str:
+    """What share of the tokens either side predicts."""
+    first, last = data["mlm_probability"], data.get("final_mlm_probability")
+    if last is None:
+        return f"{first:.0%} of the tokens masked"
+    return f"masks of ours fall from {first:.0%} to {last:.0%}, Trainer's one rate and both valid sets' is {last:.0%}"
 
 
 def _loss(point: Mapping[str, Any], form: str) -> str:

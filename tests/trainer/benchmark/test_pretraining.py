@@ -68,7 +68,7 @@ def test_a_budget_keeps_the_shape_of_the_schedule_and_drops_what_one_side_lacks(
     small = budgeted(config, budget(100_000, 4, 2, 800), "shards", "work")
     assert small.model.vocab_size == 800 and small.max_steps == 48
     assert small.schedule.warmup_steps == round(300 * 48 / 3000)
-    assert small.data.mask_unit == "token" and small.data.evaluated_mlm_probability == small.data.mlm_probability
+    assert small.data.mask_unit == "token" and small.data.evaluated_mlm_probability == 0.3
     assert not small.data.has_sentence_pairs and small.checkpoint.every_steps == 12
     phased = load_settings(RunConfig, "bert_large_phased", ["data.shards=s", "output_dir=o"])
     one = budgeted(phased, budget(10 * phased.phases[0].global_batch_tokens, 2, 1, 800), "shards", "work")

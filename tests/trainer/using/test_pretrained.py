@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -68,6 +69,16 @@ def test_a_tokenizer_with_ids_that_the_model_does_not_know_is_refused(tiny_huggi
     (folder / "tokenizer.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match="ids up to 64 and a model that knows 64 of them"):
         load_tokenizer(folder)
+
+
+def test_an_added_token_beyond_the_vocabulary_refuses_no_model(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "added"
+    shutil.copytree(tiny_hugging_face, folder)
+    tokenizer = load_tokenizer(folder)
+    tokenizer.add_tokens([f"<figure{number}>" for number in range(64)])
+    tokenizer.save_pretrained(folder)
+    assert load_tokenizer(folder).convert_tokens_to_ids("<figure63>") >= 64
+    assert np.isfinite(Embedder.load(folder).embed(["the cat"]).vectors).all()
 
 
 def tokenizer_of(length: Any) -> Any:
