@@ -1,8 +1,9 @@
 """The table of the tests marked `fault`, a row a fault: a pytest plugin (`bash tests/run.sh --all` loads it).
 
-A test says in its own words what it saw with `record_property("happened", TEXT)`; where it says nothing, the table
-says that what is required happened, which is what the test asserts. `--fault-report FILE` keeps every test's outcome as
-JSON; a file that is there already is added to, so that several runs, of some tests each, make one table. As a command:
+A test says in its own words what it saw happen, what it measured, and what a person would miss afterwards, with the
+fixture `observed`. Where it says nothing, the table says that what is required happened, which is what the test
+asserts, and that nothing is lost. `--fault-report FILE` keeps every test's outcome as JSON; a file that is there
+already is added to, so that several runs, of some tests each, make one table. As a command:
 
     python -m tests.fault_table FILE ...                     print the table of the reports, as Markdown
     python -m tests.fault_table FILE ... --into README.md    put it between the two marks of that page
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,21 +36,33 @@ class Outcome:
     required: str
     outcome: str
     happened: str
+    """In the test's words; "" where it has none."""
+    lost: str = ""
+    """In the test's words; "" for nothing."""
 
 
 @dataclass(frozen=True)
 class FaultRow:
-    """One row of the fault list: what was done, what had to happen, and what did."""
+    """One row of the fault list: what was done, what happened, and what a person would miss afterwards."""
 
     row: str
     fault: str
     outcome: str
     happened: str
+    lost: str
     tests: tuple[str, ...]
 
-    @property
-    def lost(self) -> str:
-        return _LOST.get(self.outcome, "not tried")
+
+@pytest.fixture
+def observed(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """`observed(HAPPENED, lost=LOST)`: what the test saw, for the table of faults; `lost` where something is."""
+
+    def note(happened: str, lost: str = "") -> None:
+        record_property("happened", happened)
+        if lost:
+            record_property("lost", lost)
+
+    return note
 
 
 def combine(outcomes: list[Outcome]) -> list[FaultRow]:
@@ -66,10 +80,9 @@ def combine(outcomes: list[Outcome]) -> list[FaultRow]:
             kind = "partly"
         else:
             kind = kinds.pop() if kinds else "missing"
-        faults = dict.fromkeys(outcome.fault for outcome in mine)
-        rows.append(
-            FaultRow(name, "; ".join(faults) or "-", kind, _happened(mine), tuple(outcome.test for outcome in mine))
-        )
+        faults = "; ".join(dict.fromkeys(outcome.fault for outcome in mine)) or "-"
+        tests = tuple(outcome.test for outcome in mine)
+        rows.append(FaultRow(name, faults, kind, _happened(mine), _lost(kind, mine), tests))
     return rows
 
 
@@ -84,13 +97,25 @@ def _happened(outcomes: list[Outcome]) -> str:
     return "; ".join(dict.fromkeys(told + left))
 
 
+def _lost(kind: str, outcomes: list[Outcome]) -> str:
+    told = dict.fromkeys(outcome.lost for outcome in outcomes if outcome.outcome == "passed" and outcome.lost)
+    if kind in ("passed", "partly") and told:
+        return "; ".join(told)
+    return _LOST.get(kind, "not tried")
+
+
 def as_markdown(rows: list[FaultRow]) -> str:
     """The table for people, as Markdown."""
     lines = ["| row | fault | what happened | lost |", "|---|---|---|---|"]
     for row in rows:
         cells = (row.row, row.fault, row.happened, row.lost)
-        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
+        lines.append("| " + " | ".join(map(in_a_cell, cells)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def in_a_cell(text: str) -> str:
+    """A text as it stands in a cell of the table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def rows_of_table(page: str) -> dict[str, tuple[str, ...]]:
@@ -153,13 +178,16 @@ class FaultTable:
         report = (yield).get_result()
         if report.when != "call" and report.outcome == "passed":
             return
-        happened = "; ".join(str(value) for name, value in report.user_properties if name == "happened")
+        happened, lost = (
+            "; ".join(str(value) for name, value in report.user_properties if name == told)
+            for told in ("happened", "lost")
+        )
         if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
             happened = str(report.longrepr[2]).removeprefix("Skipped: ")
         words = [
             [str(mark.kwargs[name]) for name in ("row", "fault", "required")] for mark in item.iter_markers("fault")
         ]
-        if outcomes := [Outcome(item.nodeid, *mark, report.outcome, happened) for mark in words]:
+        if outcomes := [Outcome(item.nodeid, *mark, report.outcome, happened, lost) for mark in words]:
             self._outcomes[item.nodeid] = outcomes
             if path := item.config.getoption("--fault-report"):  # now, for a run of hours may not come to its end
                 write_outcomes(Path(path), outcomes)

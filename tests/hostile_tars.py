@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import pickle
 import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +20,21 @@ _DTYPES = {
     "tokens": np.uint16,
 }
 _NAME = "000000-00000.tokens.npy"
+AT_THE_ROOT = Path("/x.tokens.npy")
+"""Where the tar of an absolute name would write."""
+TRACE = "ran"
+"""The file beside the tar that its pickles write."""
 BOMB_BYTES = 1 << 28  # far beyond the pieces of 32 MiB that a reader holds, one or two of them as threads have it
+
+
+class Payload:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.write_text, (self.path, "run")
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -75,8 +91,19 @@ def header_alone(kind: bytes, data: bytes = b"", size: int | None = None) -> Cal
     return write
 
 
+def pickled(path: Path) -> None:
+    members(path, ("000000-00000.tokens.pyd", pickle.dumps(Payload(path.with_name(TRACE)))))
+
+
+def objects(path: Path) -> None:
+    """An array that numpy unpickles where it is allowed to."""
+    array = np.empty(1, dtype=object)
+    array[0] = Payload(path.with_name(TRACE))
+    members(path, (_NAME, npy(array)))
+
+
 def sparse(path: Path) -> None:
-    """An old GNU sparse member: 512 bytes in the tar that read as 64 MB."""
+    """An old GNU sparse member: 512 bytes in the tar that read as `BOMB_BYTES`."""
     info = tarfile.TarInfo(_NAME)
     info.size, info.type = 512, tarfile.GNUTYPE_SPARSE
     header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
@@ -99,13 +126,11 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "block device": of_type(tarfile.BLKTYPE),
     "pipe": of_type(tarfile.FIFOTYPE),
     "folder": of_type(tarfile.DIRTYPE),
-    "name with dots": lambda path: members(path, ("../../x.tokens.npy", b"")),
-    "absolute name": lambda path: members(path, ("/x.tokens.npy", b"")),
+    "name with dots": lambda path: members(path, ("../../x.tokens.npy", npy(np.arange(5, 9, dtype=np.uint16)))),
+    "absolute name": lambda path: members(path, (str(AT_THE_ROOT), npy(np.arange(5, 9, dtype=np.uint16)))),
     "backslashes": lambda path: members(path, ("a\\..\\x.tokens.npy", b"")),
-    "pickle": lambda path: members(path, ("000000-00000.tokens.pyd", b"cos\nsystem\n(S'true'\ntR.")),
-    "objects": lambda path: members(
-        path, (_NAME, with_header("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n", bytes(8)))
-    ),
+    "pickle": pickled,
+    "objects": objects,
     "fields": lambda path: members(path, (_NAME, npy(np.zeros(1, [("a", "<u2")])))),
     "type that is none": lambda path: members(
         path, (_NAME, with_header("{'descr': '<z9', 'fortran_order': False, 'shape': (1,), }\n", bytes(9)))

@@ -23,11 +23,13 @@ from tests.fault_table import (
     write_outcomes,
 )
 
+pytest_plugins = "pytester"
+
 HERE = "tests/test_fault_table.py::test_a_row_fails_with_any_of_its_tests"
 
 
-def outcome(row: str, kind: str = "passed", happened: str = "", test: str = HERE) -> Outcome:
-    return Outcome(test, row, f"fault of {row}", f"required of {row}", kind, happened)
+def outcome(row: str, kind: str = "passed", happened: str = "", test: str = HERE, lost: str = "") -> Outcome:
+    return Outcome(test, row, f"fault of {row}", f"required of {row}", kind, happened, lost)
 
 
 def test_a_row_fails_with_any_of_its_tests() -> None:
@@ -51,6 +53,38 @@ def test_a_row_fails_with_any_of_its_tests() -> None:
     assert rows["3"].happened == "required of 3; not tried: fault of 3 (no disk)"
     assert rows["28b"].happened == f"not what is required: {HERE}"
     assert list(rows)[27:30] == ["28", "28b", "29"]
+
+
+def test_what_is_lost_is_what_the_tests_say() -> None:
+    outcomes = [
+        outcome("2", lost="step 3"),
+        outcome("2", lost="step 3"),
+        outcome("2", lost="step 4"),
+        outcome("2"),
+        outcome("3", lost="a row"),
+        outcome("3", "skipped", "no disk", lost="not seen"),
+        outcome("4", lost="a row"),
+        outcome("4", "failed", lost="all"),
+    ]
+    rows = {row.row: row.lost for row in combine(outcomes)}
+    assert (rows["2"], rows["3"], rows["4"]) == ("step 3; step 4", "a row", "see the failure")
+
+
+def test_a_test_says_what_it_observed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.fault(row=7, fault="a fault", required="survived")
+        def test_measured(observed):
+            observed("2 of 3 steps kept", lost="a step")
+
+        @pytest.mark.fault(row=7, fault="a fault", required="survived")
+        def test_plain():
+            pass
+    """)
+    result = pytester.runpytest("-p", "tests.fault_table")
+    result.assert_outcomes(passed=2)
+    assert "| 7 | a fault | 2 of 3 steps kept; survived | a step |" in result.outlines
 
 
 def test_several_runs_make_one_report(tmp_path: Path) -> None:

@@ -44,6 +44,33 @@ SEAMS = {
     "mlflow": ("trainer", 5),
 }
 
+# What the trainer takes from data_prep: the formats that it reads, and what both are built on.
+TAKEN_BY_TRAINER = {
+    "data_prep.data_set.counting": "reads token_counts.safetensors",
+    "data_prep.data_set.manifest": "reads manifest.json",
+    "data_prep.data_set.manifest_records": "reads manifest.json, and files with their checksums",
+    "data_prep.data_set.shard_index": "reads a shard's index",
+    "data_prep.data_set.shards": "writes made-up shards for benchmarks",
+    "data_prep.data_set.verify": "finds damage before a training",
+    "data_prep.errors": "tells a user's mistake",
+    "data_prep.files.locks": "one command at a time in a folder",
+    "data_prep.files.remote_files": "reads and writes stores",
+    "data_prep.files.storage": "reads and writes stores",
+    "data_prep.files.store_errors": "tells a store's refusal",
+    "data_prep.files.urls": "tells paths from URLs, without secrets",
+    "data_prep.settings": "reads YAML",
+    "data_prep.terminal": "makes text safe to show",
+    "data_prep.text.cleaning": "knows where words begin, tries an export's tokenizer",
+    "data_prep.tokenizing.adversarial_lines": "tries an export's tokenizer",
+    "data_prep.tokenizing.foreign_files": "reads a foreign tokenizer",
+    "data_prep.tokenizing.foreign_tokenizer": "reads a foreign tokenizer",
+    "data_prep.tokenizing.hugging_face": "writes an export's tokenizer.json",
+    "data_prep.tokenizing.report": "reads tokenizer_report.json",
+    "data_prep.tokenizing.special_tokens": "knows the ids of [CLS], [SEP] and [MASK]",
+    "data_prep.tokenizing.tokenizer": "reads a tokenizer",
+    "data_prep.validation": "tells what a settings file has wrong",
+}
+
 # What works on a laptop without deepspeed: these modules may reach it at no depth of imports at module level.
 WITHOUT_DEEPSPEED = (
     "trainer.exporting.export",
@@ -125,6 +152,13 @@ def test_imports_follow_one_direction(path: Path) -> None:
     roots = {name.split(".")[0] for name in imported_by(path)}
     assert roots & {*PACKAGES, "tests"} <= ALLOWED[package]
     assert not roots & FORBIDDEN_LIBRARIES.get(package, set())
+
+
+def test_the_trainer_takes_from_data_prep_what_is_agreed() -> None:
+    of_trainer = [path for path in PRODUCT_FILES if path.relative_to(REPOSITORY).parts[0] == "trainer"]
+    modules = {module_name(path) for path in PRODUCT_FILES if path.name != "__init__.py"}
+    taken = {name for path in of_trainer for name in imported_by(path) if name.startswith("data_prep.")}
+    assert taken & modules == set(TAKEN_BY_TRAINER)
 
 
 @pytest.mark.parametrize("library", SEAMS)

@@ -9,6 +9,17 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
+CONCEPTS = [
+    "Byte-pair encoding",
+    "Embeddings and positions",
+    "Attention",
+    "Feed-forward",
+    "Masking",
+    "Next-sentence prediction",
+    "The tied head",
+    "Fine-tuning",
+]
+
 
 def names_in(path: Path) -> set[str]:
     """Functions and classes that a Python file defines, those inside classes too."""
@@ -20,6 +31,16 @@ def test_a_pointer_names_what_its_file_defines() -> None:
     pointers = set(re.findall(r"`([\w./-]+\.py)::(\w+)`", README))
     assert len(pointers) > 15
     assert {(path, name) for path, name in pointers if name not in names_in(REPOSITORY / path)} == set()
+
+
+def test_every_concept_has_its_code_its_test_a_command_and_its_output() -> None:
+    section = README.partition("\n## Concepts\n")[2].partition("\n## ")[0].replace("\\\n", " ")
+    parts = re.split(r"^\*\*(.+?)\.\*\* ", section, flags=re.MULTILINE)[1:]
+    assert parts[::2] == CONCEPTS
+    for name, text in zip(CONCEPTS, parts[1::2], strict=True):
+        in_tests = {path.startswith("tests/") for path in re.findall(r"`([\w./-]+\.py)::\w+`", text)}
+        assert in_tests == {False, True}, f"{name}: a pointer to its code or to its test is missing"
+        assert re.search(r"^\$ .+\n(?!\$ |```).", text, re.MULTILINE), f"{name}: a command with its output is missing"
 
 
 def test_commands_start_files_that_exist() -> None:

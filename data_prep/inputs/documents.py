@@ -38,9 +38,9 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | N
             return _hashing(raw, unit, b"").hexdigest()
         try:
             rows = rows_of(raw, unit)
+            rows.hash_columns(_fields(settings, text_field))
         except DamagedParquet:
             return storage.sha256_of(unit.url)
-        rows.hash_columns(_fields(settings, text_field))
         return rows.sha256()
 
 

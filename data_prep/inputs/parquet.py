@@ -5,6 +5,7 @@ pyarrow is imported where it is used: it takes 34 MB of a process, and most corp
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -64,44 +65,56 @@ class ParquetRows:
         import pyarrow.parquet as pq
 
         self._file = RangeHashingFile(file, where)
-        try:
+        with self._footer():
             # No read-ahead of whole row groups: pages are read as they are asked for, so memory is bounded by them.
             self._parquet = pq.ParquetFile(
                 self._file, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
             )
-            schema = self._parquet.schema_arrow
-        except _damage() as error:
-            place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
-            raise DamagedParquet(place, error) from None
-        self.columns = [(field.name, field.type) for field in schema]
-        metadata = self._parquet.metadata
-        self._groups = range(metadata.num_row_groups)[start:stop]
-        self.first_row = sum(metadata.row_group(group).num_rows for group in range(self._groups.start))
-        self.num_rows = sum(metadata.row_group(group).num_rows for group in self._groups)
+            self.columns = [(field.name, field.type) for field in self._parquet.schema_arrow]
+            metadata = self._parquet.metadata
+            self._rows_of_groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+            if min(self._rows_of_groups, default=0) < 0:
+                raise ValueError("a row group of a negative number of rows")
+        self._groups = range(len(self._rows_of_groups))[start:stop]
+        self.first_row = sum(self._rows_of_groups[: self._groups.start])
+        self.num_rows = sum(self._rows_of_groups[group] for group in self._groups)
 
     def row_groups(self) -> list[RowGroup]:
-        metadata = self._parquet.metadata
-        groups = [metadata.row_group(number) for number in self._groups]
-        return [
-            RowGroup(
-                group.num_rows,
-                sum(group.column(column).total_compressed_size for column in range(group.num_columns)),
-                group.total_byte_size,
-            )
-            for group in groups
-        ]
+        """What the footer says of each.
+
+        Raises:
+            DamagedParquet: the footer is damaged.
+        """
+        with self._footer():
+            groups = [self._parquet.metadata.row_group(number) for number in self._groups]
+            return [
+                RowGroup(
+                    group.num_rows,
+                    sum(group.column(column).total_compressed_size for column in range(group.num_columns)),
+                    group.total_byte_size,
+                )
+                for group in groups
+            ]
 
     def hash_columns(self, names: Collection[str | None]) -> None:
-        """Let `sha256` be that of these columns, as they stand in the file; called before they are read."""
-        metadata = self._parquet.metadata
+        """Let `sha256` be that of these columns, as they stand in the file; called before they are read.
+
+        Raises:
+            DamagedParquet: the footer is damaged.
+        """
         ranges = []
-        for number in self._groups:
-            group = metadata.row_group(number)
-            for column in (group.column(index) for index in range(group.num_columns)):
-                if column.path_in_schema in names:
-                    offsets = (column.dictionary_page_offset, column.data_page_offset)
-                    start = min(offset for offset in offsets if offset)  # 0 and None say that there is no dictionary
-                    ranges.append((start, start + column.total_compressed_size))
+        with self._footer():
+            num_bytes = self._file.seek(0, io.SEEK_END)
+            for number in self._groups:
+                group = self._parquet.metadata.row_group(number)
+                for column in (group.column(index) for index in range(group.num_columns)):
+                    if column.path_in_schema in names:
+                        offsets = (column.dictionary_page_offset, column.data_page_offset)
+                        start = min(offset for offset in offsets if offset)  # 0 and None: there is no dictionary
+                        stop = start + column.total_compressed_size
+                        if not 0 < start <= stop <= num_bytes:
+                            raise ValueError(f"a column from byte {start} to byte {stop}")
+                        ranges.append((start, stop))
         self._file.hash_ranges(ranges)
 
     def sha256(self) -> str:
@@ -116,16 +129,28 @@ class ParquetRows:
         """
         row = self.first_row
         for group in self._groups:
-            num_rows = self._parquet.metadata.row_group(group).num_rows
+            num_rows, num_read = self._rows_of_groups[group], 0
             try:
                 for batch in self._parquet.iter_batches(
                     batch_size=_BATCH_ROWS, row_groups=[group], columns=list(names), use_threads=False
                 ):
+                    num_read += batch.num_rows
                     yield from zip(*(_bytes_of(batch.column(name)) for name in names), strict=True)
+                if num_read != num_rows:
+                    raise ValueError(f"it holds {num_read} rows")
             except _damage() as error:
-                of_all = f"row group {group + 1} of {self._parquet.metadata.num_row_groups}"
+                of_all = f"row group {group + 1} of {len(self._rows_of_groups)}"
                 raise DamagedParquet(f"{of_all}, rows {row + 1} to {row + num_rows}", error) from None
             row += num_rows
+
+    @contextlib.contextmanager
+    def _footer(self) -> Iterator[None]:
+        """Tell what goes wrong while the footer is looked at as damage of it."""
+        try:
+            yield
+        except _damage() as error:
+            place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
+            raise DamagedParquet(place, error) from None
 
 
 def looks_like_parquet(head: bytes) -> bool:
@@ -143,10 +168,10 @@ def is_text(column_type: Any) -> bool:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """What comes of a damaged file."""
+    """What comes of a damaged file; ValueError of names that are no UTF-8 and of our own checks."""
     import pyarrow as pa
 
-    return pa.ArrowException, OSError, MemoryError
+    return pa.ArrowException, OSError, MemoryError, ValueError
 
 
 def _bytes_of(column: pa.Array) -> list[bytes | None]:

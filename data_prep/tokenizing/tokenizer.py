@@ -119,13 +119,22 @@ class Tokenizer:
                 "checkpoint's folder with tokenizer.json, which transformers' save_pretrained writes"
             )
         path = storage.redact(storage.join(url, MODEL_NAME))
-        processor = open_model(storage.read_bytes(local / MODEL_NAME), path)
+        model = storage.read_bytes(local / MODEL_NAME)
+        processor = open_model(model, path)
         tokenizer = cls(local, processor, info, url)
         found = fingerprint_of(tokenizer.vocabulary, tokenizer.normalisation)
         if found != info.fingerprint or len(tokenizer.vocabulary) != info.vocab_size:
             raise UserError(
                 f"{path} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found}, not "
                 f"{info.fingerprint}; one of the two files was changed, copy the whole folder again or train it again"
+            )
+        # The fingerprint is of the pieces; whether they are merged, as here, or looked up stands in the model alone.
+        sha256 = hashlib.sha256(model).hexdigest()
+        if info.files.get(MODEL_NAME, sha256) != sha256:
+            raise UserError(
+                f"{path} is not the file that {INFO_NAME} describes: its sha256 is {sha256}, not "
+                f"{info.files[MODEL_NAME]}; one of the two files was changed, copy the whole folder again or train it "
+                "again"
             )
         return tokenizer
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import tarfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_prep.data_set.shards import read_records
 from data_prep.errors import UserError
-from tests.hostile_tars import BOMB_BYTES, HOSTILE, members, whole_record
+from tests.data_prep_command import files_of
+from tests.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE, TRACE, members, whole_record
 
 
 def test_a_whole_record_is_read(tmp_path: Path) -> None:
@@ -19,13 +24,48 @@ def test_a_whole_record_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [pytest.param(case, id=name) for name, case in HOSTILE.items()])
-def test_a_hostile_tar_is_refused(tmp_path: Path, write: Callable[[Path], None]) -> None:
-    write(tmp_path / "evil.tar")
+def test_a_hostile_tar_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "outer" / "inner"  # what a name with dots would write lies within tmp_path
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    write(folder / "evil.tar")
+    before = files_of(tmp_path)
     tracemalloc.start()
     try:
         with pytest.raises(UserError, match="evil.tar"):
-            list(read_records(tmp_path / "evil.tar"))
+            list(read_records(folder / "evil.tar"))
         assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES // 4
     finally:
         tracemalloc.stop()
-    assert [path.name for path in tmp_path.iterdir()] == ["evil.tar"]
+    assert files_of(tmp_path) == before and len(before) == 1
+    assert not AT_THE_ROOT.exists()
+
+
+@pytest.mark.parametrize(
+    ("harm", "load"),
+    [("pickle", pickle.loads), ("objects", lambda data: np.load(io.BytesIO(data), allow_pickle=True))],
+)
+def test_what_is_planted_would_do_harm(tmp_path: Path, harm: str, load: Callable[[bytes], object]) -> None:
+    HOSTILE[harm](tmp_path / "evil.tar")
+    with tarfile.open(tmp_path / "evil.tar") as tar:
+        (member,) = tar
+        file = tar.extractfile(member)
+        assert file is not None
+        data = file.read()
+    assert not (tmp_path / TRACE).exists()
+    load(data)
+    assert (tmp_path / TRACE).exists()
+
+
+def test_the_names_lead_to_where_is_looked(tmp_path: Path) -> None:
+    folder = tmp_path / "outer" / "inner"
+    folder.mkdir(parents=True)
+    HOSTILE["name with dots"](folder / "evil.tar")
+    with tarfile.open(folder / "evil.tar") as tar:
+        tar.extractall(folder, filter="fully_trusted")
+    assert (tmp_path / "x.tokens.npy").exists()
+    HOSTILE["absolute name"](folder / "evil.tar")
+    with tarfile.open(folder / "evil.tar") as tar:
+        assert tar.getnames() == [str(AT_THE_ROOT)]

@@ -1,4 +1,4 @@
-"""Damage that a format's own seal does not show: tar headers with a right checksum, a tensor file's header alone."""
+"""Damage that a format's own seal does not show: tar headers with a right checksum, another header or footer alone."""
 
 from __future__ import annotations
 
@@ -68,6 +68,15 @@ def sealed_tensors(data: bytes) -> st.SearchStrategy[bytes]:
 def damaged_tensors(data: bytes) -> st.SearchStrategy[bytes]:
     """Either kind of damage to a tensor file."""
     return sealed_tensors(data) | mutated_bytes(data)
+
+
+@st.composite
+def sealed_parquet(draw: st.DrawFn, data: bytes) -> bytes:
+    """A Parquet file with another footer, whose length is right."""
+    stop = len(data) - 8
+    start = stop - int.from_bytes(data[stop : stop + 4], "little")
+    footer = draw(mutated_bytes(data[start:stop]))
+    return data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
 
 @st.composite

@@ -1,9 +1,10 @@
-"""A checkpoint's folder after damage, and one that somebody made with checksums of their own."""
+"""A checkpoint's folder after damage to its files or its structure, and one that somebody made with own checksums."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep.errors import UserError
 from data_prep.settings import validate_settings
+from tests.data_prep_command import files_of
 from tests.fuzzing.mutations import damage, fuzz, mutated_document
 from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse
@@ -30,6 +33,13 @@ from trainer.checkpoints.resuming import find_latest
 from trainer.config import RunConfig
 
 TENSORS = "rank-00000-of-00002.safetensors"
+SECRET = "open-sesame"
+_FILE_NAMES = (MARKER_NAME, STATE_NAME, TENSORS, "rank-00002-of-00003.safetensors", ".hidden", "x\n\x1b[31m")
+_FOLDER_NAMES = (
+    *("step-00000010", "step-00000020", "step-00000020.replaced", "step-00000030", "step-" + "9" * 30, "x\n\x1b[31m"),
+)
+_CHANGES = ("rename", "copy", "move out", "link", "pipe", "folder", "empty", "remove", "add")
+_FACTORS = {10: 2.0, 20: 1.0}  # of the weights after each step of the longer run
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +120,106 @@ def test_tensors_with_a_checksum_of_their_own_are_refused_or_cover_every_weight(
     found = read_or_refuse(lambda: read(output_dir), output_dir)
     if found is not None:
         assert {key: weight.shape for key, weight in found[1].items()} == {k: w.shape for k, w in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def longer_run(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, torch.Tensor]) -> Path:
+    """A run with a checkpoint after each step of `_FACTORS`."""
+    output_dir = tmp_path_factory.mktemp("longer")
+    for step, factor in _FACTORS.items():
+        write_checkpoint(output_dir, step, "f" * 64, {name: weight * factor for name, weight in weights.items()})
+    return output_dir
+
+
+def are_of_step(values: dict[str, torch.Tensor], step: int, weights: dict[str, torch.Tensor]) -> bool:
+    expected = {name: weight * _FACTORS[step] for name, weight in weights.items()}
+    return values.keys() == expected.keys() and all(torch.equal(values[name], expected[name]) for name in expected)
+
+
+def rearrange(data: st.DataObject, output_dir: Path, outside: Path) -> None:
+    """Do something to one file or folder of a run, whatever it is now; links lead to `outside`."""
+    paths = sorted(output_dir.rglob("*")) or [output_dir / "checkpoints"]
+    folders = [path for path in paths if path.is_dir() and not path.is_symlink()] or paths
+    path = data.draw(st.sampled_from(folders) | st.sampled_from(paths))
+    name = data.draw(st.sampled_from(_FOLDER_NAMES if path in folders else _FILE_NAMES))
+    match data.draw(st.sampled_from(_CHANGES)):
+        case "remove":
+            remove(path)
+        case "empty":
+            remove(path)
+            path.touch()
+        case "folder":
+            remove(path)
+            path.mkdir()
+        case "pipe":
+            remove(path)
+            os.mkfifo(path)
+        case "link":
+            remove(path)
+            targets = [outside / "secret", outside / "step-00000020", outside / "nothing", path, output_dir]
+            path.symlink_to(data.draw(st.sampled_from(targets)))
+        case "move out" if os.path.lexists(path):
+            target = outside / f"moved-{len(list(outside.iterdir()))}"
+            path.rename(target)
+            path.symlink_to(target)
+        case "rename" if os.path.lexists(path):
+            target = path.with_name(name)
+            if target != path:
+                remove(target)
+                path.rename(target)
+        case "copy" if path.is_dir() and not path.is_symlink():
+            target = path.with_name(name)
+            if target != path:
+                remove(target)
+                shutil.copytree(path, target, symlinks=True, ignore=ignore_pipes)
+        case _:
+            target = (path if path.is_dir() and not path.is_symlink() else path.parent) / name
+            if not os.path.lexists(target):
+                target.write_bytes(data.draw(st.sampled_from((b"", b"{}", bytes(600)))))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that it holds, where there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def ignore_pipes(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if Path(folder, name).is_fifo()]
+
+
+@fuzz(150, slow=True)
+@given(data=st.data())
+def test_a_rearranged_folder_is_refused_or_gives_a_whole_checkpoint_of_the_run(
+    data: st.DataObject, longer_run: Path, weights: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    output_dir = copied(longer_run, tmp_path_factory)
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "secret").write_text(SECRET)
+    shutil.copytree(step_folder(longer_run, 20), outside / "step-00000020")
+    for _ in range(data.draw(st.integers(1, 3))):
+        rearrange(data, output_dir, outside)
+    before = files_of(outside)
+    markers = [step for step in _FACTORS if (step_folder(output_dir, step) / MARKER_NAME).exists()]
+    refusals: list[str] = []
+
+    def read_and_keep_the_refusal() -> tuple[SavedState, dict[str, torch.Tensor]] | None:
+        try:
+            return read(output_dir)
+        except UserError as error:
+            refusals.append(str(error))
+            raise
+
+    found = read_or_refuse(read_and_keep_the_refusal, output_dir, outside)
+    assert found is not None or refusals or not markers, "a run that has checkpoints would silently begin anew"
+    assert not any(SECRET in refusal for refusal in refusals)
+    if found is not None:
+        step = found[0].state.step
+        assert found[0] == read_state(step_folder(longer_run, step)) and are_of_step(found[1], step, weights)
+    for step in _FACTORS:
+        values = read_or_refuse(lambda step=step: read_weights(step_folder(output_dir, step)), output_dir, outside)
+        assert values is None or are_of_step(values, step, weights)
+    if not (output_dir / "checkpoints").is_symlink():  # where it is one, that folder is the run's own
+        assert files_of(outside) == before, "what lies outside is another's"

@@ -27,6 +27,7 @@ OBJECTS = [
     {"text": "third"},
 ]
 LINES = [json.dumps(values, ensure_ascii=number == 0).encode() for number, values in enumerate(OBJECTS)]
+_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE")
 
 
 def read(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 20) -> tuple[list[str], Counter[str]]:
@@ -70,21 +71,43 @@ def test_of_damaged_lines_every_whole_document_is_read(
     texts, num_bad = said_by(content)
     for settings in (SKIP, STOP):
         found = read_or_refuse(lambda settings=settings: read(path, settings, unit_bytes), path.parent)
-        if found is not None:
-            assert found[0] == texts and found[1].total() == num_bad
+        if is_of_another_kind(content):
+            assert found is None, "a file of another kind is refused as a whole"
+        elif found is None:
+            assert settings is STOP and num_bad, f"refused, with {len(texts)} lines that hold a text"
         else:
-            assert (settings is STOP and num_bad) or _is_of_another_kind(content)
+            assert found[0] == texts and found[1].total() == num_bad
 
 
-def _is_of_another_kind(content: bytes) -> bool:
-    """An array over several lines, or what begins as a compressed file does, is refused as a whole."""
-    return content.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{") or content[:2] in (
-        b"\x1f\x8b",
-        b"\x28\xb5",
-        b"BZ",
-        b"\xfd7",
-        b"PA",
-    )
+def is_of_another_kind(content: bytes) -> bool:
+    """JSON over several lines, by the first line that holds anything, or what begins as a compressed file or Parquet.
+
+    A bracket alone on its line, or the beginning of an array of objects, is no line of JSON lines.
+    """
+    lines = content.removeprefix(b"\xef\xbb\xbf").strip().splitlines() or [b""]
+    first = b"".join(lines[0].split())
+    return first in (b"[", b"{") or first.startswith(b"[{") or content.startswith(_MAGIC)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"[", b"{", b" [ \n", b"\xef\xbb\xbf\n{\r\n", b"[{}]", b'[\t{"text": "x"},\n', b'{\n"text": "x"}\n'),
+        *(magic + bytes(8) for magic in (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"PAR1\x15")),
+    ],
+)
+def test_of_what_is_another_kind_nothing_is_read(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "input.jsonl").write_bytes(content)
+    assert is_of_another_kind(content)
+    assert read_or_refuse(lambda: read(tmp_path / "input.jsonl", SKIP), tmp_path) is None
+
+
+@pytest.mark.parametrize("first", [b"[]", b"[1, 2]", b"{}", b'{"te', b"[[", b'["text"]', b"{[", b"\x1f", b"BZ", b"PA"])
+def test_a_bad_first_line_does_not_cost_the_lines_after_it(first: bytes, tmp_path: Path) -> None:
+    (tmp_path / "input.jsonl").write_bytes(b"\n".join([first, *LINES]))
+    assert not is_of_another_kind(first)
+    found = read_or_refuse(lambda: read(tmp_path / "input.jsonl", SKIP), tmp_path)
+    assert found is not None and found[0] == [values["text"] for values in OBJECTS] and found[1].total() == 1
 
 
 @fuzz(250)

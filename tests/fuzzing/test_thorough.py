@@ -1,4 +1,4 @@
-"""The fuzzing tests over thousands of mutations each; `CLOZEWORKS_FUZZ_EXAMPLES=N` gives any of them so many."""
+"""The fuzzing tests over thousands of mutations; `CLOZEWORKS_FUZZ_EXAMPLES=N` gives each so many, slow ones N/10."""
 
 from __future__ import annotations
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +32,18 @@ def burn_cpu() -> None:
         pass
 
 
+def change_inside() -> None:
+    """What a reader may do in its folder: move, link, link by a name that is meant from there, and remove."""
+    Path("inside/a").write_text("x")
+    os.rename("inside/a", "inside/b")
+    os.replace("inside/b", "inside/a")
+    os.link("inside/a", "inside/b")
+    os.symlink("a", "inside/c")
+    os.mkdir("inside/folder")
+    os.rename("inside/a", "inside/folder/a")
+    shutil.rmtree("inside/folder")
+
+
 @pytest.mark.parametrize(
     "trespass",
     [
@@ -38,31 +53,58 @@ def burn_cpu() -> None:
         lambda: Path("/etc/hostname").read_text(),
         lambda: (Path.cwd() / "new").write_text("x"),
         lambda: os.mkdir("../outside"),
+        lambda: os.rename("inside/mine", "outside"),
+        lambda: os.replace("inside/mine", "outside"),
+        lambda: os.link("inside/mine", "outside"),
+        lambda: os.symlink(Path("inside/mine").resolve(), "outside"),
+        lambda: os.rename("theirs", "inside/theirs"),
+        lambda: os.link("theirs", "inside/theirs"),
+        lambda: os.symlink("../theirs", "inside/theirs"),
+        lambda: shutil.rmtree("their folder"),
     ],
-    ids=["shell", "process", "pickle", "the user's file", "file", "folder"],
+    ids=[
+        *("shell", "process", "pickle", "the user's file", "file", "folder"),
+        *("rename out", "replace out", "link out", "symlink out", "rename in", "link in", "symlink in", "tree"),
+    ],
 )
 def test_a_trespass_is_seen(trespass: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "mine").write_text("x")
+    (tmp_path / "theirs").write_text("x")
+    (tmp_path / "their folder").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match="trespassed"):
         read_or_refuse(trespass, tmp_path / "inside")
     assert read_or_refuse(lambda: (tmp_path / "inside" / "file").write_text("x"), tmp_path / "inside") == 1
+    read_or_refuse(change_inside, tmp_path / "inside")
 
 
 def test_other_errors_hangs_and_hoarding_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(message: str) -> None:
         raise UserError(message)
 
+    os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(watching, "CPU_SECONDS", 0.3)
     with pytest.raises(ZeroDivisionError):
         read_or_refuse(lambda: 1 // 0, tmp_path)
     with pytest.raises(AssertionError, match="seconds of CPU"):
         read_or_refuse(burn_cpu, tmp_path)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match="seconds of waiting"):
+        patch.setattr(watching, "WAITING_SECONDS", 0.3)
+        read_or_refuse(lambda: (tmp_path / "pipe").read_bytes(), tmp_path)  # which nobody writes to
     with pytest.raises(MemoryError):
         read_or_refuse(lambda: bytes(2 << 30), tmp_path)
     assert read_or_refuse(lambda: refuse("the file is damaged; restore it"), tmp_path) is None
     with pytest.raises(AssertionError, match="not one paragraph"):
         read_or_refuse(lambda: refuse(""), tmp_path)
+
+
+def test_the_timer_of_pytest_goes_on(tmp_path: Path) -> None:
+    handler, seconds_before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
+    read_or_refuse(lambda: time.sleep(0.1), tmp_path)
+    seconds_after = signal.getitimer(signal.ITIMER_REAL)[0]
+    assert signal.getsignal(signal.SIGALRM) == handler
+    assert (seconds_after > 0) == (seconds_before > 0) and seconds_after <= seconds_before
 
 
 def test_whole_files_pass(tiny_shards: Path, tiny_tokenizer: Path, tiny_foreign_tokenizer: Path) -> None:

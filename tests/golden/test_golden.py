@@ -11,19 +11,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.data_set.manifest import FORMAT_VERSION, read_manifest
+from data_prep.data_set.manifest import FORMAT_VERSION as MANIFEST_FORMAT
+from data_prep.data_set.manifest import read_manifest
 from data_prep.data_set.verify import verify_shards
 from data_prep.tokenizing.hugging_face import check_parity
+from data_prep.tokenizing.info import FORMAT_VERSION as TOKENIZER_FORMAT
+from data_prep.tokenizing.info import INFO_NAME
 from data_prep.tokenizing.tokenizer import Tokenizer
 from tests.golden import make
 from trainer.checkpoints.format import read_state, step_folder
 from trainer.checkpoints.pieces import read_weights
+from trainer.checkpoints.records import FORMAT_VERSION as CHECKPOINT_FORMAT
 from trainer.checkpoints.resuming import find_latest
 from trainer.exporting.source import read_source
 from trainer.using.fill_mask import FillMask
 
 GOLDEN = Path(__file__).parent
 RELEASES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.json"))
+CHECKPOINT = step_folder(Path("run"), make.RESUMED_STEP)
+FORMATS = {
+    Path("shards", "manifest.json"): MANIFEST_FORMAT,
+    Path("shards", "tokenizer", INFO_NAME): TOKENIZER_FORMAT,
+    CHECKPOINT / "checkpoint.json": CHECKPOINT_FORMAT,
+    CHECKPOINT / "state.json": CHECKPOINT_FORMAT,
+}
 LOSS_TOLERANCE = 1e-4
 """Of a loss of about 6, after three steps of fp32: other versions of torch order its sums otherwise."""
 
@@ -40,12 +51,11 @@ def expected(release: Path) -> dict[str, Any]:
     return values
 
 
-def test_every_format_has_golden_files() -> None:
-    """A new format of the manifest needs a folder of its own (`make.py` writes it)."""
-    versions = {
-        json.loads((GOLDEN / name / "shards" / "manifest.json").read_bytes())["format_version"] for name in RELEASES
-    }
-    assert FORMAT_VERSION in versions
+@pytest.mark.parametrize("file", FORMATS, ids=str)
+def test_every_format_has_golden_files(file: Path) -> None:
+    """A new format of any of them needs a folder of its own (`make.py` writes it)."""
+    versions = {json.loads((GOLDEN / name / file).read_bytes())["format_version"] for name in RELEASES}
+    assert FORMATS[file] in versions
 
 
 def test_the_golden_files_are_small() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fault_table import observed as observed
 from tests.free_ports import free_port
 from tests.mlflow_servers import Server, run_mlflow_server
 from tests.trainer.toy_run import make_run, make_tokenizer

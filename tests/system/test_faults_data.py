@@ -118,7 +118,7 @@ def test_row_17_a_damaged_shard_ends_every_rank(kind: str, shards: Path, trainin
 )
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_row_17_a_damaged_shard_is_skipped_and_counted(
-    kind: str, shards: Path, training: Callable[..., Training]
+    kind: str, shards: Path, training: Callable[..., Training], observed: Callable[..., None]
 ) -> None:
     damage(shards, kind)
     run = training(*SHORT, "data.on_corrupt_shard=skip")
@@ -126,8 +126,13 @@ def test_row_17_a_damaged_shard_is_skipped_and_counted(
     output = plain_ranks.run(run, 2)
     assert SHARD in output
     points = [json.loads(line) for line in (run.output_dir / "tracking" / "points.jsonl").read_text().splitlines()]
-    assert sum(point["m"].get("train/unreadable_rows", 0) for point in points) > 0
+    num_rows = sum(point["m"].get("train/unreadable_rows", 0) for point in points)
+    assert num_rows > 0
     assert len(plain_ranks.losses(run)) == 12
+    observed(
+        f"{kind}: {num_rows:.0f} rows of 12 steps left out and counted",
+        lost="with data.on_corrupt_shard=skip the rows of the damaged shard",
+    )
 
 
 @pytest.mark.fault(
@@ -273,8 +278,11 @@ def proxy(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faul
 
 def check_store_outage(
     seconds: float, shards: Path, training: Callable[..., Training], bucket: S3Bucket, proxy: FaultProxy, cache: Path
-) -> None:
-    """A training whose store is gone for so long after its first steps ends with the losses of a local one."""
+) -> int:
+    """A training whose store is gone for so long after its first steps ends with the losses of a local one.
+
+    Returns how many requests failed.
+    """
     for path in shards.rglob("*"):
         if path.is_file():
             storage.write_bytes(f"{bucket.url}/data/{path.relative_to(shards)}", path.read_bytes())
@@ -296,6 +304,7 @@ def check_store_outage(
     assert plain_ranks.losses(run) == plain_ranks.losses(local)
     held = sum(path.stat().st_size for path in cache.rglob("*.tar"))
     assert held <= largest * 3 // 2, "a cache too small for all shards has evicted"
+    return gone.happened
 
 
 @pytest.mark.slow
@@ -313,8 +322,13 @@ def test_row_22_a_store_that_goes_away_and_a_small_cache(
     s3_bucket: S3Bucket,
     proxy: FaultProxy,
     tmp_path: Path,
+    observed: Callable[..., None],
 ) -> None:
-    check_store_outage(seconds, small_shards, training, s3_bucket, proxy, tmp_path / "cache")
+    failed = check_store_outage(seconds, small_shards, training, s3_bucket, proxy, tmp_path / "cache")
+    observed(
+        f"{seconds:.0f} s without the store: {failed} requests failed and were made again, the losses are those of "
+        "local shards"
+    )
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.data_prep_command import Command, files_of
-from tests.hostile_tars import BOMB_BYTES, HOSTILE
+from tests.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE
 
 SHARD = "train-000001.tar"
 
@@ -33,9 +33,10 @@ def peak_of_verify(command: Command, folder: Path, status: int) -> int:
 )
 @pytest.mark.parametrize("harm", HOSTILE)
 def test_row_42_a_hostile_shard_is_refused_by_the_commands_that_read_it(
-    harm: str, command: Command, small_shards: Path, tmp_path: Path
+    harm: str, command: Command, small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(small_shards, tmp_path / "inner" / "shards"))
+    monkeypatch.chdir(folder)  # what a name with dots would write lies within tmp_path
     whole = (folder / SHARD).read_bytes()
     HOSTILE[harm](folder / SHARD)
     data = (folder / SHARD).read_bytes().ljust(len(whole), b"\0")  # so that the index's offsets lie within it
@@ -49,4 +50,5 @@ def test_row_42_a_hostile_shard_is_refused_by_the_commands_that_read_it(
     if "bomb" in harm:
         assert hostile_bytes < peak_of_verify(command, small_shards, 0) + BOMB_BYTES // 2, "it went off"
     command("inspect", folder, "--shard", 1, "--documents", 3)  # reads what the index names, and nothing by name
-    assert files_of(tmp_path) == before, "nothing was written, here or outside"
+    assert files_of(tmp_path) == before, "nothing was written, here or outside, and no pickle ran"
+    assert not AT_THE_ROOT.exists()

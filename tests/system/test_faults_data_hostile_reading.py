@@ -14,7 +14,7 @@ import pytest
 from data_prep.errors import UserError
 from launch import show_batch
 from tests.data_prep_command import files_of
-from tests.hostile_tars import BOMB_BYTES, HOSTILE
+from tests.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE
 
 NUM_ROWS = 64
 
@@ -41,7 +41,7 @@ def test_row_42_a_hostile_shard_does_nothing_to_a_training(
     settings = [f"data.shards={folder}", "model.vocab_size=800", "data.sequence_length=64", "training.seed=7"]
     words = ["--config", "tiny_cpu", "--rows", str(NUM_ROWS), *settings]
     monkeypatch.setattr(sys, "argv", ["show_batch.py", *words])
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)  # what a name with dots would write lies within tmp_path
     tracemalloc.start()
     try:
         show_batch.main()
@@ -53,4 +53,5 @@ def test_row_42_a_hostile_shard_does_nothing_to_a_training(
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert said and peak < BOMB_BYTES
-    assert files_of(tmp_path) == before
+    assert files_of(tmp_path) == before, "nothing was written, here or outside, and no pickle ran"
+    assert not AT_THE_ROOT.exists()

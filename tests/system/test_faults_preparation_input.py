@@ -113,7 +113,9 @@ def test_row_01_no_file_a_folder_an_empty_file_and_white_space(shards: Shards, g
     fault="a binary file with a text ending; NUL bytes; invalid UTF-8 in the middle of a file",
     required="clear error with file and byte or line; or skipped and counted by policy",
 )
-def test_row_02_binary_file_and_invalid_utf8(shards: Shards, good: Path, tmp_path: Path) -> None:
+def test_row_02_binary_file_and_invalid_utf8(
+    shards: Shards, good: Path, tmp_path: Path, observed: Callable[..., None]
+) -> None:
     image = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + random.Random(2).randbytes(5000)
     cases: dict[str, tuple[bytes, str, str]] = {
         "image.txt": (image, r"image\.txt is no text: it holds NUL \(byte 8 of the file\)", "binary"),
@@ -125,6 +127,11 @@ def test_row_02_binary_file_and_invalid_utf8(shards: Shards, good: Path, tmp_pat
             r"middle\.jsonl line 3 is not UTF-8 \(byte 12 of the line\)",
             "invalid UTF-8",
         ),
+        "nul.jsonl": (
+            lines(TEXTS[:2]) + b'{"text": "ab\0cd"}\n' + lines(TEXTS[2:4]),
+            r"nul\.jsonl line 3 is not JSON \(",
+            "invalid JSON",
+        ),
     }
     for name, (data, message, reason) in cases.items():
         path = tmp_path / name
@@ -133,6 +140,11 @@ def test_row_02_binary_file_and_invalid_utf8(shards: Shards, good: Path, tmp_pat
         manifest = shards.skipped([good, path])
         assert dropped(manifest).get(reason), (name, dropped(manifest))
         assert held(manifest) == len(TEXTS)
+    observed(
+        f"each of {len(cases)} files named with byte or line; with documents.on_bad_input=skip it is counted, and all "
+        f"{len(TEXTS)} good documents are there",
+        lost="with on_bad_input=skip the bad files and lines",
+    )
 
 
 @pytest.mark.fault(
@@ -141,7 +153,9 @@ def test_row_02_binary_file_and_invalid_utf8(shards: Shards, good: Path, tmp_pat
     required="named with file and place, fatal or skipped by policy; the documents before the cut are not used",
 )
 @pytest.mark.parametrize("ending", [".jsonl", ".txt", ".parquet"])
-def test_row_03_truncated_archives_and_wrong_endings(ending: str, shards: Shards, good: Path, tmp_path: Path) -> None:
+def test_row_03_truncated_archives_and_wrong_endings(
+    ending: str, shards: Shards, good: Path, tmp_path: Path, observed: Callable[..., None]
+) -> None:
     compress: dict[str, Callable[[bytes], bytes]] = {
         ".gz": gzip.compress,
         ".zst": zstandard.compress,
@@ -164,6 +178,30 @@ def test_row_03_truncated_archives_and_wrong_endings(ending: str, shards: Shards
         manifest = shards.skipped([good, cut, wrong], blocks)
         assert (held(manifest), dropped(manifest)) == (len(TEXTS), {"damaged file": 1, "wrong ending": 1})
         assert f"{cut} is damaged" in shards.told and f"{wrong} is" in shards.told.replace("the content of ", "")
+    observed(
+        f"{ending} cut or misnamed as {' '.join(compress)}: named with its place; with documents.on_bad_input=skip "
+        f"counted, and the {len(TEXTS)} good documents alone are there",
+        lost="with on_bad_input=skip all of a damaged file",
+    )
+
+
+@pytest.mark.fault(
+    row=3,
+    fault="gzip bytes named .jsonl, Zstandard bytes named .jsonl.gz, JSON lines named .parquet",
+    required="told what they are and how to rename them; or skipped and counted by policy, and nothing of them is used",
+)
+def test_row_03_content_of_another_kind_than_the_name_says(shards: Shards, good: Path, tmp_path: Path) -> None:
+    content = lines(["A document under a wrong name."])
+    cases = {
+        "gzip.jsonl": (gzip.compress(content), r"is gzip-compressed, .*; rename it to end in \.gz"),
+        "zstandard.jsonl.gz": (zstandard.compress(content), r"is Zstandard-compressed, .*; rename it to end in \.zst"),
+        "lines.parquet": (content, r"is not a Parquet file, .*; rename it without \.parquet"),
+    }
+    for name, (data, message) in cases.items():
+        (tmp_path / name).write_bytes(data)
+        shards.refused([good, tmp_path / name], rf"{re.escape(name)} {message}")
+    manifest = shards.skipped([good, *(tmp_path / name for name in cases)])
+    assert (held(manifest), dropped(manifest)) == (len(TEXTS), {"wrong ending": len(cases)})
 
 
 @pytest.mark.fault(
@@ -171,7 +209,7 @@ def test_row_03_truncated_archives_and_wrong_endings(ending: str, shards: Shards
     fault="JSONL with a missing field, a number for text, a broken line, a UTF-8 BOM, CRLF",
     required="named by line; BOM and CRLF simply work",
 )
-def test_row_04_jsonl_with_faulty_lines(shards: Shards, tmp_path: Path) -> None:
+def test_row_04_jsonl_with_faulty_lines(shards: Shards, tmp_path: Path, observed: Callable[..., None]) -> None:
     path = tmp_path / "faulty.jsonl"
     faults = {
         b'{"body": "x"}': (r"line 41 has no field 'text' \(its fields: body\)", "missing field"),
@@ -186,10 +224,15 @@ def test_row_04_jsonl_with_faulty_lines(shards: Shards, tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + lines(TEXTS).replace(b"\n", b"\r\n"))
     manifest = shards.made([path])
     assert (held(manifest), dropped(manifest)) == (len(TEXTS), {})
+    observed(
+        f"each of {len(faults)} faulty lines named; with documents.on_bad_input=skip it is counted, and the "
+        f"{len(TEXTS) + 1} others are there; BOM and CRLF simply work",
+        lost="with on_bad_input=skip the faulty lines",
+    )
 
 
-def write_monsters(folder: Path, line_bytes: int, word_bytes: int, num_words: int) -> list[Path]:
-    """A line, a word, and very many documents of one word."""
+def write_monsters(folder: Path, line_bytes: int, word_bytes: int, num_words: int, num_different: int) -> list[Path]:
+    """A line, a word, and very many documents of one word, so many of them different."""
     line, word, words = folder / "line.jsonl", folder / "word.jsonl", folder / "words.jsonl"
     with open(line, "wb") as file:
         file.write(b'{"text": "')
@@ -197,11 +240,14 @@ def write_monsters(folder: Path, line_bytes: int, word_bytes: int, num_words: in
         file.write(b'"}\n' + lines(["The line after it."]))
     word.write_bytes(lines(["x" * word_bytes, "The word after it."]))
     with open(words, "wb") as file:
-        file.writelines(b'{"text": "word"}\n' * 10_000 for _ in range(num_words // 10_000))
+        file.writelines(b'{"text": "word%d"}\n' % (number % num_different) for number in range(num_words))
     return [line, word, words]
 
 
-def check_monsters(folder: Path, tokenizer: Path, sizes: tuple[int, int, int], most_bytes: int) -> dict[str, Any]:
+def check_monsters(
+    folder: Path, tokenizer: Path, sizes: tuple[int, int, int, int], longest_bytes: int, most_bytes: int
+) -> str:
+    """Make shards of monsters of these sizes in less memory than that; what was seen, in words."""
     inputs = write_monsters(folder, *sizes)
     program = (
         "import re, sys\nfrom data_prep.__main__ import main\nsys.argv[0] = 'data_prep'\nmain()\n"
@@ -209,22 +255,32 @@ def check_monsters(folder: Path, tokenizer: Path, sizes: tuple[int, int, int], m
     )
     command = [sys.executable, "-c", program, "shards", "--input", *map(str, inputs), "--tokenizer", str(tokenizer)]
     command += ["--output", str(folder / "out"), "--workers", "1", "shards.min_shards=2"]
+    command.append(f"documents.max_document_bytes={longest_bytes}")
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr
     assert "left out, longer than documents.max_document_bytes" in done.stderr
-    assert int(done.stdout.rpartition("PEAK ")[2]) * 1024 < most_bytes
-    return json.loads((folder / "out" / "manifest.json").read_text())
+    peak_bytes = int(done.stdout.rpartition("PEAK ")[2]) * 1024
+    assert peak_bytes < most_bytes
+    manifest = json.loads((folder / "out" / "manifest.json").read_text())
+    *_, num_words, num_different = sizes
+    duplicates = {"duplicate": num_words - num_different} if num_words > num_different else {}
+    assert dropped(manifest) == {"too many bytes": 1, **duplicates}
+    assert held(manifest) == num_different + 3, "the long word, and what comes after it and after the line"
+    return f"{peak_bytes / 1e6:,.0f} MB of memory at most; the line is left out and counted, all others are read"
 
 
 @pytest.mark.spawn
 @pytest.mark.fault(
     row=5,
-    fault="one line of 72 MB; one word of 10 MB; 50,000 documents of one word",
+    fault="one line of 400 MB; one word of 10 MB; 50,000 documents of one word",
     required="bounded memory, counted",
 )
-def test_row_05_long_line_long_word_and_tiny_documents(small_tokenizer: Path, tmp_path: Path) -> None:
-    manifest = check_monsters(tmp_path, small_tokenizer, (72 << 20, 10 << 20, 50_000), 900_000_000)
-    assert dropped(manifest)["too many bytes"] == 1 and dropped(manifest)["duplicate"] == 49_999
+def test_row_05_long_line_long_word_and_tiny_documents(
+    small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None]
+) -> None:
+    sizes = (400 << 20, 10 << 20, 50_000, 50_000)
+    # 800 MB, most of it for the long word; 1,230 MB where the long line is read whole.
+    observed(check_monsters(tmp_path, small_tokenizer, sizes, 16 << 20, 1_000_000_000), lost="the line of 400 MB")
 
 
 @pytest.mark.slow
@@ -234,9 +290,11 @@ def test_row_05_long_line_long_word_and_tiny_documents(small_tokenizer: Path, tm
     fault="one line of 1 GB; one word of 10 MB; 10 million documents of one word",
     required="bounded memory, counted",
 )
-def test_row_05_a_line_of_a_gigabyte_and_ten_million_documents(small_tokenizer: Path, tmp_path: Path) -> None:
-    manifest = check_monsters(tmp_path, small_tokenizer, (1 << 30, 10 << 20, 10_000_000), 1_500_000_000)
-    assert dropped(manifest)["too many bytes"] == 1 and dropped(manifest)["duplicate"] == 9_999_999
+def test_row_05_a_line_of_a_gigabyte_and_ten_million_documents(
+    small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None]
+) -> None:
+    sizes = (1 << 30, 10 << 20, 10_000_000, 1)
+    observed(check_monsters(tmp_path, small_tokenizer, sizes, 64 << 20, 1_500_000_000), lost="the line of 1 GB")
 
 
 @pytest.mark.fault(
@@ -306,8 +364,8 @@ def test_row_08_a_vocabulary_that_the_corpus_cannot_give(command: Command, small
 
 @pytest.mark.fault(
     row=9,
-    fault="a Parquet file without the column; an empty one; nested types",
-    required="clear error with the columns there are",
+    fault="a Parquet file without the column; an empty one; one with the column and no row; nested types",
+    required="clear error with the columns there are; no row is counted as an empty file",
 )
 def test_row_09_parquet_without_the_column_empty_and_nested(shards: Shards, good: Path, tmp_path: Path) -> None:
     tables = {
@@ -323,10 +381,13 @@ def test_row_09_parquet_without_the_column_empty_and_nested(shards: Shards, good
     for name, table in tables.items():
         pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
         shards.refused([good, tmp_path / f"{name}.parquet"], shown[name])
+    rowless = tmp_path / "rowless.parquet"
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), rowless)
+    shards.refused([rowless], r"nothing is left of the inputs \(1 empty file\)")
     (tmp_path / "zero.parquet").touch()
     manifest = shards.skipped([good, *sorted(tmp_path.glob("*.parquet"))])
     assert held(manifest) == len(TEXTS)
-    assert dropped(manifest) == {"empty file": 2, "missing field": 2, "not text": 1}
+    assert dropped(manifest) == {"empty file": 3, "missing field": 2, "not text": 1}
 
 
 @pytest.mark.fault(

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -85,7 +86,7 @@ def marks(work: Path) -> dict[str, tuple[int, int]]:
     required="the same command ends with byte-identical shards and manifest; finished units not redone",
 )
 def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_stopped(
-    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None]
 ) -> None:
     run = Run(small_corpus, small_tokenizer)
     duration = run.to_the_end(tmp_path / "whole")
@@ -98,6 +99,11 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     run.to_the_end(tmp_path / "out")
     assert num_finished[-1] > 0 or (tmp_path / "out" / "manifest.json").exists()
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    observed(
+        f"finished units at the 4 kills: {', '.join(map(str, num_finished))} (0: none yet, or all was made); none was "
+        "done again, shards and manifest are byte-identical",
+        lost="the work on the units that were not finished",
+    )
 
 
 @pytest.mark.fault(
@@ -134,19 +140,27 @@ def test_row_12_a_killed_worker_costs_nothing_but_time(
     required="the same command ends with byte-identical shards and manifest; finished units not redone",
 )
 def test_row_11_twenty_runs_killed_at_moments_over_the_whole_command_end_alike(
-    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None]
 ) -> None:
     run = Run(small_corpus, small_tokenizer, "deduplication.near=true")
     duration = run.to_the_end(tmp_path / "whole")
     expected = files_of(tmp_path / "whole")
-    generator = random.Random()
-    states = set()
+    seed = random.SystemRandom().randrange(1 << 32)  # other moments in every run
+    print(f"seed of the moments: {seed}")
+    generator = random.Random(seed)
+    states, num_finished = set(), []
     for moment in range(20):
         output = tmp_path / f"out-{moment}"
         seconds = duration * (moment + generator.random()) / 20
         status = run.for_seconds(output, seconds)
         work = output / ".work"
         states.add((status, bool(list(work.glob("map-*"))), bool(list(work.glob("*.done.json")))))
+        num_finished.append(len(marks(work)))
         run.to_the_end(output)
         assert files_of(output) == expected, f"killed after {seconds:.3f} of {duration:.3f} s"
     assert len(states) >= 3, states
+    observed(
+        f"20 runs killed once each, with {min(num_finished)} to {max(num_finished)} finished units, of which none was "
+        f"done again; shards and manifest are byte-identical (seed {seed})",
+        lost="the work on the units that were not finished",
+    )

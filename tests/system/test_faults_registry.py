@@ -79,7 +79,7 @@ def test_row_37_an_export_overwrites_nothing(
     required="no half version under an alias; the same command ends right",
 )
 @pytest.mark.parametrize(
-    "kind", ["cut", pytest.param("reset", marks=pytest.mark.slow), pytest.param("refuse", marks=pytest.mark.slow)]
+    "kind", ["reset", pytest.param("cut", marks=pytest.mark.slow), pytest.param("refuse", marks=pytest.mark.slow)]
 )
 def test_row_38_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
     kind: Any, exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch

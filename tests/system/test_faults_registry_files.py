@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import load_settings
-from launch import embed, export, fill_mask, finetune, next_sentence, show_attention
+from launch import embed, export, fill_mask, finetune, next_sentence, predict, show_attention
+from tests.hostile_tars import Payload
 from tests.launch_command import run
 from tests.mlflow_servers import Server
-from tests.trainer.toy_run import make_run
+from tests.trainer.toy_run import CONFIG, make_run
+from trainer.checkpoints.checkpoint import ALONE
 from trainer.checkpoints.format import step_folder
 from trainer.config import RunConfig
+from trainer.init_from import load_initial_weights
+from trainer.model.pretraining import PretrainingModel
 from trainer.registry.registry import register
 from trainer.tracking.mlflow_server import connect
 
@@ -61,16 +65,6 @@ def test_row_41_an_unknown_script_is_read_as_bytes(
     assert "[UNK]" not in capsys.readouterr().out
 
 
-class Payload:
-    """A pickle that writes a file when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Path.write_text, (self.path, "run")
-
-
 def users_of(folder: Path | str, desk: Path) -> list[tuple[ModuleType, list[str]]]:
     """Every command that loads a model, with arguments that would do."""
     (desk / "labelled.tsv").write_text("text\tlabel\n" + "a city\tx\na river\ty\n" * 20)
@@ -81,7 +75,13 @@ def users_of(folder: Path | str, desk: Path) -> list[tuple[ModuleType, list[str]
         (next_sentence, ["--model", str(folder), "a city", "a river"]),
         (show_attention, ["--model", str(folder), "--output", "heads.png", "a city"]),
         (finetune, ["--model", str(folder), *fit, "--no-tracking", "--dry-run"]),
+        (predict, ["--model", str(folder), "--input", "labelled.tsv", "--output", "predicted.tsv"]),
     ]
+
+
+def begin_with(model: Path | str, tracking_uri: str | None = None) -> None:
+    """What a training with `init_from` does with it."""
+    load_initial_weights(PretrainingModel(CONFIG.model, next_sentence=False), str(model), ALONE, tracking_uri)
 
 
 @pytest.mark.fault(
@@ -97,6 +97,8 @@ def test_row_43_a_pickle_of_weights_is_never_loaded(
     for command, arguments in users_of(model_folder, desk):
         with pytest.raises(UserError, match="a pickle can run code"):
             run(monkeypatch, command, *arguments)
+    with pytest.raises(UserError, match="a pickle can run code"):
+        begin_with(model_folder)
     with pytest.raises(UserError, match="a pickle can run code"):
         register(model_folder, "pickled", None, f"sqlite:///{desk}/none.db")
     assert not (desk / "ran").exists() and not (desk / "none.db").exists()
@@ -119,7 +121,7 @@ def test_row_43_a_pickle_in_a_checkpoint_is_never_loaded(
             (export, ["--checkpoint", str(folder), "--output", "out"]),
             (fill_mask, ["--model", str(folder), "a [MASK]"]),
         ):
-            with pytest.raises(UserError):
+            with pytest.raises(UserError, match=re.escape(name)):
                 run(monkeypatch, command, *arguments)
         (folder / name).write_bytes(kept)
     assert not (desk / "ran").exists() and not (desk / "out").exists()
@@ -175,21 +177,69 @@ def test_row_45_a_crafted_tokenizer_json_is_told(
     path.write_bytes(damage(good))
     assert path.read_bytes() != good
     for command, arguments in users_of(model_folder, desk):
-        with pytest.raises(UserError):
-            run(monkeypatch, command, *arguments)
+        if command not in (next_sentence, predict):  # which first refuse a model without their head
+            with pytest.raises(UserError, match="cannot be loaded as a tokenizer"):
+                run(monkeypatch, command, *arguments)
+
+
+def message(number: int, content: bytes) -> bytes:
+    """A field of SentencePiece's ModelProto, as protobuf writes it; what is appended is read as if it stood there."""
+    assert len(content) < 128
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    def replace(good: bytes) -> bytes:
+        assert good.count(old) == 1
+        return good.replace(old, new)
+
+    return replace
+
+
+PIECES, TRAINER_SPEC, NORMALISER_SPEC = 1, 2, 3
+MASK_PIECE = b"\n\x06[MASK]\x15\0\0\0\0\x18"  # piece, score 0 and, as the next byte, its type, which is 3 for control
 
 
 @pytest.mark.fault(row="45", fault="a tokenizer.model that is crafted or truncated", required="clear error")
-@pytest.mark.parametrize("size", [0, 1, 100, -1])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: b"",
+        lambda good: good[:1],
+        lambda good: good[:100],
+        lambda good: good[:-1],
+        lambda good: b"\x80\x04N.",
+        lambda good: good + message(PIECES, MASK_PIECE + b"\x03"),
+        lambda good: good + message(PIECES, b"\n\x03new\x15\0\0\0\0\x18\x01"),
+        replaced(MASK_PIECE + b"\x03", MASK_PIECE + b"\x01"),
+        replaced(MASK_PIECE + b"\x03", MASK_PIECE + b"\x63"),
+        replaced(b"\n\x06[MASK]", b"\x08\x06[MASK]"),
+        replaced(b"<0x41>", b"<0x4Z>"),
+        lambda good: good + message(TRAINER_SPEC, b"\x18\x01"),
+        lambda good: good + message(TRAINER_SPEC, b"\x18\x03"),
+        lambda good: good + message(NORMALISER_SPEC, b"\x18\x01"),
+        lambda good: good + message(NORMALISER_SPEC, b"\x12\x04\xff\xff\xff\x7f"),
+        lambda good: good + b"\n\xff\xff\xff\xff\x07",
+        lambda good: good + b"\n" + b"\xff" * 9 + b"\x01",
+        lambda good: b"\n\xff\xff\xff\xff\x07" + good[2:],
+    ],
+    ids=[
+        *("empty", "one byte", "100 bytes", "cut short", "pickle", "duplicate piece", "one piece more"),
+        *("mask as a word", "unknown type", "number for a text", "byte that is none", "unigram", "words"),
+        *("space of its own", "normalisation that is none", "huge length at the end", "endless length", "huge length"),
+    ],
+)
 def test_row_45_a_crafted_tokenizer_model_is_told(
-    size: int, tokenizer_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[bytes], bytes], tokenizer_folder: Path, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output_dir = make_run(desk / "run", tokenizer_folder)
     path = output_dir / "tokenizer" / "tokenizer.model"
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(UserError, match="tokenizer"):
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    assert path.read_bytes() != good
+    with pytest.raises(UserError, match=r"tokenizer\.model is "):
         run(monkeypatch, export, "--checkpoint", output_dir, "--output", "out")
-    with pytest.raises(UserError, match="tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer\.model is "):
         run(monkeypatch, fill_mask, "--model", output_dir, "a [MASK]")
     assert not (desk / "out").exists()
 
@@ -221,6 +271,8 @@ def test_row_46_code_of_a_registered_model_is_never_run(
     for command, arguments in users_of(f"models:/{name}/1", desk):
         with pytest.raises(UserError, match="code of its own|can run code"):
             run(monkeypatch, command, *arguments)
+    with pytest.raises(UserError, match="code of its own|can run code"):
+        begin_with(f"models:/{name}/1", server.uri)
     with pytest.raises(UserError, match="code of its own"):
         register(model_folder, "ours", None, server.uri)
     assert not (desk / "ran").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def is_write(request: Any) -> bool:
     ids=lambda fault: fault.kind,
 )
 def test_row_32_a_server_in_trouble_gets_every_point_once(
-    fault: Fault, server: Server, tmp_path: Path, impatient: None
+    fault: Fault, server: Server, tmp_path: Path, impatient: None, observed: Callable[..., None]
 ) -> None:
     with run_proxy(server.uri) as proxy:
         proxy.faults = [fault]
@@ -83,6 +84,7 @@ def test_row_32_a_server_in_trouble_gets_every_point_once(
     (run,) = runs_of(server, experiment)
     assert run.info.status == "FINISHED"
     assert_complete(server.database, run.info.run_id, NUM_STEPS + 100)
+    observed(f"{fault.kind} ({fault.happened} requests): all {NUM_STEPS + 100} points arrived, in order, once")
 
 
 @pytest.mark.spawn

@@ -43,7 +43,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     required="the last good one stays, with a loud warning; after space was made the same command goes on from it",
 )
 @pytest.mark.parametrize("policy", ["continue", pytest.param("stop", marks=pytest.mark.slow)])
-def test_row_27_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_policy(policy, training, small_disk):
+def test_row_27_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_policy(
+    policy, training, small_disk, observed
+):
     full = training(*SETTINGS, f"checkpoint.on_failed_save={policy}")
     full.output_dir.symlink_to(small_disk / "run")
     (small_disk / "run").mkdir()
@@ -56,6 +58,7 @@ def test_row_27_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_polic
         "stop": "error: the checkpoint of step 4 was not saved, for the reason warned of, and checkpoint.on_failed",
     }
     assert told[policy] in output
+    logged = full.last_logged_step()
     assert ("step 6/6" in output) is (policy == "continue")
     subprocess.run(["mount", "-o", f"remount,{LARGE}", str(small_disk)], check=True)
     assert "resuming after step 2 of 6" in run(full, 1)
@@ -63,6 +66,11 @@ def test_row_27_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_polic
     assert list(losses(full)) == [1, 2, 3, 4, 5, 6]
     status = read_status(full.output_dir)
     assert status is not None and status["state"] == "finished"
+    observed(
+        f"on_failed_save={policy}: the checkpoint of step 2 stays; with space the same command goes on from it, "
+        f"{logged - 2} steps taken again",
+        lost="the steps since the last good checkpoint, which are taken again",
+    )
 
 
 def make_a_newer_version(shards: Path) -> None:

@@ -46,7 +46,7 @@ def trained_rows(training: Training, step: int) -> list[torch.Tensor]:
     fault="NaN in the loss, an infinite gradient, a loss three times too high, in a real training",
     required="the steps change nothing and are counted, the spike is told with its samples, the weights stay finite",
 )
-def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_trained_on(training):
+def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_trained_on(training, observed):
     bad = training(*SETTINGS)
     output = run(bad, 1, trouble={"bad": {"30": "spike", "33": "nan", "35": "gradient"}})
     assert "the loss of step 33 (phase 0 epoch 0 samples 512:528) is not finite; the step changed nothing" in output
@@ -58,6 +58,11 @@ def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_t
     assert spike, output
     for mine, theirs in zip(shown_rows(bad, spike[1]), trained_rows(bad, 30), strict=True):
         assert torch.equal(mine, theirs)
+    observed(
+        f"{state.state.skipped_steps} of {state.state.step} steps skipped and counted, the spike told with its rows; "
+        "the weights are finite",
+        lost="what the bad steps would have taught",
+    )
 
 
 @pytest.mark.fault(

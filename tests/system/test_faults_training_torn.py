@@ -42,7 +42,9 @@ TEARS: dict[int, Callable[[Path], None]] = {
     "`latest` pointing nowhere and gone; then none whole",
     required="both ranks take the newest whole one, each torn one warned of, and end bitwise; never a fresh start",
 )
-def test_row_24_whatever_is_torn_both_ranks_take_the_newest_that_is_whole(training: Callable[..., Training]) -> None:
+def test_row_24_whatever_is_torn_both_ranks_take_the_newest_that_is_whole(
+    training: Callable[..., Training], observed: Callable[..., None]
+) -> None:
     torn = training(*EVERY_STEP_KEPT)
     run(torn, 2)
     expected, checkpoints = final_tensors(torn), torn.output_dir / "checkpoints"
@@ -61,6 +63,10 @@ def test_row_24_whatever_is_torn_both_ranks_take_the_newest_that_is_whole(traini
     output = run(torn, 2, "training.max_steps=8", status=1)
     assert "is whole, so the run cannot be resumed" in output and "steps in" not in output
     assert "Traceback" not in output
+    observed(
+        "five torn of six: both ranks go on from the sixth, bitwise; none whole: refused, and nothing is begun",
+        lost="the steps since the newest whole checkpoint, which are taken again; all of them where none is whole",
+    )
 
 
 @pytest.mark.fault(
@@ -98,12 +104,18 @@ def assert_finite(checkpoint: Path) -> None:
     fault="NaN in the loss and an infinite gradient, on two ranks",
     required="the steps are skipped and counted, and neither weights nor moments are poisoned",
 )
-def test_row_30_moments_stay_finite_after_bad_steps(training: Callable[..., Training]) -> None:
+def test_row_30_moments_stay_finite_after_bad_steps(
+    training: Callable[..., Training], observed: Callable[..., None]
+) -> None:
     bad = training("training.max_steps=12", "health.max_nonfinite_steps=2", "zero.stage=2")
     run(bad, 2, trouble={"bad": {"5": "nan", "8": "gradient"}})
     saved = read_state(newest_checkpoint(bad))
     assert (saved.state.skipped_steps, saved.optimizer_steps) == (2, 10)
     assert_finite(newest_checkpoint(bad))
+    observed(
+        f"{saved.state.skipped_steps} of {saved.state.step} steps skipped and counted; weights and moments are finite",
+        lost="what the bad steps would have taught",
+    )
 
 
 @pytest.mark.fault(
@@ -112,7 +124,9 @@ def test_row_30_moments_stay_finite_after_bad_steps(training: Callable[..., Trai
     required="the steps that overflow change nothing and are counted, the scale goes down, training goes on, "
     "and a resumed run goes on with the scale",
 )
-def test_row_30_an_overflow_of_fp16_lowers_the_scale_and_poisons_nothing(training: Callable[..., Training]) -> None:
+def test_row_30_an_overflow_of_fp16_lowers_the_scale_and_poisons_nothing(
+    training: Callable[..., Training], observed: Callable[..., None]
+) -> None:
     scaler = ("deepspeed.fp16.initial_scale_power=24", "deepspeed.fp16.hysteresis=1")
     half = training("training.precision=fp16", "training.max_steps=24", "checkpoint.every_steps=24", *scaler)
     output = run(half, 2, trouble={"half": True})
@@ -127,3 +141,8 @@ def test_row_30_an_overflow_of_fp16_lowers_the_scale_and_poisons_nothing(trainin
     assert (resumed.state.step, resumed.state.skipped_steps, resumed.optimizer_steps) == (30, skipped, 30 - skipped)
     assert resumed.loss_scaler is not None and resumed.loss_scaler["cur_scale"] == saved.loss_scaler["cur_scale"]
     assert_finite(newest_checkpoint(half))
+    observed(
+        f"fp16: {skipped} of 24 steps skipped and counted until the scale was 2**{24 - skipped}, with which a resumed "
+        "run goes on",
+        lost="what the bad steps would have taught",
+    )

@@ -144,11 +144,14 @@ def test_two_nodes_give_the_curve_of_one(training, nodes, one_node_losses):
     fault="the network between two hosts is cut for good in the middle of a step",
     required="both sides end within the timeout and name the rank that is lost; the same command then resumes",
 )
-def test_row_31_a_link_cut_for_good_ends_both_sides_and_the_same_command_goes_on(training, nodes, one_node_losses):
+def test_row_31_a_link_cut_for_good_ends_both_sides_and_the_same_command_goes_on(
+    training, nodes, one_node_losses, observed
+):
     run = training(*SETTINGS, IMPATIENT)
     process = start(run, nodes)
     wait_for_step(run, process, 50)
     nodes.cut()
+    cut_at = time.time()  # as status.json tells the time
     try:
         wait_until_all_left(run, nodes, HEARTBEAT_SECONDS + LEAVING_SECONDS)
         assert process.wait(timeout=60) != 0
@@ -156,12 +159,18 @@ def test_row_31_a_link_cut_for_good_ends_both_sides_and_the_same_command_goes_on
         nodes.mend()
     status = read_status(run.output_dir)
     assert status["state"] == "failed" and "rank 1 (node-b, process " in status["cause"], status
+    seconds = status["written_at"] - cut_at
     for rank, other in ((0, "rank 1 (node-b, process "), (1, "rank 0 (node-a, process ")):
         said = said_by(run, rank)
         assert f"error: {other}" in said and f"rank {rank}, step" in said and "its stacks:" in said, said
     finish(run, nodes, IMPATIENT)
     assert "resuming after step 40" in output_of(run)
     assert losses(run) == one_node_losses
+    observed(
+        f"cut for good: named {seconds:.0f} s after it, at a heartbeat_timeout_seconds of {HEARTBEAT_SECONDS}; both "
+        "sides end, and the same command goes on from step 40 with the same losses",
+        lost="the steps since the last checkpoint, which are taken again",
+    )
 
 
 @pytest.mark.fault(

@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
+import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -79,6 +82,39 @@ def test_deepspeed_adds_gradients_up_in_the_precision_of_the_model(precision: st
     assert DeepSpeedEngine.get_data_types(engine)[1] != torch.float32, (
         "_own_settings of trainer/deepspeed_config.py need not set grad_accum_dtype"
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_deepspeed_adds_no_gradients_up_in_fp32_at_stage_0(dtype: torch.dtype) -> None:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    engine = SimpleNamespace(get_data_types=lambda: (dtype, torch.float32), zero_optimization=lambda: False)
+    with pytest.raises(NotImplementedError, match="unsupported mix"):
+        DeepSpeedEngine._do_optimizer_sanity_check(engine, None)
+        pytest.fail(
+            "_own_settings of trainer/deepspeed_config.py may set grad_accum_dtype at stage 0 too: _check_precision "
+            "there, and the check of bf16 in _check_zero of trainer/config.py, may be taken out"
+        )
+
+
+def test_deepspeed_takes_the_standard_error_away_while_it_tries_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From all threads of the process: what they say meanwhile is lost."""
+    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+
+    def standard_error() -> tuple[int, int]:
+        status = os.fstat(sys.stderr.fileno())
+        return status.st_dev, status.st_ino
+
+    def compile_nothing(*_: object, **__: object) -> list[str]:
+        seen.append(standard_error())
+        return []
+
+    seen = [standard_error()]
+    compiler = Mock(compile=compile_nothing)
+    monkeypatch.setattr(importlib.import_module("distutils.ccompiler"), "new_compiler", lambda **_: compiler)
+    assert ShareMemCommBuilder().has_function("any", ())
+    assert seen[1] != seen[0], "StopSignal of ranks/stop_signal.py may write to descriptor 2 itself"
+    assert standard_error() == seen[0]
 
 
 _ENGINE = """

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.free_ports import free_port
 from tests.workarounds.new_process import SLEEPER, number_of_sleeper, still_runs
 
 TWO_HOSTS = ["--hostfile", "hostfile", "--no_ssh_check", "--master_addr", "192.0.2.1", "train.py"]
@@ -77,10 +78,10 @@ def test_the_launcher_of_deepspeed_shows_passwords_and_leaves_other_variables_be
     assert "preexec_fn" not in options, "ranks/deepspeed_launcher.py may be taken out, if pdsh ends with its launcher"
 
 
-def start_one_rank(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], int]:
+def start_one_rank(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     """The launcher of a sleeping rank, and the rank's process."""
     (folder / "rank.py").write_text(SLEEPER)
-    command = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "1", "--master_port", str(port)]
+    command = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "1", "--master_port", str(free_port())]
     launcher = subprocess.Popen(
         [*command, str(folder / "rank.py"), str(folder / "pid")],
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
@@ -97,7 +98,7 @@ def start_one_rank(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], in
 @pytest.mark.slow
 @pytest.mark.launcher
 def test_the_launcher_of_deepspeed_leaves_its_ranks_alone_when_it_is_killed(tmp_path: Path) -> None:
-    launcher, rank = start_one_rank(tmp_path, 29873)
+    launcher, rank = start_one_rank(tmp_path)
     launcher.kill()
     launcher.wait()
     time.sleep(5)
@@ -108,7 +109,7 @@ def test_the_launcher_of_deepspeed_leaves_its_ranks_alone_when_it_is_killed(tmp_
 @pytest.mark.slow
 @pytest.mark.launcher
 def test_the_launcher_of_deepspeed_says_that_all_is_well_when_its_half_on_the_node_is_killed(tmp_path: Path) -> None:
-    launcher, rank = start_one_rank(tmp_path, 29874)
+    launcher, rank = start_one_rank(tmp_path)
     (half,) = psutil.Process(launcher.pid).children()
     half.kill()
     try:

@@ -5,9 +5,14 @@ A test that fails here is good news: its message names the code that may be simp
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import importlib.util
 import inspect
 import os
 import socket
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +139,68 @@ def test_mlflow_refuses_an_address_as_the_name_of_a_parameter(database: str) -> 
     with pytest.raises(MlflowException):
         client.log_param(run_id, "options.s3://bucket?version=1", "value")
         pytest.fail("_NOT_IN_NAMES of tracking/params.py may be shorter")
+
+
+def test_mlflow_asks_once_more_for_a_version_whose_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    made: list[str] = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        """Breaks the connection off instead of its first answer."""
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            made.append(self.path)
+            if len(made) > 1:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'{"model_version": {"name": "name", "version": "2", "status": "READY"}}')
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    with contextlib.suppress(MlflowException):
+        MlflowClient(f"http://127.0.0.1:{server.server_port}").create_model_version("name", "s3://bucket/model")
+    server.shutdown()
+    server.server_close()
+    assert len(made) == 2, "_create_version of registry/registry.py need not look for copies of its version"
+
+
+def test_mlflow_takes_torchvision_for_a_need_of_every_model() -> None:
+    from mlflow.transformers import get_default_pip_requirements
+    from transformers import BertConfig, BertModel
+
+    if importlib.util.find_spec("torchvision"):
+        pytest.skip("torchvision is there")
+    config = BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    with pytest.raises(ImportError, match="torchvision"):
+        get_default_pip_requirements(BertModel(config))
+        pytest.fail("_upload of registry/registry.py need not give pip_requirements")
+
+
+def test_mlflow_cannot_save_a_folder(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    """It takes the names in transformers' table of pipelines for classes."""
+    from mlflow.transformers import save_model
+
+    with pytest.raises(AttributeError, match="__name__"):
+        save_model(str(tiny_hugging_face), str(tmp_path / "model"), task="fill-mask", pip_requirements=["torch"])
+        pytest.fail("_upload of registry/registry.py may give the folder in place of a pipeline")
+
+
+def test_mlflow_answers_nothing_where_no_piece_of_a_text_has_a_tag(tiny_hugging_face: Path) -> None:
+    """Pieces outside of all entities have the tag O, which transformers leaves out."""
+    from mlflow.transformers import _TransformersWrapper
+    from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+
+    model = AutoModelForTokenClassification.from_pretrained(
+        tiny_hugging_face, id2label={0: "O", 1: "O"}, label2id={"O": 0}
+    )
+    tagger = pipeline("token-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(tiny_hugging_face))
+    assert tagger("the cat sat") == []
+    with pytest.raises(IndexError):
+        _TransformersWrapper(tagger).predict("the cat sat")
+        pytest.fail("model_config of registry/served_model.py need not set ignore_labels")

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.workarounds.new_process import run_python, still_runs
+from tests.workarounds.new_process import ROOT, run_python, still_runs
 
 _POOL = """
 import multiprocessing, os, signal, sys, time
@@ -61,6 +62,17 @@ os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(2)
     assert still_runs(worker), "end_with_parent in _begin_worker of preparing/executors.py may be taken out"
     os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("capital", ["\ua7cb", "\ua7ce"], ids=["of Unicode 16", "of Unicode 17"])
+def test_the_oldest_python_leaves_new_capitals_as_they_are(capital: str) -> None:
+    """The tokenizers library lowers them, whatever the Python."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    if project["requires-python"] != f">={sys.version_info.major}.{sys.version_info.minor}":
+        pytest.skip("the oldest Python that pyproject.toml allows decides")
+    assert capital.lower() == capital, (
+        "the capitals of that Unicode may be taken out of _LATE_CAPITALS of text/cleaning.py"
+    )
 
 
 class _Asked(io.BytesIO):

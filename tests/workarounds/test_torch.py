@@ -10,11 +10,13 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.free_ports import free_port
 from tests.workarounds.new_process import SLEEPER, number_of_sleeper, run_python
 
 
@@ -41,6 +43,12 @@ dist.destroy_process_group()
     first, second = map(float, answer.stdout.split())
     assert first == 7
     assert second != 7, "set_timeout_on_all_groups of ranks/distributed.py may be taken out"
+
+
+def test_a_store_that_is_not_there_yet_is_waited_for_with_stacks_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(torch.distributed.DistError):
+        torch.distributed.TCPStore("127.0.0.1", free_port(), 2, is_master=False, timeout=timedelta(seconds=1))
+    assert "frame #" in capfd.readouterr().err, "_open_store of ranks/meeting.py need not look for the store itself"
 
 
 def test_starting_a_data_loader_draws_from_the_global_random_state() -> None:
