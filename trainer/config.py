@@ -206,7 +206,7 @@ def _check_zero(config: RunConfig) -> None:
     """What DeepSpeed's stages can do."""
     if config.training.precision == "bf16" and config.zero.stage == 0:
         raise ValueError(
-            "zero.stage=0 with training.precision=bf16 has no fp32 master weights in DeepSpeed; "
+            "zero.stage=0 with training.precision=bf16 accumulates gradients in bf16 in DeepSpeed; "
             "set zero.stage to 1 or higher, or training.precision to fp32"
         )
     if config.zero.offload_optimizer and config.zero.stage == 0:
