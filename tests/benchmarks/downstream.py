@@ -87,6 +87,8 @@ TASKS = (
 
 def main() -> None:
     arguments = _parse()
+    is_given = {"english": arguments.english or arguments.shards, "french": arguments.french}
+    check_labelled(Path(arguments.labelled), [t for t in TASKS if t.name in arguments.tasks and is_given[t.language]])
     work = Path(arguments.work).absolute()
     work.mkdir(parents=True, exist_ok=True)
     english = arguments.english or (pretrained(work, arguments) if arguments.shards else None)
@@ -111,6 +113,18 @@ def main() -> None:
             print("\n".join(table_lines(name, found)), flush=True)
             if arguments.results:
                 Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def check_labelled(folder: Path, tasks: Sequence[LabelledTask]) -> None:
+    """All files are looked for before anything is trained.
+
+    Raises:
+        UserError: a task's file is missing.
+    """
+    for task in tasks:
+        for name in (task.train, task.test):
+            if not (folder / task.name / name).is_file():
+                raise UserError(f"--labelled {folder} has no {task.name}/{name}; name its folder, or other --tasks")
 
 
 def fitted(task: LabelledTask, rows: int, model: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.errors import UsageError
+from data_prep.errors import UsageError, UserError
 from data_prep.settings import load_settings
 from trainer.config import RunConfig
 from trainer.data.shard_set import open_shard_set
@@ -156,6 +156,16 @@ def test_one_command_trains_both_judges_them_and_goes_on_where_it_stopped(
     rates = [learning_rate(min(step, 7), 8, config.optimizer.learning_rate, config.schedule) for step in range(1, 9)]
     assert told["learning_rates"] == pytest.approx(rates)
     _run([*command, "optimizer.learning_rate=0.5"], fails="holds stages of other settings")
+
+
+def test_a_labelled_file_that_is_missing_is_told_before_anything_is_trained(scripts: Any, tmp_path: Path) -> None:
+    script = scripts("downstream")
+    (tmp_path / "sst2").mkdir()
+    (tmp_path / "sst2" / "train.tsv").touch()
+    with pytest.raises(UserError, match="has no sst2/dev.tsv"):
+        script["check_labelled"](tmp_path, script["TASKS"])
+    (tmp_path / "sst2" / "dev.tsv").touch()
+    script["check_labelled"](tmp_path, script["TASKS"][:1])
 
 
 @pytest.mark.slow
