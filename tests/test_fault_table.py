@@ -16,6 +16,7 @@ from tests.fault_table import (
     Outcome,
     as_markdown,
     combine,
+    in_a_cell,
     main,
     put_into,
     read_outcomes,
@@ -128,8 +129,8 @@ def test_the_command_puts_several_reports_into_a_page(
     assert capsys.readouterr().out in page.read_text()
 
 
-def marked_tests() -> list[tuple[str, str, str]]:
-    """Row, file and name of every test with a mark, as the files have them."""
+def marked_tests() -> list[tuple[str, str, str, str]]:
+    """Row, fault, file and name of every test with a mark, as the files have them."""
     found = []
     for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
@@ -137,22 +138,22 @@ def marked_tests() -> list[tuple[str, str, str]]:
         for function in body:
             if isinstance(function, ast.FunctionDef):
                 marks = [constants.get(ast.unparse(mark), mark) for mark in function.decorator_list]
-                rows = [row for mark in marks if (row := row_of(mark)) is not None]
-                found += [(row, str(path.relative_to(REPOSITORY)), function.name) for row in rows]
+                where = (str(path.relative_to(REPOSITORY)), function.name)
+                found += [(*words, *where) for mark in marks if (words := row_and_fault_of(mark)) is not None]
     return found
 
 
-def row_of(mark: ast.expr) -> str | None:
-    if not isinstance(mark, ast.Call) or ast.unparse(mark.func) not in ("pytest.mark.fault", "fault"):
+def row_and_fault_of(mark: ast.expr) -> tuple[str, str] | None:
+    if not isinstance(mark, ast.Call) or ast.unparse(mark.func) != "pytest.mark.fault":
         return None
-    named = [word.value for word in mark.keywords if word.arg == "row"]
-    return str(ast.literal_eval((named or mark.args)[0]))
+    words = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
+    return str(words["row"]), words["fault"]
 
 
 def test_every_row_of_the_fault_list_has_a_system_test_that_is_named_after_it() -> None:
     found = marked_tests()
-    assert {row for row, _, _ in found} == set(ROWS)
-    system = [(row, name) for row, path, name in found if path.startswith("tests/system/")]
+    assert {row for row, *_ in found} == set(ROWS)
+    system = [(row, name) for row, _, path, name in found if path.startswith("tests/system/")]
     assert {row for row, _ in system} == set(ROWS)
     names = {row: "test_row_" + row.zfill(3 if row.endswith("b") else 2) + "_" for row in ROWS}
     assert [name for row, name in system if not name.startswith(names[row])] == []
@@ -163,3 +164,5 @@ def test_readme_shows_a_row_for_every_fault() -> None:
     assert tuple(rows) == tuple(row.row for row in combine([]))
     assert {name: cells for name, cells in rows.items() if len(cells) != 3 or "" in cells} == {}
     assert [name for name, cells in rows.items() if cells[2] == "see the failure"] == []
+    marked = [(row, in_a_cell(fault)) for row, fault, _, _ in marked_tests()]
+    assert [(row, fault) for row, fault in marked if fault not in rows[row][0]] == [], "make the table anew"

@@ -22,14 +22,11 @@ ENDLESS = ("training.max_steps=500000", "checkpoint.every_steps=500000", "evalua
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-def fault(row: str, what: str, required: str) -> pytest.MarkDecorator:
-    return pytest.mark.fault(row=row, fault=what, required=required)
-
-
-@fault(
-    "28",
-    "SIGUSR1 to one rank of two, then SIGINT to both, then SIGTERM to both",
-    "both save after the same step and leave with 75; the same command goes on in the same MLflow run, no step twice",
+@pytest.mark.fault(
+    row="28",
+    fault="SIGUSR1 to one rank of two, then SIGINT to both, then SIGTERM to both",
+    required="both save after the same step and leave with 75; the same command goes on in the same MLflow run, "
+    "no step twice",
 )
 def test_row_28_a_signal_to_any_rank_saves_on_all_and_the_same_command_goes_on_in_the_same_run(training, observed):
     stopped = training(*ENDLESS)
@@ -74,7 +71,11 @@ def assert_one_mlflow_run_with_each_step_once(stopped: Training, last: int) -> N
     assert sorted(point.step for point in points) == list(range(1, last + 1))
 
 
-@fault("28", "a second signal while a save hangs", "the process leaves at once with 128 + the signal's number")
+@pytest.mark.fault(
+    row="28",
+    fault="a second signal while a save hangs",
+    required="the process leaves at once with 128 + the signal's number",
+)
 @pytest.mark.parametrize("number", [SIGNALS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in SIGNALS[1:])])
 def test_row_28_a_second_signal_leaves_at_once_though_the_disk_hangs(number, training, observed):
     hanging = training(*ENDLESS)
@@ -95,7 +96,11 @@ def test_row_28_a_second_signal_leaves_at_once_though_the_disk_hangs(number, tra
     )
 
 
-@fault("28", "SIGTERM to a rank whose peer died before they had met", "it leaves with 75, and nothing is left behind")
+@pytest.mark.fault(
+    row="28",
+    fault="SIGTERM to a rank whose peer died before they had met",
+    required="it leaves with 75, and nothing is left behind",
+)
 @pytest.mark.slow
 def test_row_28_a_rank_whose_peer_never_came_leaves_on_a_signal(training):
     waiting = training(*ENDLESS)
@@ -110,7 +115,11 @@ def test_row_28_a_rank_whose_peer_never_came_leaves_on_a_signal(training):
     assert not waiting.output_dir.exists()
 
 
-@fault("28", "SIGUSR1 to the ranks under torchrun, SIGTERM to itself", "they save; torchrun's log has their own status")
+@pytest.mark.fault(
+    row="28",
+    fault="SIGUSR1 to the ranks under torchrun, SIGTERM to itself",
+    required="they save; torchrun's log has their own status",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=["USR1 to the ranks", "TERM to torchrun"])
 def test_row_28_ranks_under_torchrun_save_and_leave_with_their_status(number, training):
@@ -133,11 +142,12 @@ def test_row_28_ranks_under_torchrun_save_and_leave_with_their_status(number, tr
         assert f"exitcode  : {STOPPED_EXIT_STATUS}" in output, output
 
 
-@fault(
-    "28b",
-    "SIGTERM to the deepspeed launcher; SIGKILL to launch.py of the node, and to torchrun",
-    "the ranks notice that they are orphans, save and leave; status.json tells the truth, which a plain launcher's "
-    "exit status does not: 143 or 137 where it is killed itself, and 0 of deepspeed's where its launch.py is",
+@pytest.mark.fault(
+    row="28b",
+    fault="SIGTERM to the deepspeed launcher; SIGKILL to launch.py of the node, and to torchrun",
+    required="the ranks notice that they are orphans, save and leave; status.json tells the truth, which a plain "
+    "launcher's exit status does not: 143 or 137 where it is killed itself, and 0 of deepspeed's where its launch.py "
+    "is",
 )
 @pytest.mark.launcher
 @pytest.mark.parametrize(
@@ -174,10 +184,10 @@ def test_row_28b_ranks_whose_launcher_is_gone_save_and_leave(module, number, ret
     )
 
 
-@fault(
-    "28b",
-    "SIGUSR1 to the ranks under the deepspeed launcher of one node",
-    "they save and leave, and the launcher returns their status",
+@pytest.mark.fault(
+    row="28b",
+    fault="SIGUSR1 to the ranks under the deepspeed launcher of one node",
+    required="they save and leave, and the launcher returns their status",
 )
 @pytest.mark.slow
 @pytest.mark.launcher
