@@ -109,7 +109,7 @@ def file_texts(path: Path) -> list[str]:
         UserError: it cannot be read.
     """
     try:
-        return without_last_empty(path.read_text(encoding="utf-8-sig").split("\n"))
+        return without_last_empty(path.read_bytes().decode("utf-8-sig").split("\n"))  # as of standard input
     except OSError as error:
         raise UserError(f"--input {path} cannot be read ({error.strerror}); give a file of lines, or a table") from None
     except UnicodeDecodeError as error:

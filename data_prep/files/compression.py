@@ -112,7 +112,7 @@ class _ZstandardDecoder:
 _DECODERS: dict[str, tuple[Callable[[], Any], int, bytes]] = {
     ".zst": (_ZstandardDecoder, _ZSTANDARD_BYTES, b""),
     ".bz2": (bz2.BZ2Decompressor, _PIECE_BYTES, b""),
-    ".xz": (lzma.LZMADecompressor, _PIECE_BYTES, b"\0"),
+    ".xz": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), _PIECE_BYTES, b"\0"),
 }
 # Of each: decoder of a frame, bytes to feed it at a time, padding that may stand between frames.
 
@@ -148,7 +148,10 @@ class _FrameReader(io.RawIOBase):
                     raise EOFError("the file ends within a compressed frame")
             else:
                 data = b""
-            self._ready = memoryview(self._decoder.decompress(data, _BUFFER_BYTES))
+            try:
+                self._ready = memoryview(self._decoder.decompress(data, _BUFFER_BYTES))
+            except MemoryError:  # an xz stream's header may ask for 4 GB
+                raise OSError("its header asks for more memory than there is") from None
         piece, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
         buffer[: len(piece)] = piece
         return len(piece)

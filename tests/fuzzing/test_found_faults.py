@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,20 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from data_prep.config import PreparationConfig
+from data_prep.config import DocumentSettings, PreparationConfig
 from data_prep.data_set.growing import removed_ids
 from data_prep.data_set.manifest import MANIFEST_NAME, list_versions, read_manifest
 from data_prep.data_set.manifest_records import RemovalRecord
 from data_prep.data_set.shard_index import read_index
 from data_prep.errors import UsageError, UserError, run_command
+from data_prep.inputs.documents import DocumentReader
+from data_prep.inputs.input_units import InputUnit
+from data_prep.inputs.rejects import BadInput
 from data_prep.settings import load_settings
 from data_prep.tokenizing.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizing.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.test_fuzz_checkpoint import TENSORS, sign
+from tests.fuzzing.watching import read_or_refuse
 from tests.trainer.toy_run import make_weights, write_checkpoint
 from trainer.checkpoints.format import STATE_NAME
 from trainer.checkpoints.pieces import read_weights
@@ -268,6 +274,32 @@ def test_pieces_that_do_not_lie_one_behind_the_other_are_refused(
     sign(checkpoint, TENSORS, safetensors.torch.save(tensors | change(first.split(":", 2)[2], tensor)))
     with pytest.raises(UserError, match=match):
         read_weights(checkpoint)
+
+
+def test_an_xz_file_that_asks_for_more_memory_than_there_is_is_refused(tmp_path: Path) -> None:
+    whole = lzma.compress(b"text")
+    header = whole[12:16] + b"\x28" + whole[17:20]  # a dictionary of 4 GB
+    path = tmp_path / "input.txt.xz"
+    path.write_bytes(whole[:12] + header + zlib.crc32(header).to_bytes(4, "little") + whole[24:])
+    reader = DocumentReader(InputUnit(str(path), 0, 0, True, 0), DocumentSettings())
+    refusals: list[str] = []
+
+    def read() -> None:
+        try:
+            list(reader)
+        except BadInput as error:
+            refusals.append(str(error))
+
+    read_or_refuse(read, tmp_path)  # with a gigabyte of memory
+    assert len(refusals) == 1 and "more memory than there is" in refusals[0]
+
+
+@pytest.mark.parametrize("behind", [lzma.compress(b"more", lzma.FORMAT_ALONE), b"]" + bytes(12)])
+def test_behind_an_xz_stream_only_another_is_read(tmp_path: Path, behind: bytes) -> None:
+    path = tmp_path / "input.txt.xz"
+    path.write_bytes(lzma.compress(b"text") + behind)
+    with pytest.raises(BadInput, match="damaged or cut short"):
+        list(DocumentReader(InputUnit(str(path), 0, 0, True, 0), DocumentSettings()))
 
 
 def test_what_a_file_says_cannot_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,15 +82,15 @@ def damaged_page(draw: st.DrawFn, data: bytes) -> bytes:
     return data[:place] + bytes([data[place] ^ 1 << draw(st.integers(0, 7))]) + data[place + 1 :]
 
 
-def read_in_processes(folder: Path) -> dict[str, Any]:
-    """What came of reading each file of the folder, in a process that a fault of the C++ library would end.
+def read_in_processes(folder: Path, script: str = _READ_MANY) -> dict[str, Any]:
+    """What came of reading each file of the folder by a script, in a process that a fault of the C++ library would end.
 
     Of the one such fault that is known nothing came; another process goes on behind that file.
     """
     found: dict[str, Any] = {}
     while True:
         answer = subprocess.run(
-            [sys.executable, "-c", _READ_MANY, str(folder), str(len(found))],
+            [sys.executable, "-c", script, str(folder), str(len(found))],
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONFAULTHANDLER": "1"},
             capture_output=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -97,6 +98,18 @@ def test_other_errors_hangs_and_hoarding_are_failures(tmp_path: Path, monkeypatc
     assert read_or_refuse(lambda: refuse("the file is damaged; restore it"), tmp_path) is None
     with pytest.raises(AssertionError, match="not one paragraph"):
         read_or_refuse(lambda: refuse(""), tmp_path)
+
+
+def test_a_refusal_hides_no_trespass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_after(trespass: Callable[[], object]) -> None:
+        with contextlib.suppress(Exception):  # as around a library that raises whatever there is
+            trespass()
+        raise UserError("the file is damaged; restore it")
+
+    monkeypatch.setattr(watching, "CPU_SECONDS", 0.3)
+    for trespass in (burn_cpu, lambda: Path("/etc/hostname").read_text()):
+        with pytest.raises(AssertionError, match="trespassed"):
+            read_or_refuse(lambda trespass=trespass: refuse_after(trespass), tmp_path)
 
 
 def test_the_timer_of_pytest_goes_on(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 REPEATED = "repeated"
 """Key of a table's `attrs`: the column names that its file has more than once, of which pandas renames all but one."""
 
@@ -34,7 +36,7 @@ def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
     check_suffix(path)
     try:
         if path.suffix == ".parquet":
-            return _by_order(pandas.read_parquet(path))
+            return _read_parquet(path)
         text = _utf8_text(path)
         if not text.strip():
             raise UserError(f"{path} is empty; give a table")
@@ -113,12 +115,27 @@ def is_missing(cell: Any) -> bool:
     return cell is None or (isinstance(cell, float) and cell != cell)
 
 
-def _by_order(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The table with its rows numbered, for pandas joins rows by the index that a Parquet file was saved with.
+def _read_parquet(path: Path) -> pandas.DataFrame:
+    """The rows in their order, for pandas joins rows by the index that a Parquet file was saved with.
 
-    An index whose name is no column's becomes columns; any other is left out.
+    What pandas has noted in the file of types and index is not asked: an index with a name is a column, any other is
+    left out.
+
+    Raises:
+        ValueError: the file is damaged.
     """
-    return table.reset_index(drop=not {None, *table.columns}.isdisjoint(table.index.names))
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        found = parquet.ParquetFile(path, page_checksum_verification=True).read()
+        found.validate(full=True)  # a text may hold bytes that are no UTF-8
+        kept = [place for place, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
+        table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas()
+    except (pyarrow.ArrowException, MemoryError) as error:  # a length in it may be of petabytes
+        raise ValueError(str(error)) from None
+    table.attrs[REPEATED] = _repeated(table.columns.tolist())
+    return table
 
 
 def _flat(cell: Any) -> Any:

@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 
 import pandas
+import pyarrow.parquet
 import pytest
 
 from data_prep.errors import UsageError, UserError
@@ -47,11 +48,34 @@ def test_lists_of_parquet_are_words_in_a_tsv(tmp_path: Path) -> None:
 def test_rows_of_parquet_go_by_their_order_whatever_index_they_were_saved_with(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     table = pandas.DataFrame(ROWS, index=[2, 0, 1])
-    for name, columns in ((None, ["text", "label"]), ("id", ["id", "text", "label"]), ("text", ["text", "label"])):
+    for name, columns in ((None, ["text", "label"]), ("id", ["text", "label", "id"]), ("text", ["text", "label"])):
         table.rename_axis(name).to_parquet(path)
         found = read_table(path)
         assert found.index.tolist() == [0, 1, 2] and found.columns.tolist() == columns
         assert found["text"].tolist() == ROWS["text"]
+
+
+def test_parquet_with_other_bytes_than_were_written_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    for has_checksums, other in ((True, b"cut"), (False, b"\xff\xff\xff")):
+        table = pyarrow.table({"text": ["a cat"], "label": ["1"]})
+        options = {"use_dictionary": False, "write_statistics": False, "write_page_checksum": has_checksums}
+        pyarrow.parquet.write_table(table, path, compression="none", **options)
+        data = path.read_bytes()
+        assert read_table(path)["text"].tolist() == ["a cat"] and data.count(b"cat") == 1
+        path.write_bytes(data.replace(b"cat", other))
+        with pytest.raises(UserError, match="cannot be read as a parquet table"):
+            read_table(path)
+
+
+@pytest.mark.parametrize(
+    "noted", ["", "[" * 100_000, '{"index_columns": 5}', '{"columns": [], "index_columns": ["x"]}']
+)
+def test_what_pandas_has_noted_in_parquet_changes_nothing(tmp_path: Path, noted: str) -> None:
+    table = pyarrow.table({**ROWS, "__index_level_0__": [2, 0, 1]}, metadata={"pandas": noted})
+    pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
+    found = read_table(tmp_path / "table.parquet")
+    assert {name: found[name].tolist() for name in found} == ROWS
 
 
 def test_na_is_a_word_and_not_a_missing_cell(tmp_path: Path) -> None:
@@ -109,6 +133,15 @@ def test_of_two_columns_with_one_name_none_is_chosen_in_silence(tmp_path: Path) 
     assert column(table, "text", path, "--text-column") == ["a"]
     with pytest.raises(UserError, match="several columns named 'label'"):
         column(table, "label", path, "--label-column")
+
+
+def test_of_two_columns_of_parquet_with_one_name_none_is_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["1"]], names=["text", "text", "label"]), path)
+    table = read_table(path)
+    assert column(table, "label", path, "--label-column") == ["1"]
+    with pytest.raises(UserError, match="has several columns named 'text'"):
+        column(table, "text", path, "--text-column")
 
 
 def test_a_file_with_other_separators_is_told_by_its_one_column(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from data_prep.errors import UserError
 from trainer.using.attention_maps import attention_maps
 from trainer.using.embedding import Embedder
 from trainer.using.fill_mask import FillMask
-from trainer.using.pretrained import load_tokenizer, max_length, refuse_random_weights
+from trainer.using.pretrained import load_config, load_tokenizer, max_length, refuse_random_weights
 
 LOST = "bert.encoder.layer.0.output.dense.weight"
 
@@ -47,9 +47,12 @@ def test_what_is_yet_to_be_trained_may_be_missing() -> None:
         refuse_random_weights(frozenset("dcba"), Path("m"), "an encoder")
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused_by_all_that_use_them(
-    tiny_hugging_face: Path, tmp_path: Path, number: float
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [(float("nan"), "not finite"), (float("inf"), "not finite"), (-1e38, "beyond 1e.06")],
+)
+def test_weights_that_no_training_gives_are_refused_by_all_that_use_them(
+    tiny_hugging_face: Path, tmp_path: Path, number: float, what: str
 ) -> None:
     folder = tmp_path / "diverged"
     shutil.copytree(tiny_hugging_face, folder)
@@ -57,8 +60,63 @@ def test_weights_that_are_not_finite_are_refused_by_all_that_use_them(
     weights[LOST][1, 2] = number
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     for load in (Embedder.load, FillMask.load):
-        with pytest.raises(UserError, match="encoder.layer.0.output.dense.weight that are not finite"):
+        with pytest.raises(UserError, match=f"encoder.layer.0.output.dense.weight that are {what}"):
             load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers=10+, and that has to be a whole number from 1 to 1,000"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ({"num_attention_heads": -1}, "num_attention_heads=-1, and that has to be a whole number from 1 up"),
+        ({"num_labels": 10**7}, "num_labels=10+, and that is at most 1,000,000"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan, and that has to be a finite number"),
+        ({"layer_norm_eps": -1.0}, "layer_norm_eps=-1.0, and that has to be a number from 0 to 1"),
+        ({"hidden_dropout_prob": 2.0}, "hidden_dropout_prob=2.0"),
+    ],
+)
+def test_numbers_of_no_model_are_refused_before_one_is_made(
+    tiny_hugging_face: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = with_config(tiny_hugging_face, tmp_path / "changed", change)
+    for load in (Embedder.load, FillMask.load, load_config):
+        with pytest.raises(UserError, match=message):
+            load(folder)
+
+
+def with_config(source: Path, folder: Path, change: dict[str, Any]) -> Path:
+    """A copy with other settings in config.json."""
+    shutil.copytree(source, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return folder
+
+
+def test_weights_of_more_layers_than_the_configuration_tells_of_are_not_left_out(
+    tiny_hugging_face: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_hugging_face, tmp_path / "more"))
+    weights = load_file(folder / "model.safetensors")
+    weights |= {name.replace("layer.0", "layer.1"): weight.clone() for name, weight in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="weights of layers that its config.json does not tell of .*layer.1"):
+        Embedder.load(folder)
+
+
+def test_how_a_model_answers_does_not_hang_on_its_configuration(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    change = {"return_dict": False, "output_hidden_states": "x", "chunk_size_feed_forward": 7}
+    folder = with_config(tiny_hugging_face, tmp_path / "changed", change)
+    expected = Embedder.load(tiny_hugging_face).embed(["the cat"]).vectors
+    assert np.array_equal(Embedder.load(folder).embed(["the cat"]).vectors, expected)
+
+
+def test_a_tokenizer_whose_unknown_token_is_none_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_hugging_face, tmp_path / "changed"))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"unk_token": ""}))
+    with pytest.raises(UserError, match="cannot be loaded as a tokenizer"):
+        load_tokenizer(folder)
 
 
 def test_a_tokenizer_with_ids_that_the_model_does_not_know_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
