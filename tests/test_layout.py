@@ -53,6 +53,7 @@ TAKEN_BY_TRAINER = {
     "data_prep.data_set.shards": "writes made-up shards for benchmarks",
     "data_prep.data_set.verify": "finds damage before a training",
     "data_prep.errors": "tells a user's mistake",
+    "data_prep.files.known_secrets": "tells secret variables from others",
     "data_prep.files.locks": "one command at a time in a folder",
     "data_prep.files.remote_files": "reads and writes stores",
     "data_prep.files.storage": "reads and writes stores",
