@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -212,21 +212,22 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
     return copy
 
 
-def local_folder(url: str | Path, cache_dir: str | Path | None = None) -> Path:
-    """The folder itself if it is local, else a copy of its files: for small ones, such as a tokenizer's.
+def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path | None = None) -> Path:
+    """The folder itself if it is local, else a copy of those of its files that bear one of the names.
 
-    The copy is made anew when a file's tag in the store changes; hidden files and folders within are left out.
+    The copy is made anew when the tag of one of them in the store changes. What else is there stays there: beside a
+    tokenizer there may lie a model.
 
     Raises:
-        UserError: there is no file in it.
+        UserError: there is no file of such a name in it.
     """
     if not is_remote(url):
         return local_path(url)
     entries = [entry for entry in remote_files.list_folder(str(url)) if entry["type"] == "file"]
-    names = {entry["name"].rpartition("/")[2]: remote_files.tag(entry) for entry in entries}
-    wanted = {name: mark for name, mark in names.items() if not name.startswith(".")}
+    tags = {entry["name"].rpartition("/")[2]: remote_files.tag(entry) for entry in entries}
+    wanted = {name: tag for name, tag in tags.items() if name in names}
     if not wanted:
-        raise UserError(f"{redact(url)} holds no file; check its name")
+        raise UserError(f"{redact(url)} holds none of {', '.join(names)}; check its name")
     key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
     copy = Path(cache_dir or _cache_dir()) / f"{key}-{urlsplit(str(url)).path.strip('/').rpartition('/')[2]}"
     if not copy.is_dir():

@@ -27,6 +27,7 @@ from data_prep.text.cleaning import METASPACE, Normalisation, normalise
 from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
 
 INFO_NAME = "tokenizer_info.json"
+REPORT_NAME = "tokenizer_report.json"
 FORMAT_VERSION = 1
 MIN_VOCAB_SIZE = 6  # five special tokens and one of text
 

@@ -18,12 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import normalise
+from data_prep.tokenizing.info import REPORT_NAME as REPORT_NAME
 from data_prep.tokenizing.sampling import CorpusCounts
 from data_prep.tokenizing.special_tokens import UNK_TOKEN_ID
 from data_prep.tokenizing.tokenizer import Tokenizer
 from data_prep.tokenizing.training_sample import HeldOutDocument, TrainingSample
-
-REPORT_NAME = "tokenizer_report.json"
 
 _LONGEST_PIECES = 12
 _EXAMPLE_CHARACTERS = 100
