@@ -119,7 +119,7 @@ def local_write(url: str | Path) -> Iterator[Path]:
 
     Raises:
         UserError: the place cannot be written (disk full, no permission, a file where a folder should be), or there is
-            a device or a pipe, which a file would take the place of.
+            a device or a pipe, which a file would take the place of; or the block cannot use another file.
     """
     if is_remote(url):
         with _staged(url) as staged:
@@ -134,7 +134,8 @@ def local_write(url: str | Path) -> Iterator[Path]:
             if final.exists() and not (final.is_file() or final.is_dir()):
                 raise UserError(f"{url} is a device or a pipe, where no file can be put; name another place")
             final.parent.mkdir(parents=True, exist_ok=True)
-            yield partial
+            with _others_named(url, partial):
+                yield partial
             _flush(partial)
             os.replace(partial, final)
             _flush(final.parent)
@@ -278,13 +279,28 @@ def _remote_info(url: str | Path) -> dict[str, Any]:
 def _staged(url: str | Path) -> Iterator[Path]:
     """A temporary local file for what will be uploaded to `url`."""
     try:
-        with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder, _others_named(url, Path(folder)):
             yield Path(folder) / "upload"
     except OSError as error:
         raise UserError(
             f"{redact(url)} cannot be written: {error.strerror or error} in {tempfile.gettempdir()}, where files wait "
             "for their upload; make space there or set TMPDIR to another folder, and run the same command again, "
             "which goes on from there"
+        ) from None
+
+
+@contextlib.contextmanager
+def _others_named(url: str | Path, own: Path) -> Iterator[None]:
+    """Tell the refusal of another file than those below `own`, such as the source of a copy, of that file."""
+    try:
+        yield
+    except OSError as error:
+        other = error.filename
+        if not isinstance(other, str | Path) or str(other).startswith(str(own)):
+            raise
+        raise UserError(
+            f"{redact(other)} cannot be used while {redact(url)} is written: {error.strerror or error}; see to it and "
+            "run the same command again, which goes on from there"
         ) from None
 
 

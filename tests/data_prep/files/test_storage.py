@@ -57,6 +57,25 @@ def test_threads_may_write_the_same_file_at_once(tmp_path: Path) -> None:
     assert content == content[:1] * 100_000 and os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_source_that_cannot_be_read_is_not_told_as_the_place_that_is_written(tmp_path: Path, remote: bool) -> None:
+    target, source = "memory://bucket/target" if remote else str(tmp_path / "target"), tmp_path / "gone.bin"
+    with pytest.raises(UserError) as caught, storage.local_write(target) as partial:
+        shutil.copyfile(source, partial)
+    assert str(caught.value).startswith(f"{source} cannot be used while {target} is written: No such file or directory")
+    assert not storage.exists(target) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_refusal_of_the_written_file_itself_names_the_place(tmp_path: Path, remote: bool) -> None:
+    target = "memory://bucket/target" if remote else str(tmp_path / "target")
+    with (
+        pytest.raises(UserError, match="target cannot be written: No such file"),
+        storage.local_write(target) as partial,
+    ):
+        (partial / "below").write_bytes(b"")
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
