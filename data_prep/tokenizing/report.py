@@ -23,6 +23,7 @@ from data_prep.tokenizing.sampling import CorpusCounts
 from data_prep.tokenizing.special_tokens import UNK_TOKEN_ID
 from data_prep.tokenizing.tokenizer import Tokenizer
 from data_prep.tokenizing.training_sample import HeldOutDocument, TrainingSample
+from data_prep.validation import first_problem
 
 _LONGEST_PIECES = 12
 _EXAMPLE_CHARACTERS = 100
@@ -140,7 +141,7 @@ def read_report(folder: str | Path) -> TokenizerReport | None:
     try:
         return TokenizerReport.model_validate_json(storage.read_bytes(url))
     except ValidationError as error:
-        raise UserError(f"{storage.redact(url)} is damaged ({error.errors()[0]['msg']}); copy it again") from None
+        raise UserError(f"{storage.redact(url)} is damaged ({first_problem(error)}); copy it again") from None
 
 
 def report_lines(report: TokenizerReport) -> Iterator[str]:
