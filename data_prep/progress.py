@@ -9,6 +9,8 @@ from typing import NoReturn
 
 import tqdm
 
+from data_prep.terminal import duration
+
 _LINE_SECONDS = 5.0
 
 
@@ -76,10 +78,4 @@ class Progress:
         rate = (self._done - self._first) / elapsed_seconds
         left = (self._total - self._done) / rate if rate else 0.0
         shown = f"{self._done / self._scale:.1f} of {self._total / self._scale:.1f} {self._unit}"
-        return f"{self._title}: {shown}, {rate / self._scale:.2f} {self._unit}/s, {_duration(left)} left"
-
-
-def _duration(seconds: float) -> str:
-    minutes, whole_seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{whole_seconds:02d}" if hours else f"{minutes}:{whole_seconds:02d}"
+        return f"{self._title}: {shown}, {rate / self._scale:.2f} {self._unit}/s, {duration(left)} left"

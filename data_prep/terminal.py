@@ -1,4 +1,4 @@
-"""Text from a corpus or a configuration made safe to show: it moves no cursor and turns no line around."""
+"""What people are shown: text of a corpus or a configuration that moves no cursor and turns no line, and times."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def printable(text: str) -> str:
     Letters of right-to-left scripts stay as they are: each line has its own direction and ends it.
     """
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def duration(seconds: float, with_hours: bool = False) -> str:
+    """Seconds as h:mm:ss, or, unless `with_hours`, as m:ss under an hour."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours or with_hours else f"{minutes}:{rest:02d}"
 
 
 def paragraph(error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from data_prep.data_set.manifest import Manifest, read_manifest
 from data_prep.errors import UserError, run_command
+from data_prep.terminal import duration
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -121,13 +122,6 @@ def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any]) ->
             f"  # remove all of it: rm -rf {demo} {environment}",
         ]
     )
-
-
-def duration(seconds: float) -> str:
-    """Seconds as m:ss, or h:mm:ss from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _verdict(loss: float, entropy: float) -> str:

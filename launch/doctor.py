@@ -20,7 +20,7 @@ import torch
 from data_prep.errors import UsageError, run_command
 from data_prep.files import storage
 from data_prep.settings import load_settings
-from launch.status import duration
+from launch.status import long_duration
 from trainer.config import RunConfig
 from trainer.deepspeed_file import with_deepspeed_file
 from trainer.preflight import data_checks, disk_checks, host_checks, model_checks, preflight, service_checks
@@ -120,7 +120,7 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
     seconds = flops / (speed * world_size)
     hours, price = seconds * world_size / 3600, config.logging.gpu_hour_price
     cost = f", {hours * price:,.2f} at {price:g} an hour" if price is not None else ""
-    return Finding("ok", "estimate", f"{duration(seconds)}, {hours:,.1f} device-hours{cost}, {basis}")
+    return Finding("ok", "estimate", f"{long_duration(seconds)}, {hours:,.1f} device-hours{cost}, {basis}")
 
 
 if __name__ == "__main__":

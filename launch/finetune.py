@@ -211,10 +211,10 @@ def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | N
     Raises:
         UserError: the registry refuses or does not answer.
     """
+    from data_prep.files import storage
     from trainer.registry.registry import register
-    from trainer.tracking.mlflow_server import redact
 
-    server = f" --tracking-uri {redact(arguments.tracking_uri)}" if arguments.tracking_uri else ""
+    server = f" --tracking-uri {storage.hide_secrets(arguments.tracking_uri)}" if arguments.tracking_uri else ""
     alias = f" --alias {arguments.alias}" if arguments.alias else ""
     try:
         registration = register(folder, arguments.register, arguments.alias, arguments.tracking_uri, run_id)

@@ -22,9 +22,10 @@ from pathlib import Path
 
 from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
+from data_prep.files.known_secrets import secrets_of
+from data_prep.files.urls import has_password
 from trainer.preflight.host_checks import LAUNCHER_PREFIXES, NEEDED_PREFIXES
 from trainer.preflight.hostfile import read_hostfile
-from trainer.preflight.launch_checks import has_password, secrets_of
 
 PRETRAIN = Path(__file__).resolve().with_name("pretrain.py")
 LAUNCHER = "trainer.ranks.deepspeed_launcher"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UsageError, UserError, run_command
+from data_prep.terminal import duration
 from trainer.watching.status import STATUS_NAME, read_history, read_status
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
@@ -170,14 +171,14 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
     unit = "GPU-hours" if figures["device"] == "cuda" else "rank-hours"
     state = figures["state"] + (f" ({figures['cause']})" if figures["cause"] else "")
     if figures["seconds_since_word"] is not None:
-        state += f", last word {duration(figures['seconds_since_word'])} ago"
+        state += f", last word {long_duration(figures['seconds_since_word'])} ago"
     if figures["is_silent"]:
         state += ": killed, or busy with a long evaluation or save"
     yield f"state             {state}"
     yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + shown(
         figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"
     )
-    yield "time left         " + shown(figures["seconds_left"], duration, "not known yet")
+    yield "time left         " + shown(figures["seconds_left"], long_duration, "not known yet")
     yield f"tokens            {figures['tokens']:,}"
     yield f"loss              {shown(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)" + shown(
         figures["valid_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, step {figures['valid_step']:,})"
@@ -209,11 +210,10 @@ def at(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def duration(seconds: float) -> str:
+def long_duration(seconds: float) -> str:
     """Seconds as d h:mm:ss, without days under one."""
     days, rest = divmod(round(max(seconds, 0.0)), 86400)
-    text = f"{rest // 3600}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
-    return f"{days} d {text}" if days else text
+    return (f"{days} d " if days else "") + duration(rest, with_hours=True)
 
 
 if __name__ == "__main__":

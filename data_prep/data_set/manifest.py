@@ -35,7 +35,7 @@ from data_prep.data_set.manifest_records import (
 )
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
-from data_prep.terminal import printable
+from data_prep.validation import first_problem
 
 MANIFEST_NAME = "manifest.json"
 TOKEN_COUNTS_NAME = "token_counts.safetensors"
@@ -220,6 +220,4 @@ def _parse(url: str, remedy: str = _RESTORE) -> Manifest:
     try:
         return Manifest.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = printable(".".join(str(part) for part in first["loc"]))[:100]
-        raise UserError(f"{where} is damaged{place and f' at {place}'}: {first['msg']}; {remedy}") from None
+        raise UserError(f"{where} is damaged ({first_problem(error)}); {remedy}") from None

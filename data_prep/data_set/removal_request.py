@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from dataclasses import dataclass
 
@@ -78,7 +79,7 @@ def read_document_ids(url: str) -> np.ndarray:
     except UnicodeDecodeError:
         raise UserError(f"{where} is no text file; give ids of documents, 16 hexadecimal digits a line") from None
     ids: list[int] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
         word = line.partition("#")[0].strip()
         if word and not _ID.fullmatch(word):
             raise UserError(

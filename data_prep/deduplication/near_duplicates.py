@@ -18,7 +18,6 @@ documents that have a near copy.
 
 from __future__ import annotations
 
-import io
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from data_prep.data_set.shards import read_records
 from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, open_signatures
 from data_prep.deduplication.similarity_search import clusters, similar_pairs
 from data_prep.files import storage
+from data_prep.files.sealing import sealed, unsealed
 
 # What bounds a unit's memory: band keys that it sorts, and pairs whose signatures it holds at once.
 _PART_ENTRIES = 1 << 21
@@ -87,7 +87,7 @@ def shard_signatures_url(task: SignatureTask) -> str:
 
 def pairs_url(task: PairTask) -> str:
     """Where the similar pairs of a part lie."""
-    return storage.join(task.work_folder, f"near-{task.part:04d}-of-{task.num_parts:04d}.pairs.npy")
+    return storage.join(task.work_folder, f"near-{task.part:04d}-of-{task.num_parts:04d}.pairs")
 
 
 def shard_signatures(task: SignatureTask) -> int:
@@ -117,9 +117,7 @@ def find_pairs(task: PairTask) -> int:
         return similar
 
     pairs = similar_pairs(*files.entries(task.part, task.num_parts), are_similar)
-    buffer = io.BytesIO()
-    np.save(buffer, pairs)
-    storage.write_bytes(pairs_url(task), buffer.getvalue())
+    storage.write_bytes(pairs_url(task), sealed(pairs.astype("<i8").tobytes()))
     return 1
 
 
@@ -138,6 +136,9 @@ def find_near_duplicates(
 
     The answer depends on the signatures and settings alone: not on how many processes worked on it, nor on which of
     them were killed.
+
+    Raises:
+        UserError: a file of signatures or of pairs is not as it was written.
     """
     files = SignatureFiles(signature_urls, settings)
     num_parts = _num_parts(files.num_entries)
@@ -145,9 +146,13 @@ def find_near_duplicates(
     run("comparing", find_pairs, tasks, pairs_url, lambda task: 1, ("parts", 1.0))
     members, roots = np.empty(0, np.int64), np.empty(0, np.int64)
     for task in tasks:
-        pairs = np.load(io.BytesIO(storage.read_bytes(pairs_url(task))))
+        pairs = _read_pairs(pairs_url(task))
         members, roots = clusters(np.concatenate([np.column_stack([roots, members]), pairs]))
     return _later_ids(files.document_ids(members), members, roots, files.first_places[num_parent_files])
+
+
+def _read_pairs(url: str) -> np.ndarray:
+    return np.frombuffer(unsealed(storage.read_bytes(url), url), "<i8").reshape(-1, 2)
 
 
 def _later_ids(ids: np.ndarray, places: np.ndarray, roots: np.ndarray, first_new_place: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -119,7 +119,7 @@ def local_write(url: str | Path) -> Iterator[Path]:
 
     Raises:
         UserError: the place cannot be written (disk full, no permission, a file where a folder should be), or there is
-            a device or a pipe, which a file would take the place of.
+            a device or a pipe, which a file would take the place of; or the block cannot use another file.
     """
     if is_remote(url):
         with _staged(url) as staged:
@@ -134,7 +134,8 @@ def local_write(url: str | Path) -> Iterator[Path]:
             if final.exists() and not (final.is_file() or final.is_dir()):
                 raise UserError(f"{url} is a device or a pipe, where no file can be put; name another place")
             final.parent.mkdir(parents=True, exist_ok=True)
-            yield partial
+            with _others_named(url, partial):
+                yield partial
             _flush(partial)
             os.replace(partial, final)
             _flush(final.parent)
@@ -212,21 +213,22 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
     return copy
 
 
-def local_folder(url: str | Path, cache_dir: str | Path | None = None) -> Path:
-    """The folder itself if it is local, else a copy of its files: for small ones, such as a tokenizer's.
+def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path | None = None) -> Path:
+    """The folder itself if it is local, else a copy of those of its files that bear one of the names.
 
-    The copy is made anew when a file's tag in the store changes; hidden files and folders within are left out.
+    The copy is made anew when the tag of one of them in the store changes. What else is there stays there: beside a
+    tokenizer there may lie a model.
 
     Raises:
-        UserError: there is no file in it.
+        UserError: there is no file of such a name in it.
     """
     if not is_remote(url):
         return local_path(url)
     entries = [entry for entry in remote_files.list_folder(str(url)) if entry["type"] == "file"]
-    names = {entry["name"].rpartition("/")[2]: remote_files.tag(entry) for entry in entries}
-    wanted = {name: mark for name, mark in names.items() if not name.startswith(".")}
+    tags = {entry["name"].rpartition("/")[2]: remote_files.tag(entry) for entry in entries}
+    wanted = {name: tag for name, tag in tags.items() if name in names}
     if not wanted:
-        raise UserError(f"{redact(url)} holds no file; check its name")
+        raise UserError(f"{redact(url)} holds none of {', '.join(names)}; check its name")
     key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
     copy = Path(cache_dir or _cache_dir()) / f"{key}-{urlsplit(str(url)).path.strip('/').rpartition('/')[2]}"
     if not copy.is_dir():
@@ -277,13 +279,28 @@ def _remote_info(url: str | Path) -> dict[str, Any]:
 def _staged(url: str | Path) -> Iterator[Path]:
     """A temporary local file for what will be uploaded to `url`."""
     try:
-        with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder, _others_named(url, Path(folder)):
             yield Path(folder) / "upload"
     except OSError as error:
         raise UserError(
             f"{redact(url)} cannot be written: {error.strerror or error} in {tempfile.gettempdir()}, where files wait "
             "for their upload; make space there or set TMPDIR to another folder, and run the same command again, "
             "which goes on from there"
+        ) from None
+
+
+@contextlib.contextmanager
+def _others_named(url: str | Path, own: Path) -> Iterator[None]:
+    """Tell the refusal of another file than those below `own`, such as the source of a copy, of that file."""
+    try:
+        yield
+    except OSError as error:
+        other = error.filename
+        if not isinstance(other, str | Path) or str(other).startswith(str(own)):
+            raise
+        raise UserError(
+            f"{redact(other)} cannot be used while {redact(url)} is written: {error.strerror or error}; see to it and "
+            "run the same command again, which goes on from there"
         ) from None
 
 

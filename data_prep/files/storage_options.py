@@ -6,30 +6,12 @@ The options are a process's own: a process that is started gives them on (`optio
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from data_prep.errors import UsageError
+from data_prep.files.known_secrets import HIDDEN, is_secret_option, secret_options, without_secrets
 from data_prep.files.urls import redact, redact_text
-
-HIDDEN = "(hidden)"
-
-# Names of secrets in the options of s3fs, gcsfs, adlfs and aiohttp. An AWS key id is one of the two halves of a login.
-_SECRET_NAME = re.compile(
-    r"key|secret|token|password|passwd|passphrase|credential|sas\b|sas_|signature|connection_string|auth|cookie|header",
-    re.IGNORECASE,
-)
-_SECRET_VARIABLES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AZURE_STORAGE_KEY",
-    "AZURE_STORAGE_CONNECTION_STRING",
-    "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_TRACKING_TOKEN",
-)
-_SHORTEST_SECRET = 6  # shorter values would blot out ordinary words
 
 _options: dict[str, dict[str, Any]] = {}
 
@@ -79,14 +61,9 @@ def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hide_secrets(text: str) -> str:
-    """The text without the secrets that this process knows of, and without users and queries in URLs."""
-    text = redact_text(text)
-    known = {value for values in _options.values() for value in _secrets_in(values)}
-    known |= {os.environ.get(name, "") for name in _SECRET_VARIABLES}
-    for value in sorted(known, key=len, reverse=True):
-        if len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, HIDDEN)
-    return text
+    """The text without the secrets of these options and of the environment, and without users and queries in URLs."""
+    known = {value for values in _options.values() for value in secret_options(values)}
+    return without_secrets(text, known, os.environ)
 
 
 def _lies_under(url: str, prefix: str) -> bool:
@@ -95,19 +72,10 @@ def _lies_under(url: str, prefix: str) -> bool:
 
 
 def _redacted(name: str, value: Any) -> Any:
-    if _SECRET_NAME.search(name):
+    if is_secret_option(name):
         return value if value is None or isinstance(value, bool) else HIDDEN
     if isinstance(value, Mapping):
         return redacted_settings(value)
     if isinstance(value, (list, tuple)):
         return [_redacted(name, item) for item in value]
     return redact_text(value) if isinstance(value, str) else value
-
-
-def _secrets_in(values: Mapping[str, Any], inside_secret: bool = False) -> Iterator[str]:
-    for name, value in values.items():
-        secret = inside_secret or bool(_SECRET_NAME.search(str(name)))
-        if isinstance(value, Mapping):
-            yield from _secrets_in(value, secret)
-        elif secret and isinstance(value, str):
-            yield value

@@ -11,6 +11,7 @@ WEB_SCHEMES = ("http", "https")
 _URL_IN_TEXT = re.compile(r"\w://[^\s'\"]+")
 # A password may hold "/", "?" and "#" (in SQLAlchemy): then the last "@" ends it, unless it is a port that they follow.
 _USER_INFO = re.compile(r"(?<=://)(?:[^/:?#]*:(?!\d*(?:[/?#]|$)).*@|[^/?#]*@)", re.DOTALL)
+_PASSWORD = re.compile(r"://[^/\s@:]*:(?!\d+/)[^\s@]+@")  # a password may hold "/", which a port does not
 
 
 def is_remote(url: str | Path) -> bool:
@@ -47,6 +48,11 @@ def redact(url: str | Path) -> str:
 def redact_text(text: str) -> str:
     """The text without user, password and query of any URL in it; a server's refusal often quotes them."""
     return _URL_IN_TEXT.sub(lambda found: _without_user(found.group()).partition("?")[0], text)
+
+
+def has_password(text: str) -> bool:
+    """Whether the text, such as a word of a command line, holds a URL with user and password."""
+    return _PASSWORD.search(text) is not None
 
 
 def _without_user(url: str) -> str:

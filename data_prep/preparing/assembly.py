@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +11,7 @@ from data_prep.data_set.counting import split_record, token_counts_file
 from data_prep.data_set.manifest import Manifest
 from data_prep.data_set.manifest_records import InputRecord, SourceRecord, TokenizerRecord
 from data_prep.files import storage
+from data_prep.installed import installed_version
 from data_prep.preparing.map_phase import MapSummary
 from data_prep.preparing.plan import Plan
 from data_prep.preparing.plan_changes import file_fingerprint
@@ -108,7 +108,4 @@ def _source_records(plan: Plan, summary: MapSummary, results: Sequence[ReduceRes
 
 def own_version() -> str:
     """The version of clozeworks that runs, "source" where it is not installed."""
-    try:
-        return importlib.metadata.version("clozeworks")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
+    return installed_version("clozeworks") or "source"

@@ -26,6 +26,8 @@ def reduce_tasks(
 ) -> list[ReduceTask]:
     """One task for each destination that has documents; the shards of each split are numbered from `first_shard`.
 
+    A destination all of whose documents are excluded has a task too, which counts them by source and reason.
+
     Raises:
         UserError: no document is left to train on beside the held-out one.
     """
@@ -33,16 +35,18 @@ def reduce_tasks(
     counts = summary.document_counts.copy()
     stand_in = _stand_in(plan, output, summary)
     if stand_in is not None:
-        _move_to_valid(plan, output, counts, stand_in)
+        _take_from_train(plan, output, counts, stand_in)
+    whole: list[tuple[int, int | None]] = [(destination, None) for destination in np.flatnonzero(counts).tolist()]
+    alone = [] if stand_in is None else [(destinations.of(stand_in), stand_in)]
+    num_train = int(np.count_nonzero(counts[: destinations.num_train]))
     tasks: list[ReduceTask] = []
     numbers = {"train": first_shard, "valid": first_shard}
-    for destination in np.flatnonzero(counts).tolist():
-        split = destinations.split(destination)
-        alone = stand_in if split == "valid" else None
+    for destination, only in [*whole[:num_train], *alone, *whole[num_train:]]:
+        split = destinations.split(destination) if only is None else "valid"
         tasks.append(
             ReduceTask(
                 name=shard_name(split, numbers[split]),
-                destination=destination if alone is None else destinations.of(alone),
+                destination=destination,
                 unit_sources=tuple(plan.first_source + unit.source for unit in plan.units),
                 num_sources=plan.first_source + len(plan.config.sources),
                 record_tokens=settings.record_tokens,
@@ -54,8 +58,8 @@ def reduce_tasks(
                 tokenizer_fingerprint=tokenizer.fingerprint,
                 work_folder=absolute(plan.work_folder(output)),
                 output_folder=absolute(output),
-                only=alone,
-                without=stand_in if split == "train" else None,
+                only=only,
+                without=stand_in if only is None else None,
             )
         )
         numbers[split] += 1
@@ -92,22 +96,24 @@ def _stand_in(plan: Plan, output: str, summary: MapSummary) -> int | None:
     return min(smallest, default=None)
 
 
-def _move_to_valid(plan: Plan, output: str, counts: np.ndarray, document_id: int) -> None:
-    """Take the document out of the counts of its train shard, and make it those of the one valid shard."""
+def _take_from_train(plan: Plan, output: str, counts: np.ndarray, document_id: int) -> None:
+    """Take the document that is held out from the counts of its train shard, and tell of it."""
     destinations = plan.destinations
+    total, excluded = int(counts.sum()), int(counts[destinations.num_train :].sum())
+    none = f"none of the {total} documents falls into the validation split by its hash"
+    if excluded:
+        none = f"no document of the validation split is left ({excluded} of {total}, all left out as duplicates)"
     print(
-        f"note: none of the {int(counts.sum())} documents falls into the validation split by its hash "
-        f"(shards.valid_fraction={destinations.valid_fraction:g}); the one whose hash is nearest to it is held out",
+        f"note: {none} (shards.valid_fraction={destinations.valid_fraction:g}); the one whose hash is nearest "
+        "to it is held out",
         file=sys.stderr,
         flush=True,
     )
     destination = destinations.of(document_id)
     for ids in _ids(plan, output, destination):
         counts[destination] -= int((ids == np.uint64(document_id)).sum())
-    counts[destinations.num_train :] = 0
-    if not counts.any():
+    if not counts[: destinations.num_train].any():
         raise nothing_to_train_on(plan)
-    counts[destinations.num_train] = 1
 
 
 def nothing_to_train_on(plan: Plan) -> UserError:

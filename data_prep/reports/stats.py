@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-import safetensors.numpy
 
+from data_prep.data_set.counting import read_token_counts
 from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.data_set.shard_index import read_index
-from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.progress import Progress
 from data_prep.reports.lengths import LengthHistogram
@@ -52,6 +50,7 @@ def read_statistics(folder: str) -> Statistics:
         UserError: a file that the manifest names is missing or damaged.
     """
     manifest = read_manifest(folder)
+    counts = read_token_counts(folder, manifest)
     documents, sentences = LengthHistogram(), LengthHistogram()
     shards = [*manifest.train.shards, *manifest.valid.shards]
     with Progress("reading indexes", sum(shard.index.bytes for shard in shards), "MB", 1e6) as progress:
@@ -65,18 +64,6 @@ def read_statistics(folder: str) -> Statistics:
         manifest=manifest,
         document_lengths=documents,
         sentence_lengths=sentences,
-        token_counts=_read_token_counts(folder, manifest),
+        token_counts=counts["train"] + counts["valid"],
         pieces=Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER)).pieces,
     )
-
-
-def _read_token_counts(folder: str, manifest: Manifest) -> np.ndarray:
-    url = storage.join(folder, manifest.token_counts.name)
-    data = storage.read_bytes(url)
-    if hashlib.sha256(data).hexdigest() != manifest.token_counts.sha256:
-        raise UserError(
-            f"{storage.redact(url)} is damaged: its sha256 is not the manifest's; restore it, or make the shards again"
-        )
-    counts = safetensors.numpy.load(data)
-    total: np.ndarray = counts["train"] + counts["valid"]
-    return total

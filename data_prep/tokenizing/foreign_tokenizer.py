@@ -23,7 +23,6 @@ from data_prep.terminal import printable
 from data_prep.text.cleaning import Normalisation, replace_surrogates
 from data_prep.text.text_batch import pieces_of_text
 from data_prep.tokenizing.foreign_files import (
-    TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
     fingerprint_of,
     read_files,
@@ -31,8 +30,7 @@ from data_prep.tokenizing.foreign_files import (
     vocabulary_of,
 )
 from data_prep.tokenizing.info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
-from data_prep.tokenizing.report import REPORT_NAME
-from data_prep.tokenizing.tokenizer import MODEL_NAME, Tokenizer
+from data_prep.tokenizing.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer
 
 _LONGEST_REASON = 300  # characters
 _MOST_HOLES = 1_000  # ids without a piece, beyond one for each piece
@@ -211,7 +209,7 @@ def copy_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
     if isinstance(tokenizer, ForeignTokenizer):
         tokenizer.write_files(folder)
         return
-    for name in (MODEL_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, REPORT_NAME, INFO_NAME):
+    for name in FILE_NAMES:
         path = Path(tokenizer.folder) / name
         if path.is_file():  # one of earlier releases has no report
             storage.write_bytes(storage.join(folder, name), storage.read_bytes(path))

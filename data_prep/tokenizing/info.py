@@ -25,8 +25,10 @@ from data_prep.files import storage
 from data_prep.settings import Settings
 from data_prep.text.cleaning import METASPACE, Normalisation, normalise
 from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
+from data_prep.validation import first_problem
 
 INFO_NAME = "tokenizer_info.json"
+REPORT_NAME = "tokenizer_report.json"
 FORMAT_VERSION = 1
 MIN_VOCAB_SIZE = 6  # five special tokens and one of text
 
@@ -137,7 +139,7 @@ class TokenizerInfo(BaseModel):
                 )
             return cls.model_validate(values)
         except (ValidationError, ValueError, RecursionError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            reason = first_problem(error) if isinstance(error, ValidationError) else str(error)
             raise UserError(f"{path} is damaged ({reason}); train the tokenizer again, or copy it again") from None
 
     def write(self, folder: str | Path) -> None:

@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import normalise
+from data_prep.tokenizing.info import REPORT_NAME as REPORT_NAME
 from data_prep.tokenizing.sampling import CorpusCounts
 from data_prep.tokenizing.special_tokens import UNK_TOKEN_ID
 from data_prep.tokenizing.tokenizer import Tokenizer
 from data_prep.tokenizing.training_sample import HeldOutDocument, TrainingSample
-
-REPORT_NAME = "tokenizer_report.json"
+from data_prep.validation import first_problem
 
 _LONGEST_PIECES = 12
 _EXAMPLE_CHARACTERS = 100
@@ -141,7 +141,7 @@ def read_report(folder: str | Path) -> TokenizerReport | None:
     try:
         return TokenizerReport.model_validate_json(storage.read_bytes(url))
     except ValidationError as error:
-        raise UserError(f"{storage.redact(url)} is damaged ({error.errors()[0]['msg']}); copy it again") from None
+        raise UserError(f"{storage.redact(url)} is damaged ({first_problem(error)}); copy it again") from None
 
 
 def report_lines(report: TokenizerReport) -> Iterator[str]:

@@ -18,7 +18,8 @@ import numpy as np
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import METASPACE, NORMALISATION_VERSION, Normalisation, normalise
-from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
+from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from data_prep.tokenizing.info import INFO_NAME, REPORT_NAME, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizing.sentencepiece_model import Piece, Processor, TokenSpan, open_model, token_spans, vocabulary_of
 from data_prep.tokenizing.special_tokens import (
     CLS_TOKEN_ID,
@@ -33,6 +34,7 @@ from data_prep.tokenizing.word_cache import WordCache, can_cut_at_letters
 
 __all__ = [
     "CLS_TOKEN_ID",
+    "FILE_NAMES",
     "INFO_NAME",
     "MASK_TOKEN_ID",
     "MODEL_NAME",
@@ -49,6 +51,8 @@ __all__ = [
 ]
 
 MODEL_NAME = "tokenizer.model"
+FILE_NAMES = (MODEL_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, REPORT_NAME, INFO_NAME)
+"""Of a tokenizer made here; what makes the folder one comes last."""
 
 _UNKNOWN = "\ufffd".encode()
 
@@ -110,7 +114,7 @@ class Tokenizer:
             raise UsageError(f"{url} is a file; name the folder of a tokenizer, such as {meant}")
         if is_foreign(url):
             return ForeignTokenizer.open(url)
-        local = storage.local_folder(url) if storage.is_remote(url) else Path(folder)
+        local = storage.local_folder(url, FILE_NAMES) if storage.is_remote(url) else Path(folder)
         info = TokenizerInfo.read(local)
         if info is None:
             raise UserError(

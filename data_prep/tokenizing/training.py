@@ -15,14 +15,13 @@ from data_prep.data_set.manifest_records import MAX_VOCAB_SIZE
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, clean_paragraphs, has_too_many_marks
-from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from data_prep.tokenizing.hugging_face import compare_with_hugging_face, write_hugging_face_files
 from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
-from data_prep.tokenizing.report import REPORT_NAME, measure, write_report
+from data_prep.tokenizing.report import measure, write_report
 from data_prep.tokenizing.sampling import CorpusCounts
 from data_prep.tokenizing.sentencepiece_model import LIBRARY_VERSION, open_model, train_model, vocabulary_of
 from data_prep.tokenizing.special_tokens import SPECIAL_TOKENS
-from data_prep.tokenizing.tokenizer import MODEL_NAME, Tokenizer, fingerprint_of
+from data_prep.tokenizing.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer, fingerprint_of
 from data_prep.tokenizing.training_sample import MAX_LINE_BYTES, TrainingSample
 
 SOURCE, LANGUAGE = "corpus", "unknown"
@@ -107,8 +106,7 @@ def train_on_sample(
         write_hugging_face_files(tokenizer, folder)
         compare_with_hugging_face(tokenizer, folder, [document.text for document in held_out])
         write_report(measure(tokenizer, sample, counts, held_out), folder)
-        names = (MODEL_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, REPORT_NAME)
-        files = {name: storage.sha256_of(folder / name) for name in names}
+        files = {name: storage.sha256_of(folder / name) for name in FILE_NAMES if name != INFO_NAME}
         info = info.model_copy(update={"files": files})
         info.write(folder)
     _say(

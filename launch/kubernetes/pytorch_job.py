@@ -18,9 +18,10 @@ import yaml
 
 from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
+from data_prep.files.known_secrets import secrets_of
+from data_prep.files.urls import has_password
 from data_prep.settings import find_config
 from trainer.config import RunConfig
-from trainer.preflight.launch_checks import has_password, secrets_of
 
 PYTHON = "/srv/clozeworks/.venv/bin/python"
 PRETRAIN = "/srv/clozeworks/launch/pretrain.py"

@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from data_prep.terminal import printable
+from data_prep.terminal import duration, printable
 from data_prep.text.cleaning import Normalisation, normalise
 
 
@@ -24,6 +24,11 @@ from data_prep.text.cleaning import Normalisation, normalise
 )
 def test_what_would_act_is_written_out_and_the_rest_is_kept(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_durations() -> None:
+    assert (duration(59.6), duration(3600), duration(-3)) == ("1:00", "1:00:00", "0:00")
+    assert (duration(285, with_hours=True), duration(100_000)) == ("0:04:45", "27:46:40")
 
 
 def test_no_control_character_reaches_the_terminal_by_either_way() -> None:

@@ -71,12 +71,13 @@ def test_secrets_go_neither_into_the_environment_nor_onto_a_command_line():
     environment = {
         "MLFLOW_TRACKING_PASSWORD": "correct-horse",
         "AWS_SECRET_ACCESS_KEY": "battery",
+        "AZURE_STORAGE_KEY": "staple==",
         "AWS_PROFILE": "lab",
         "PATH": "/bin",
         "PDSH_SSH_ARGS_APPEND": "-F config",
     }
     cleaned = launcher_environment(environment, "eth1")
-    assert "battery" not in str(cleaned) and "correct" not in str(cleaned)
+    assert not any(secret in str(cleaned) for secret in ("battery", "correct", "staple"))
     assert cleaned["PDSH_SSH_ARGS_APPEND"].startswith("-F config -o ServerAliveInterval=")
     assert forwarded_variables(cleaned, []) == {
         "AWS_PROFILE": "lab",
@@ -85,8 +86,9 @@ def test_secrets_go_neither_into_the_environment_nor_onto_a_command_line():
     }
     with pytest.raises(UsageError, match="tracking.uri holds a password"):
         launcher_command("hosts", None, 1, ["tracking.uri=https://me:word@host"])
-    with pytest.raises(UsageError, match="holds a secret"):
-        forwarded_variables(cleaned, ["MLFLOW_TRACKING_PASSWORD"])
+    for name in ("MLFLOW_TRACKING_PASSWORD", "AZURE_STORAGE_KEY"):
+        with pytest.raises(UsageError, match="holds a secret"):
+            forwarded_variables(cleaned, [name])
 
 
 @pytest.mark.parametrize("value", ["$(x)", 'a"b', "a\nb", "`x`", "100%h"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.errors import UsageError, UserError
-from launch.status import UNSAID, describe, main, sessions, summarise
+from launch.status import UNSAID, describe, long_duration, main, sessions, summarise
 from trainer.watching.status import append_history, read_history, read_status, record_end, write_status
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -204,3 +204,7 @@ def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
     done = subprocess.run([sys.executable, "launch/status.py", str(tmp_path / "none")], cwd=REPOSITORY, text=True,
                           env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True)  # fmt: skip
     assert done.returncode == 1 and "holds no status.json" in done.stderr
+
+
+def test_a_duration_of_days_tells_them() -> None:
+    assert long_duration(285) == "0:04:45" and long_duration(2 * 86400 + 285) == "2 d 0:04:45"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import ValidationError
 
 from data_prep.errors import UserError
+from data_prep.installed import installed_version
 from data_prep.validation import first_problem
 from trainer.checkpoints.format import DataIdentity, SavedState
 from trainer.config import RunConfig, without_registry, without_secrets
@@ -82,13 +82,9 @@ def check_compatible(
 
 def current_versions() -> dict[str, str]:
     """Versions of what a resumed run's numbers depend on."""
-    versions = {"python": sys.version.split()[0]}
-    for package in ("clozeworks", "torch", "deepspeed"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+    packages = ("clozeworks", "torch", "deepspeed")
+    versions = {package: installed_version(package) or "not installed" for package in packages}
+    return {"python": sys.version.split()[0], **versions}
 
 
 def _saved_config(saved: SavedState) -> RunConfig:

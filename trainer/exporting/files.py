@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from data_prep.files import storage
+from data_prep.installed import installed_version
 from data_prep.settings import to_yaml
 from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME
 from data_prep.tokenizing.hugging_face import write_hugging_face_tokenizer
@@ -80,8 +80,8 @@ def write_origin(
     card = model_card(name, config, facts, tokenizer.fingerprint)
     (folder / "README.md").write_text(card + "\n", encoding="utf-8")
     provenance = {
-        "clozeworks_version": _version("clozeworks"),
-        "libraries": {library: _version(library) for library in LIBRARIES},
+        "clozeworks_version": installed_version("clozeworks"),
+        "libraries": {library: installed_version(library) for library in LIBRARIES},
         "checkpoint": facts.checkpoint,
         "step": facts.step,
         "tokens_seen": facts.tokens_seen,
@@ -95,13 +95,6 @@ def write_origin(
         "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
     }
     _write_json(folder / "provenance.json", provenance)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return None
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from data_prep.files import storage
 from data_prep.settings import validate_settings
+from data_prep.terminal import duration
 from trainer.finetune.comparison import failure_lines, length_lines, rate_lines, score_lines
 from trainer.finetune.experiment import Fit, Setting, VariantResult
 from trainer.finetune.fitted_model import FitFacts, save_fitted_model
@@ -20,7 +21,6 @@ from trainer.finetune.plan import FitRequest
 from trainer.finetune.runs import ExperimentRuns
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.mlflow_server import resolve_tracking_uri
-from trainer.watching.console import duration
 
 NUM_FAILURES = 5
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UsageError
+from data_prep.terminal import duration
 from trainer.finetune.batches import Collator
 from trainer.finetune.data import Files, count_swallowing, data_lines, encode_task, read_task
 from trainer.finetune.examples import Columns
@@ -17,7 +18,6 @@ from trainer.finetune.parameters import letters_line, parameter_lines, trainable
 from trainer.finetune.tasks import Preprocessor, TaskName
 from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
 from trainer.using.pretrained import load_config, load_tokenizer, max_length
-from trainer.watching.console import duration
 
 FROZEN_RATES = (1e-3, 3e-3, 1e-2)
 

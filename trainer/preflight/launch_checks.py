@@ -8,22 +8,18 @@ where every user of these hosts reads them.
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import UsageError
+from data_prep.files.known_secrets import secrets_of
 
-SECRET_NAME = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|ACCESS_KEY|API_KEY", re.IGNORECASE)
 SECRET_REMEDY = (
     "keep it in a file of your own on every host (~/.mlflow/credentials, ~/.aws/credentials, both with mode 600) and "
     "take it out of the environment and of .deepspeed_env, or start with launch/nodes.py, which leaves it out"
 )
-_USER_INFO = re.compile(r"://[^/\s@:]*:(?!\d+/)[^\s@]+@")  # a password may hold "/", which a port does not
-_MIN_SECRET_LENGTH = 6  # shorter ones stand in other words by chance
-_NOT_SECRET = re.compile(r"AWS_ACCESS_KEY_ID|TOKENIZERS_PARALLELISM|.*_(FILE|PATH|DIR)")
 
 
 @dataclass(frozen=True)
@@ -129,19 +125,3 @@ def exposed(words: Iterable[str], environment: Mapping[str, str]) -> list[str]:
     """Names of the secret variables whose values stand in the words of a process."""
     text = "\0".join(words)
     return [name for name, value in secrets_of(environment).items() if value in text]
-
-
-def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that hold a secret: by their name, or a URL with a password."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if len(value) >= _MIN_SECRET_LENGTH
-        and _NOT_SECRET.fullmatch(name) is None
-        and (SECRET_NAME.search(name) or _USER_INFO.search(value))
-    }
-
-
-def has_password(text: str) -> bool:
-    """Whether a word of a command line holds a URL with user and password."""
-    return _USER_INFO.search(text) is not None

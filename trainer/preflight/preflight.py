@@ -19,6 +19,7 @@ import torch
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.files.store_errors import GO_ON
+from data_prep.files.urls import has_password
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoints.upload import check_upload_wait
 from trainer.config import RunConfig
@@ -26,7 +27,6 @@ from trainer.deepspeed_config import deepspeed_config
 from trainer.preflight.deepspeed_sections import unwritable_output
 from trainer.preflight.disk_checks import check_disk
 from trainer.preflight.finding import Finding, Level, guarded
-from trainer.preflight.launch_checks import has_password
 from trainer.preflight.memory import memory_in_phase
 from trainer.ranks.distributed import extensions_folder
 from trainer.schedule import global_batch_sizes

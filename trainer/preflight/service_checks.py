@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import torch
 import torch.distributed
 
+from data_prep.files import storage
 from trainer.config import RunConfig
 from trainer.preflight.finding import Finding, Level
-from trainer.tracking.mlflow_server import connect, redact, resolve_tracking_uri, short
+from trainer.tracking.mlflow_server import connect, resolve_tracking_uri, short
 from trainer.tracking.request_limits import request_limits
 
 REQUEST_SECONDS = 10
@@ -37,10 +38,10 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             client = connect(uri)
             client.search_experiments(max_results=1)
         except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does
-            text = f"{redact(uri)} does not answer ({short(error)}); start it, or set tracking.uri"
+            text = f"{storage.hide_secrets(uri)} does not answer ({short(error)}); start it, or set tracking.uri"
             yield Finding(level, "mlflow", f"{text}. Training would go on and send its points later{loss}")
             return
-        yield Finding("ok", "mlflow", f"{redact(uri)} answers")
+        yield Finding("ok", "mlflow", f"{storage.hide_secrets(uri)} answers")
         name = f"clozeworks-doctor-{secrets.token_hex(4)}"
         try:
             client.create_registered_model(name)

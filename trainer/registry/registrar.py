@@ -23,7 +23,6 @@ from data_prep.errors import UserError
 from data_prep.files import storage
 from trainer.checkpoints.format import list_steps, step_folder
 from trainer.config import RunConfig
-from trainer.tracking.mlflow_server import redact
 
 if TYPE_CHECKING:
     from trainer.registry.register_checkpoint import Request
@@ -108,7 +107,7 @@ class Registrar:
         request = self._request(step, folder)
         answer = self._run(request)
         if answer.returncode:
-            reason = redact(answer.stderr.strip().removeprefix("error: ")) or _ending(answer.returncode)
+            reason = storage.hide_secrets(answer.stderr.strip().removeprefix("error: ")) or _ending(answer.returncode)
             self._warn(
                 f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: {reason}. It "
                 f"is in {folder}; launch/register.py --checkpoint registers it, or the same command started again"

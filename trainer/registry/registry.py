@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import regex
 
 from data_prep.errors import UserError
+from data_prep.files import storage
 from trainer.registry.names import check_names
 from trainer.registry.pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.delivery import find_or_create_experiment
-from trainer.tracking.mlflow_server import redact, registry_client, resolve_tracking_uri, short
+from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri, short
 from trainer.tracking.params import flatten
 from trainer.using.fill_mask import quiet_transformers
 from trainer.using.model_folder import check_model_folder, folder_digest, read_card
@@ -103,7 +104,7 @@ def register(
         if alias:
             point_alias(client, name, alias, version)
             client.update_registered_model(name, card)
-    return Registration(name, version, alias, redact(uri), run_id)
+    return Registration(name, version, alias, storage.hide_secrets(uri), run_id)
 
 
 def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
@@ -126,7 +127,7 @@ def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, st
     others = {name: value for name, value in provenance.items() if name not in special and value is not None}
     tags = flatten(others, TAG_PREFIX)
     if DATA_DIGESTS in provenance:  # its keys are addresses, which cannot be names of tags
-        tags[TAG_PREFIX + DATA_DIGESTS] = redact(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
+        tags[TAG_PREFIX + DATA_DIGESTS] = storage.hide_secrets(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
     tags |= lineage_tags(provenance.get(DATA_LINEAGE) or ())
     config = folder / "training_config.yaml"
     if config.is_file():

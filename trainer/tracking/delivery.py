@@ -14,7 +14,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from data_prep.errors import UserError
-from trainer.tracking.mlflow_server import connect, redact, short
+from data_prep.files import storage
+from trainer.tracking.mlflow_server import connect, short
 from trainer.tracking.spool_folder import DataSetInput, Delivered, Point, SpoolFolder, is_same_address
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Delivery:
     def __init__(self, spool: SpoolFolder, tracking_uri: str, warn: Callable[[str], None]) -> None:
         self._spool = spool
         self._address = tracking_uri
-        self._tracking_uri = redact(tracking_uri)
+        self._tracking_uri = storage.hide_secrets(tracking_uri)
         self._warn = warn
         self._run_is_known = False
         self._left_out: dict[str, str] = {}  # artifacts, with their digests, that there is no file to send of

@@ -11,17 +11,14 @@ from pathlib import Path
 import psutil
 import torch
 
+from data_prep.installed import installed_version
+
 LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
 
 
 def describe_environment() -> dict[str, str]:
     """Machine, interpreter and library versions."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = {name: version for name in LIBRARIES if (version := installed_version(name)) is not None}
     memory_gib = psutil.virtual_memory().total / (1 << 30)
     machine = {"cpus": str(os.cpu_count()), "memory_gib": f"{memory_gib:.1f}"}
     if torch.cuda.is_available():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from data_prep.errors import UsageError, UserError
-from data_prep.files.urls import redact_text
+from data_prep.files import storage
 from trainer.tracking.request_limits import request_limits
 
 if TYPE_CHECKING:
@@ -29,19 +28,6 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SERVERS = ("http", "https", "databricks", "databricks-uc", "uc")
 UPLOAD_RETRIES = 4
 UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
-SECRET_VARIABLES = (
-    "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_TRACKING_TOKEN",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AZURE_STORAGE_ACCESS_KEY",
-    "HF_TOKEN",
-)
-# Of paths with a query, which stand in errors of requests; of whole URLs the query goes in any case.
-_SECRET_QUERY = re.compile(
-    r"(?i)([?&](?:x-amz-[\w-]+|x-goog-[\w-]+|awsaccesskeyid|sig|signature|token|access_token|api_key|key|password)=)"
-    r"[^&\s\"']+"
-)
 
 
 def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> str:
@@ -63,7 +49,7 @@ def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> st
     if scheme not in DATABASES + SERVERS:
         remedy = f"for a file write sqlite:///{Path(uri).absolute()}.db" if not scheme else "file stores are retired"
         raise UsageError(
-            f"{source} {redact(uri)!r} is no MLflow address; give the address of a server, such as "
+            f"{source} {storage.hide_secrets(uri)!r} is no MLflow address; give the address of a server, such as "
             f"http://127.0.0.1:5000, or of a database, such as sqlite:///mlflow.db ({remedy})"
         )
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
@@ -88,13 +74,13 @@ def connect(tracking_uri: str) -> MlflowClient:
         return MlflowClient(tracking_uri)
     # ImportError: its driver is not installed; ValueError: a port of letters.
     except (SQLAlchemyError, MlflowException, ImportError, ValueError, OSError) as error:
-        cause = short(error)
+        cause, where = short(error), storage.hide_secrets(tracking_uri)
         remedy = (
             "if no other command makes it just now, one was killed as it did: remove that file"
             if "already exists" in cause
             else "see to that database and its address"
         )
-        raise UserError(f"{redact(tracking_uri)} cannot be opened by MLflow: {cause}; {remedy}") from error
+        raise UserError(f"{where} cannot be opened by MLflow: {cause}; {remedy}") from error
 
 
 def _make_database(path: Path) -> None:
@@ -148,7 +134,7 @@ def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator
     except (MlflowException, SQLAlchemyError, OSError) as error:
         unmoved = ". No alias was moved" if moves_alias else ""
         raise UserError(
-            f"{doing} at {redact(uri)} failed: {short(error)}{unmoved}; mend that and run the same again"
+            f"{doing} at {storage.hide_secrets(uri)} failed: {short(error)}{unmoved}; mend that and run the same again"
         ) from error
     finally:
         logger.setLevel(level)
@@ -171,7 +157,7 @@ def short(error: Exception) -> str:
 
     Of SQLAlchemy's it is the database's own word, without the statement.
     """
-    text = redact(" ".join(str(getattr(error, "orig", None) or error).split()))
+    text = storage.hide_secrets(" ".join(str(getattr(error, "orig", None) or error).split()))
     if "Max retries exceeded" in text:
         for sign, meaning in _NO_ANSWER.items():
             if sign in text:
@@ -179,20 +165,11 @@ def short(error: Exception) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def redact(text: str) -> str:
-    """The text without passwords: user and query of URLs, signatures in other queries, secrets of the environment."""
-    for name in SECRET_VARIABLES:
-        secret = os.environ.get(name, "")
-        if len(secret) >= 6:
-            text = text.replace(secret, "***")
-    return _SECRET_QUERY.sub(r"\1***", redact_text(text))
-
-
 def view_hint(tracking_uri: str, experiment_id: str | None, run_id: str | None) -> str:
     """Where a person looks at the run: an address, or the command that serves one."""
     if tracking_uri.startswith(("http://", "https://")):
         path = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
-        return redact(tracking_uri.rstrip("/")) + path
+        return storage.hide_secrets(tracking_uri.rstrip("/")) + path
     if tracking_uri.startswith("sqlite:"):
-        return f"mlflow ui --backend-store-uri {redact(tracking_uri)}"
-    return redact(tracking_uri)
+        return f"mlflow ui --backend-store-uri {storage.hide_secrets(tracking_uri)}"
+    return storage.hide_secrets(tracking_uri)

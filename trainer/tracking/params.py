@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.tracking.mlflow_server import redact
+from data_prep.files import storage
 
 MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000
@@ -24,7 +24,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             flat |= flatten(value, f"{prefix}{name}.")
             continue
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        flat[_param_name(redact(f"{prefix}{name}"))] = redact(text)[:MAX_PARAM_LENGTH]
+        flat[_param_name(storage.hide_secrets(f"{prefix}{name}"))] = storage.hide_secrets(text)[:MAX_PARAM_LENGTH]
     return flat
 
 

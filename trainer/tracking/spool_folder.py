@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_validator
 
 from data_prep.errors import UserError
-from trainer.tracking.mlflow_server import redact
+from data_prep.files import storage
 
 GIT_TAG = "clozeworks.git_revision"
 LINEAGE_TAG = "clozeworks.data_lineage"
@@ -198,7 +198,7 @@ def read_record(folder: Path) -> RunRecord | None:
 
 def is_same_address(recorded: str, address: str) -> bool:
     """Whether both name one server; earlier releases recorded `***@` for a user, and the query."""
-    return redact(recorded) == redact(address)
+    return storage.hide_secrets(recorded) == storage.hide_secrets(address)
 
 
 def parse_line(line: bytes) -> list[Point] | None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import UserError
+from data_prep.files import storage
 from trainer.tracking.delivery import Delivery
-from trainer.tracking.mlflow_server import redact, resolve_tracking_uri, short, view_hint
+from trainer.tracking.mlflow_server import resolve_tracking_uri, short, view_hint
 from trainer.tracking.request_limits import request_limits
 from trainer.tracking.spool_folder import RECORD_NAME, SyncedFolder, read_record
 
@@ -61,9 +62,9 @@ def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]
     """
     uri = resolve_tracking_uri(tracking_uri)
     for folder in tracking_folders(output_dir):
-        spool = SyncedFolder(folder, redact(uri))
+        spool = SyncedFolder(folder, storage.hide_secrets(uri))
         before = spool.record.delivered.model_copy()
-        delivery = Delivery(spool, uri, lambda message: warn(redact(message)))
+        delivery = Delivery(spool, uri, lambda message: warn(storage.hide_secrets(message)))
         try:
             with request_limits(MAX_RETRIES, REQUEST_TIMEOUT_SECONDS):
                 delivery.send()
@@ -71,8 +72,8 @@ def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]
             raise
         except Exception as error:  # whatever a server, a database or a network does
             raise UserError(
-                f"{folder} was not sent to {redact(uri)} whole ({short(error)}); see to the server and run the same "
-                "command again, which goes on where this one ended"
+                f"{folder} was not sent to {storage.hide_secrets(uri)} whole ({short(error)}); see to the server "
+                "and run the same command again, which goes on where this one ended"
             ) from error
         sent = spool.record.delivered
         assert sent.run_id is not None, "everything was sent to a run"

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from data_prep.errors import UserError
+from data_prep.files import storage
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.delivery import Delivery
-from trainer.tracking.mlflow_server import import_mlflow, redact, resolve_tracking_uri, short, view_hint
+from trainer.tracking.mlflow_server import import_mlflow, resolve_tracking_uri, short, view_hint
 from trainer.tracking.params import flatten
 from trainer.tracking.request_limits import request_limits
 from trainer.tracking.spool import Spool, now
@@ -72,7 +73,7 @@ class Tracker:
     def __init__(self, spool: Spool, tracking_uri: str, warn: Callable[[str], None], patience: float) -> None:
         self._spool = spool
         self._tracking_uri = tracking_uri
-        self._warn: Callable[[str], None] = lambda message: warn(redact(message))
+        self._warn: Callable[[str], None] = lambda message: warn(storage.hide_secrets(message))
         import_mlflow()  # here, and not in the thread, where it would take from the time for the first word
         self._delivery = Delivery(spool, tracking_uri, self._warn)
         self.server_answers = False
@@ -107,7 +108,7 @@ class Tracker:
         folder = Path(output_dir) / "tracking"
         try:
             run_name = settings.run_name or Path(output_dir).resolve().name
-            spool = Spool(folder, redact(settings.experiment), redact(run_name))
+            spool = Spool(folder, storage.hide_secrets(settings.experiment), storage.hide_secrets(run_name))
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); metrics are kept there") from None
         tracking_uri = resolve_tracking_uri(settings.uri, spool.record.delivered.tracking_uri or None)
@@ -134,7 +135,7 @@ class Tracker:
     @property
     def tracking_uri(self) -> str:
         """The server, without secrets."""
-        return redact(self._tracking_uri)
+        return storage.hide_secrets(self._tracking_uri)
 
     @property
     def view_hint(self) -> str:
@@ -164,12 +165,12 @@ class Tracker:
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
-        new = {name: redact(str(value)) for name, value in tags.items()}
+        new = {name: storage.hide_secrets(str(value)) for name, value in tags.items()}
         self._best_effort(lambda: self._spool.update(tags={**self._spool.record.tags, **new}))
 
     def log_artifact_text(self, name: str, text: str) -> None:
         """Keep a text as an artifact of the run; `name` may have folders, and a later text replaces the earlier."""
-        self._best_effort(lambda: self._spool.put_artifact(name, redact(text).encode()))
+        self._best_effort(lambda: self._spool.put_artifact(name, storage.hide_secrets(text).encode()))
 
     def log_artifact(self, name: str, data: bytes) -> None:
         """The same of a file that is no text, such as a picture."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from data_prep.terminal import duration
 from trainer.evaluation import perplexity
 
 NOTABLE_WAIT = 0.1
@@ -64,10 +65,3 @@ def groups_line(metrics: dict[str, float]) -> str | None:
             shown = [f"{name} {loss:.4f}" for name, loss in list(losses.items())[:SHOWN_GROUPS]]
             parts.append(f"by {kind}: " + ", ".join(shown) + (" ..." if len(losses) > SHOWN_GROUPS else ""))
     return "  mlm loss " + "; ".join(parts) if parts else None
-
-
-def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss, or m:ss under an hour."""
-    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -215,6 +215,14 @@ def test_ids_are_read_as_inspect_shows_them(tmp_path: Path) -> None:
     assert read_document_ids(str(path)).tolist() == [7, 255]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_comment_may_hold_what_is_no_line_end_in_a_text_file(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_bytes(f"00000000000000FF # of\u2028two \u0085lines\x0c{end}0000000000000007{end}hello".encode())
+    with pytest.raises(UserError, match="line 3 is no id of a document: 'hello'"):
+        read_document_ids(str(path))
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -327,7 +327,7 @@ def test_a_folder_without_a_manifest_is_no_shard_set(folder: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "format version None"),
         ('{"format_version": 3}', "format version 3"),
-        ('{"format_version": 2}', "is damaged at"),
+        ('{"format_version": 2}', r"is damaged \(clozeworks_version: Field required\)"),
     ],
 )
 def test_a_manifest_that_is_none_is_named(folder: Path, text: str, message: str) -> None:

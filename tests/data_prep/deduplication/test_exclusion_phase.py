@@ -16,8 +16,10 @@ from data_prep.data_set.manifest import Manifest, read_manifest
 from data_prep.data_set.shards import read_records
 from data_prep.errors import UsageError, UserError
 from data_prep.preparing import prepare, publication
+from data_prep.preparing.mapping import document_id
 from data_prep.preparing.plan import make_plan
 from data_prep.preparing.prepare import prepare_shards
+from data_prep.text.cleaning import Normalisation, normalise
 from data_prep.tokenizing.tokenizer import Tokenizer
 
 WORDS = (
@@ -100,6 +102,28 @@ def test_where_all_held_out_documents_are_near_duplicates_another_is_held_out(
     assert all(shard.documents for shard in manifest.shards)
     listed = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
     assert listed == {path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(("train", "valid"))}
+
+
+def test_a_held_out_document_that_is_a_near_duplicate_is_in_the_books(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 13 documents the hash of one alone says valid, and that one is a near-copy of another."""
+
+    def is_held_out(text: str) -> bool:
+        return document_id(normalise(text, Normalisation())) >> 32 < 0.2 * 2**32
+
+    originals = [text for text in texts(40, 5) if not is_held_out(text)][:12]
+    variants = (originals[0].replace(" ", f" {number} ", 1) for number in range(100))
+    copy = next(text for text in variants if is_held_out(text))
+    corpus = write(tmp_path / "a.jsonl", [*originals, copy])
+    manifest = make(config_of({"one": corpus}, near=True), tokenizer, tmp_path / "out")
+    assert (manifest.train.documents, manifest.valid.documents) == (11, 1)
+    assert manifest.dropped == {"near duplicate": 1}
+    assert contents(tmp_path / "out", tokenizer) == sorted((" " + text, 0) for text in originals)
+    assert (
+        "note: no document of the validation split is left (1 of 13, all left out as duplicates)"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_addition_holds_what_is_new_under_numbers_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:

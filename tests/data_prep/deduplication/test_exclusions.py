@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from data_prep.deduplication.exclusions import read_exclusions, write_exclusions
 from data_prep.errors import UserError
@@ -35,8 +34,28 @@ def test_no_flipped_byte_excludes_other_documents(tmp_path: Path) -> None:
     path = tmp_path / "exclusions"
     write_exclusions(str(path), {"near duplicate": np.arange(9)}, 2, lambda ids: (ids % 2).astype(np.int64))
     written = path.read_bytes()
-    assert read_exclusions(str(path), 1)["near duplicate"].tolist() == [1, 3, 5, 7]
+    expected = [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
     for offset in range(len(written)):
         path.write_bytes(written[:offset] + bytes([written[offset] ^ 4]) + written[offset + 1 :])
-        with pytest.raises(UserError, match="exclusions is damaged.*--fresh"):
-            read_exclusions(str(path), 1)
+        assert refused(path, expected)
+        path.write_bytes(written[:offset])
+        assert refused(path, expected)
+
+
+def refused(path: Path, expected: list[list[int]]) -> list[int]:
+    """The destinations whose ids are told to be damaged; those of the others are as they were written."""
+    damaged = []
+    for destination, ids in enumerate(expected):
+        try:
+            assert read_exclusions(str(path), destination)["near duplicate"].tolist() == ids
+        except UserError as error:
+            assert "exclusions is damaged" in str(error) and "--fresh" in str(error)
+            damaged.append(destination)
+    return damaged
+
+
+def test_a_shard_reads_the_ids_of_its_own_destination_alone(tmp_path: Path) -> None:
+    path = tmp_path / "exclusions"
+    write_exclusions(str(path), {"near duplicate": np.arange(9)}, 2, lambda ids: (ids % 2).astype(np.int64))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert refused(path, [[0, 2, 4, 6, 8], [1, 3, 5, 7]]) == [1]

@@ -23,6 +23,7 @@ from data_prep.deduplication.near_duplicates import (
 from data_prep.deduplication.signature_files import SignatureFiles, open_signatures
 from data_prep.deduplication.signatures import signatures
 from data_prep.deduplication.similarity_search import MAX_LEADERS, band_keys, choose_bands
+from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.preparing.executors import run_units
 from data_prep.preparing.plan import make_plan
@@ -228,7 +229,7 @@ def test_several_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.Mon
 def test_signatures_and_pairs_may_lie_in_a_store(s3_bucket: S3Bucket) -> None:
     files = corpus(num_files=2)
     assert found(f"{s3_bucket.url}/work", files) == expected_ids(files, SETTINGS)
-    assert "work/near-0000-of-0001.pairs.npy" in s3_bucket.objects()
+    assert "work/near-0000-of-0001.pairs" in s3_bucket.objects()
 
 
 def test_documents_of_the_data_set_that_grows_are_never_in_the_answer(tmp_path: Path) -> None:
@@ -286,6 +287,19 @@ def test_a_large_cluster_costs_in_proportion_to_its_size(tmp_path: Path, monkeyp
     assert found(tmp_path, [documents]) == list(range(1, 3000))
     bands = choose_bands(SETTINGS.threshold, SETTINGS.num_hashes)
     assert 3000 <= compared < 3000 * bands.num_bands * math.log2(MAX_LEADERS)
+
+
+def test_no_flipped_bit_and_no_torn_file_of_pairs_drops_other_documents(tmp_path: Path) -> None:
+    files = corpus(num_files=2)
+    expected = found(tmp_path, files)
+    (path,) = tmp_path.glob("*.pairs")
+    written = path.read_bytes()
+    assert expected and found(tmp_path, files) == expected
+    for place in range(0, len(written), 7):
+        for changed in (written[:place], written[:place] + bytes([written[place] ^ 2]) + written[place + 1 :]):
+            path.write_bytes(changed)
+            with pytest.raises(UserError, match=r"pairs is damaged.*--fresh"):
+                found(tmp_path, files)
 
 
 def test_a_preparation_drops_near_duplicates_and_counts_them(small_tokenizer: Path, tmp_path: Path) -> None:

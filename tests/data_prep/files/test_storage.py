@@ -57,6 +57,25 @@ def test_threads_may_write_the_same_file_at_once(tmp_path: Path) -> None:
     assert content == content[:1] * 100_000 and os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_source_that_cannot_be_read_is_not_told_as_the_place_that_is_written(tmp_path: Path, remote: bool) -> None:
+    target, source = "memory://bucket/target" if remote else str(tmp_path / "target"), tmp_path / "gone.bin"
+    with pytest.raises(UserError) as caught, storage.local_write(target) as partial:
+        shutil.copyfile(source, partial)
+    assert str(caught.value).startswith(f"{source} cannot be used while {target} is written: No such file or directory")
+    assert not storage.exists(target) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_refusal_of_the_written_file_itself_names_the_place(tmp_path: Path, remote: bool) -> None:
+    target = "memory://bucket/target" if remote else str(tmp_path / "target")
+    with (
+        pytest.raises(UserError, match="target cannot be written: No such file"),
+        storage.local_write(target) as partial,
+    ):
+        (partial / "below").write_bytes(b"")
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
@@ -122,18 +141,20 @@ def test_a_copy_that_many_ask_for_at_once_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_remote_folder_is_copied_and_again_when_it_changes(tmp_path: Path) -> None:
-    url = "memory://bucket/tokenizers/small"
-    for name in ("tokenizer.model", "tokenizer_info.json", ".lock.json", "old/tokenizer.model"):
+    url, names = "memory://bucket/tokenizers/small", ("tokenizer.model", "tokenizer_info.json", "none.json")
+    for name in ("tokenizer.model", "tokenizer_info.json", "model.safetensors", "old/tokenizer.model"):
         storage.write_bytes(f"{url}/{name}", name.encode())
-    folder = storage.local_folder(url, tmp_path)
+    folder = storage.local_folder(url, names, tmp_path)
     assert sorted(os.listdir(folder)) == ["tokenizer.model", "tokenizer_info.json"]
     assert (folder / "tokenizer.model").read_bytes() == b"tokenizer.model"
-    assert storage.local_folder(url, tmp_path) == folder and os.listdir(tmp_path) == [folder.name]
+    assert storage.local_folder(url, names, tmp_path) == folder and os.listdir(tmp_path) == [folder.name]
+    storage.write_bytes(f"{url}/model.safetensors", b"another")
+    assert storage.local_folder(url, names, tmp_path) == folder
     storage.write_bytes(f"{url}/tokenizer.model", b"changed")
-    assert (storage.local_folder(url, tmp_path) / "tokenizer.model").read_bytes() == b"changed"
-    assert storage.local_folder(tmp_path) == tmp_path
-    with pytest.raises(UserError, match="memory://bucket/none holds no file"):
-        storage.local_folder("memory://bucket/none", tmp_path)
+    assert (storage.local_folder(url, names, tmp_path) / "tokenizer.model").read_bytes() == b"changed"
+    assert storage.local_folder(tmp_path, names) == tmp_path
+    with pytest.raises(UserError, match="memory://bucket/none holds none of tokenizer.model, "):
+        storage.local_folder("memory://bucket/none", names, tmp_path)
 
 
 def test_messages_show_no_password() -> None:

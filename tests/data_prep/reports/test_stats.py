@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import html.parser
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from data_prep.data_set.manifest import read_manifest
 from data_prep.data_set.shards import read_records
@@ -166,12 +169,23 @@ def test_a_page_goes_where_it_is_told_local_or_remote(shards: HostileShards, tmp
 
 
 def test_a_damaged_file_is_named(shards: HostileShards, tmp_path: Path) -> None:
-    for path in shards.folder.rglob("*"):
-        if path.is_file():
-            storage.write_bytes(tmp_path / path.relative_to(shards.folder), path.read_bytes())
+    shutil.copytree(shards.folder, tmp_path, dirs_exist_ok=True)
     name = read_manifest(str(tmp_path)).token_counts.name
     data = bytearray((tmp_path / name).read_bytes())
     data[-1] ^= 1
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=f"{name} is damaged"):
+    with pytest.raises(UserError, match=f"{name} has other content"):
+        read_statistics(str(tmp_path))
+
+
+def test_token_counts_that_lack_a_split_are_named(shards: HostileShards, tmp_path: Path) -> None:
+    shutil.copytree(shards.folder, tmp_path, dirs_exist_ok=True)
+    record = read_manifest(str(tmp_path)).token_counts
+    counts = safetensors.numpy.load_file(tmp_path / record.name)
+    data = safetensors.numpy.save({"train": counts["train"]})
+    (tmp_path / record.name).write_bytes(data)
+    manifest = (tmp_path / "manifest.json").read_text(encoding="utf-8")
+    manifest = manifest.replace(record.sha256, hashlib.sha256(data).hexdigest())
+    (tmp_path / "manifest.json").write_text(manifest, encoding="utf-8")
+    with pytest.raises(UserError, match=f"{record.name} holds no count of every token id in valid"):
         read_statistics(str(tmp_path))

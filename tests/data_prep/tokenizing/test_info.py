@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+from data_prep.errors import UserError
 from data_prep.text.cleaning import Normalisation
-from data_prep.tokenizing.info import TokenizerInfo, TokenizerSettings
+from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
 
 REFUSED = {
     "": "is empty",
@@ -53,6 +56,12 @@ def test_a_name_that_is_no_file_of_the_folder_is_refused(name: str) -> None:
     assert TokenizerInfo.model_validate(values | {"files": {"tokenizer.json": "0" * 64}}).files
     with pytest.raises(ValidationError, match="match pattern"):
         TokenizerInfo.model_validate(values | {"files": {name: "0" * 64}})
+
+
+def test_a_damaged_file_is_told_with_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / INFO_NAME).write_text('{"format_version": 1}')
+    with pytest.raises(UserError, match=r"tokenizer_info.json is damaged \(fingerprint: Field required\)"):
+        TokenizerInfo.read(tmp_path)
 
 
 def test_differences_name_settings_and_inputs() -> None:

@@ -98,3 +98,6 @@ def test_a_folder_without_a_report_has_none_and_a_damaged_one_is_told(folder: Pa
     (tmp_path / REPORT_NAME).write_bytes((folder / REPORT_NAME).read_bytes()[:-30])
     with pytest.raises(UserError, match="tokenizer_report.json is damaged"):
         read_report(tmp_path)
+    (tmp_path / REPORT_NAME).write_text("{}")
+    with pytest.raises(UserError, match=r"is damaged \(fingerprint: Field required\)"):
+        read_report(tmp_path)

@@ -20,6 +20,7 @@ from data_prep.errors import UsageError, UserError
 from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizing.tokenizer import (
+    FILE_NAMES,
     MASK_TOKEN_ID,
     SPECIAL_TOKENS,
     UNK_TOKEN_ID,
@@ -235,9 +236,10 @@ def test_a_tokenizer_is_loaded_from_a_url_too(tokenizer: Tokenizer) -> None:
     filesystem = fsspec.filesystem("memory")
     for path in tokenizer.folder.iterdir():
         filesystem.pipe_file(f"/tokenizers/one/{path.name}", path.read_bytes())
+    filesystem.pipe_file("/tokenizers/one/model.safetensors", b"of the model that it was exported with")
     loaded = Tokenizer.load("memory://tokenizers/one")
     assert loaded.fingerprint == tokenizer.fingerprint and loaded.url == "memory://tokenizers/one"
-    assert (loaded.folder / "tokenizer.json").is_file()
+    assert {path.name for path in loaded.folder.iterdir()} == set(FILE_NAMES)
     assert Tokenizer.load(tokenizer.folder).url == str(tokenizer.folder)
     with pytest.raises(UserError, match="memory://tokenizers/none holds no"):
         Tokenizer.load("memory://tokenizers/none")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.errors import UsageError, UserError
+from data_prep.files import storage
 from tests.tracked_runs import half_made_database
 from trainer.tracking.mlflow_server import (
     connect,
-    redact,
     registry_client,
     resolve_tracking_uri,
     short,
@@ -164,7 +164,7 @@ def test_passwords_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
         "http://me:s3cret@host:5000/api and postgresql://u:p%40w/s3cret?#@db/x, s3://b/k?X-Amz-Signature=feed "
         "Basic hunter2hunter2 abcdefgh12345678 'mysql://db/y?user=me&passwd=s3cret' /k?versionId=3&signature=feed"
     )
-    clean = redact(text)
+    clean = storage.hide_secrets(text)
     for secret in ("s3cret", "p%40w", "me:", "feed", "hunter2", "abcdefgh"):
         assert secret not in clean
     for kept in ("http://host:5000/api", "postgresql://db/x", "s3://b/k", "'mysql://db/y'", "versionId=3"):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from data_prep.errors import UsageError
+from data_prep.files import storage
 from tests.tracked_runs import (
     KEYS,
     Warnings,
@@ -26,7 +27,7 @@ from tests.tracked_runs import (
 )
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.environment import describe_environment, git_revision
-from trainer.tracking.mlflow_server import connect, redact
+from trainer.tracking.mlflow_server import connect
 from trainer.tracking.spool import Spool
 from trainer.tracking.spool_folder import SyncedFolder
 from trainer.tracking.sync import sync, tracking_folders
@@ -118,7 +119,7 @@ def test_a_server_that_an_earlier_release_recorded_is_known_again(database: str,
     uri, (folder,) = "http://me:hunter2@127.0.0.1:1/x?schema=one", tracking_folders(tmp_path / "run")
     path = folder / "run.json"
     path.write_text(path.read_text().replace(database, "http://***@127.0.0.1:1/x?schema=one"))
-    assert SyncedFolder(folder, redact(uri)).unsent_bytes == 0
+    assert SyncedFolder(folder, storage.hide_secrets(uri)).unsent_bytes == 0
     told = Warnings()
     spool = Spool(folder, "experiment", "run")
     assert Delivery(spool, uri, told).is_complete and not told

@@ -1,4 +1,4 @@
-from trainer.watching.console import duration, evaluation_line, groups_line, step_line
+from trainer.watching.console import evaluation_line, groups_line, step_line
 
 
 def test_a_step_line_tells_epoch_step_loss_perplexity_rate_speed_and_time_left():
@@ -43,7 +43,3 @@ def test_losses_by_source_and_length_are_told_where_there_are_several():
     assert groups_line(metrics) == "  mlm loss by source: books 2.5000, web 3.5000"
     metrics |= {f"valid/source/s{number}/mlm_loss": 1.0 for number in range(20)}
     assert groups_line(metrics).endswith("s5 1.0000 ...")
-
-
-def test_durations():
-    assert (duration(59.6), duration(3600), duration(-3)) == ("1:00", "1:00:00", "0:00")

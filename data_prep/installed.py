@@ -1,0 +1,13 @@
+"""Which versions of packages are installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed package; None where it is not installed, or runs from a folder of sources."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
