@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -160,6 +162,33 @@ def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
         registrar = Registrar(config_of(tmp_path), told, pytest.fail)
         registrar.submit(20, tmp_path)
         assert not registrar.close() and said in told[0]
+
+
+@pytest.mark.parametrize(
+    ("befell", "said"),
+    [
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "OSError: .* Cannot allocate memory"),
+        (subprocess.CompletedProcess([], 0, "", ""), "without an answer"),
+        (subprocess.CompletedProcess([], 0, "no answer of ours\n", ""), "JSONDecodeError"),
+    ],
+)
+def test_whatever_befalls_one_checkpoint_is_told_and_the_next_is_registered(
+    befell: Any, said: str, tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(registrar: Registrar, request: Request) -> subprocess.CompletedProcess[str]:
+        if not request.checkpoint.endswith("10"):
+            return answers.run(request)
+        if isinstance(befell, Exception):
+            raise befell
+        return befell  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Registrar, "_run", run)
+    told = Warnings()
+    registrar = Registrar(config_of(tmp_path, when="kept"), told, Warnings())
+    submit(registrar, tmp_path, 10, 20)
+    assert not registrar.close() and registered_steps(tmp_path) == [20]
+    (warning,) = told
+    assert re.search(f"the checkpoint of step 10 was not registered as birds: .*{said}", warning)
 
 
 def test_a_note_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
