@@ -144,9 +144,8 @@ class Registrar:
     def _run(self, request: Request) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}  # the GPU belongs to the training
-        command = [sys.executable, "-m", "trainer.registry.register_checkpoint"]
         return subprocess.run(
-            command, input=json.dumps(asdict(request)), env=environment, capture_output=True, text=True
+            command_line(), input=json.dumps(asdict(request)), env=environment, capture_output=True, text=True
         )
 
     def _note(self, note: dict[str, Any]) -> None:
@@ -158,6 +157,11 @@ class Registrar:
                 f"{REGISTERED_NAME} cannot be written ({error.strerror}); a restart may register step "
                 f"{note['step']:,} once more, or not at all"
             )
+
+
+def command_line() -> list[str]:
+    """What registers a checkpoint for this process, and ends with it."""
+    return [sys.executable, "-m", "trainer.registry.register_checkpoint", str(os.getpid())]
 
 
 def _ending(returncode: int) -> str:
