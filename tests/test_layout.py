@@ -59,6 +59,7 @@ TAKEN_BY_TRAINER = {
     "data_prep.files.storage": "reads and writes stores",
     "data_prep.files.store_errors": "tells a store's refusal",
     "data_prep.files.urls": "tells paths from URLs, without secrets",
+    "data_prep.inputs.parquet": "reads labelled tables",
     "data_prep.installed": "tells versions of packages",
     "data_prep.settings": "reads YAML",
     "data_prep.terminal": "makes text safe to show",

@@ -8,6 +8,7 @@ float64 depends on its order in the last bits alone.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,8 @@ from trainer.ranks.distributed import Ranks, all_reduce_sum
 from trainer.settings.watching import EvaluationSettings
 
 MAX_SOURCES = 50
-"""Sources with figures of their own, those with most predictions; the others are told together, as `others`."""
+"""Sources with figures of their own, those with most predictions; the others are told together, as `OTHERS`."""
+OTHERS = "others"
 NUM_SUMS = 7
 """Of MLM: loss, right at first, right among five, predictions; of sentence pairs: loss, right, pairs."""
 
@@ -80,7 +82,7 @@ def metrics_of(totals: torch.Tensor, origins: Origins, length_bounds: Sequence[i
         names = metric_names(origins.names)
         for number in sorted(order[:MAX_SOURCES]):
             metrics |= _figures(f"valid/source/{names[number]}", by_source[number])
-        metrics |= _figures("valid/source/others", by_source[order[MAX_SOURCES:]].sum(0))
+        metrics |= _figures(f"valid/source/{OTHERS}", by_source[order[MAX_SOURCES:]].sum(0))
     if len(origins.component_names) > 1:
         components = torch.tensor(origins.components)
         for number, name in enumerate(metric_names(origins.component_names)):
@@ -110,12 +112,14 @@ def length_names(bounds: Sequence[int]) -> list[str]:
 
 
 def metric_names(names: Sequence[str]) -> list[str]:
-    """Each name as MLflow takes it in a metric's name, and a number behind one that has come before."""
+    """Each name as MLflow takes it in a metric's name, and the next free number behind one that is taken."""
     found: list[str] = []
+    taken = {OTHERS}
     for name in names:
         plain = re.sub(r"[^\w\- .]|^\.+$", "_", name)[:100] or "_"
-        same = sum(re.fullmatch(re.escape(plain) + r"(-\d+)?", other) is not None for other in found)
-        found.append(f"{plain}-{same + 1}" if same else plain)
+        numbered = (f"{plain}-{number}" for number in itertools.count(2))
+        found.append(plain if plain not in taken else next(each for each in numbered if each not in taken))
+        taken.add(found[-1])
     return found
 
 

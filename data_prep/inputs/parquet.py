@@ -1,4 +1,4 @@
-"""Reading text columns of Parquet files by row group, with every kind of damage told apart from the end.
+"""Reading Parquet files, text columns by row group or all of it, with every kind of damage told apart from the end.
 
 pyarrow is imported where it is used: it takes 34 MB of a process, and most corpora hold no Parquet.
 """
@@ -9,6 +9,7 @@ import contextlib
 import io
 import re
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from data_prep.files.hashing import RangeHashingFile
@@ -151,6 +152,25 @@ class ParquetRows:
         except _damage() as error:
             place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
             raise DamagedParquet(place, error) from None
+
+
+def read_whole(path: Path) -> pa.Table:
+    """The file as a table, every page and every text of it checked.
+
+    Raises:
+        DamagedParquet: the file is damaged.
+        FileNotFoundError: there is no such file.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        table.validate(full=True)  # a text may hold bytes that are no UTF-8
+    except FileNotFoundError:
+        raise
+    except _damage() as error:
+        raise DamagedParquet("all of it was read", error) from None
+    return table
 
 
 def looks_like_parquet(head: bytes) -> bool:

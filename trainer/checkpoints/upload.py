@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
+from data_prep.files.urls import redact_text
 from trainer.checkpoints.format import (
     MARKER_NAME,
     STATE_NAME,
@@ -142,12 +143,14 @@ class Uploader:
         """Whether nothing is left to do: it was copied, or has made room for newer ones."""
         try:
             return self._copy(checkpoint)
-        except UserError as error:
+        except Exception as error:  # noqa: BLE001 - whatever befell one, the next is copied
             if not (checkpoint.folder / MARKER_NAME).exists():
                 return True
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._warn(
                 f"rank {self._ranks.rank}: checkpoint {checkpoint.folder} was not copied to "
-                f"{storage.redact(self._url)}: {error}. The local copy stays, and the next save tries again"
+                f"{storage.redact(self._url)}: {redact_text(reason)}. The local copy stays, and the next save tries "
+                "again"
             )
             return False
 

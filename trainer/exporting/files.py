@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from data_prep.files import storage
 from data_prep.installed import installed_version
 from data_prep.settings import to_yaml
-from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME
+from data_prep.tokenizing.foreign_files import FILE_NAMES, TOKENIZER_CONFIG_NAME
 from data_prep.tokenizing.hugging_face import write_hugging_face_tokenizer
 from data_prep.tokenizing.report import REPORT_NAME
-from data_prep.tokenizing.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
+from data_prep.tokenizing.tokenizer import MODEL_NAME, Tokenizer
 from trainer.config import RunConfig, without_secrets
 from trainer.exporting.checks import ParityReport
 from trainer.exporting.model_card import TrainingFacts, model_card
@@ -35,8 +35,11 @@ def write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokeni
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> None:
-    """The SentencePiece model with its description, and the Hugging Face files made from it; or a foreign one's."""
-    for name in (MODEL_NAME, INFO_NAME, REPORT_NAME):
+    """The SentencePiece model, and the Hugging Face files made from it; or a foreign one's; and their description.
+
+    The export is a tokenizer's folder too, so its description carries the checksums of the files as they are here.
+    """
+    for name in (MODEL_NAME, REPORT_NAME):
         if (tokenizer.folder / name).is_file():  # a foreign one has no model, one of earlier releases no report
             shutil.copyfile(tokenizer.folder / name, folder / name)
     write_hugging_face_tokenizer(tokenizer.folder, folder, model_max_length=config.longest_sequence)
@@ -44,6 +47,9 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: RunConfig) -> No
         path = folder / TOKENIZER_CONFIG_NAME
         settings = json.loads(path.read_text(encoding="utf-8"))
         _write_json(path, settings | {"model_input_names": ["input_ids", "attention_mask"]})
+    written = [name for name in (MODEL_NAME, REPORT_NAME, *FILE_NAMES) if (folder / name).is_file()]
+    checksums = {name: storage.sha256_of(folder / name) for name in written}
+    tokenizer.info.model_copy(update={"files": checksums}).write(folder)
 
 
 def write_sentence_transformer(folder: Path, config: RunConfig) -> None:

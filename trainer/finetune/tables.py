@@ -17,6 +17,7 @@ import pandas
 
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
+from data_prep.inputs.parquet import DamagedParquet, read_whole
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
@@ -124,16 +125,12 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
     Raises:
         ValueError: the file is damaged.
     """
-    import pyarrow
-    from pyarrow import parquet
-
     try:
-        found = parquet.ParquetFile(path, page_checksum_verification=True).read()
-        found.validate(full=True)  # a text may hold bytes that are no UTF-8
-        kept = [place for place, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
-        table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas()
-    except (pyarrow.ArrowException, MemoryError) as error:  # a length in it may be of petabytes
+        found = read_whole(path)
+    except DamagedParquet as error:
         raise ValueError(str(error)) from None
+    kept = [place for place, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
+    table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas()
     table.attrs[REPEATED] = _repeated(table.columns.tolist())
     return table
 

@@ -6,20 +6,13 @@ Left alone, a pdsh goes on without its launcher. Where the launcher runs on a ho
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import signal
 import subprocess
 from types import SimpleNamespace
 
 from deepspeed.launcher import runner
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
-
-
-def end_with_parent() -> None:
-    """Have Linux send this process SIGTERM when its parent is gone; it holds for the program executed next as well."""
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+from trainer.ranks.end_with_parent import end_with_parent
 
 
 def main() -> None:

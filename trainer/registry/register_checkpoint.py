@@ -1,8 +1,8 @@
 """From a checkpoint to a registered version, and to an alias where its gate lets it pass.
 
-`python -m trainer.registry.register_checkpoint` does it in a process of its own, which the trainer starts: the request
-comes as JSON on standard input (an address may hold a password, and command lines are seen by all), the answer goes
-to standard output.
+`python -m trainer.registry.register_checkpoint PID` does it in a process of its own, which the trainer (its process id
+is PID) starts and which ends with it: the request comes as JSON on standard input (an address may hold a password, and
+command lines are seen by all), the answer goes to standard output.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from data_prep.errors import UserError, run_command
 from trainer.exporting.export import export_checkpoint
+from trainer.ranks.end_with_parent import end_with_parent
 from trainer.registry.promotion import parse_conditions
 from trainer.registry.registry import Registration, register
 from trainer.registry.versions import NotPromoted, promote
@@ -35,13 +36,15 @@ class Request:
 def register_checkpoint(request: Request) -> tuple[Registration, str]:
     """Export, register, promote; returns the version and what became of the promotion, in words.
 
+    A version that was made of this checkpoint before is taken: a registration may end before it tells of it.
+
     Raises:
         UserError: the export is refused, or the registry; then nothing is registered.
     """
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         folder = Path(temporary) / request.name  # the model card takes its title from here
         export_checkpoint(Path(request.checkpoint), folder)
-        registration = register(folder, request.name, request.alias, request.tracking_uri)
+        registration = register(folder, request.name, request.alias, request.tracking_uri, once=True)
     if request.promote_to is None:
         return registration, ""
     conditions = parse_conditions(request.only_if) if request.only_if else ()
@@ -56,6 +59,7 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
 
 
 def main() -> None:
+    end_with_parent(int(sys.argv[1]))
     registration, promotion = register_checkpoint(Request(**json.load(sys.stdin)))
     print(json.dumps({**asdict(registration), "promotion": promotion}))
 

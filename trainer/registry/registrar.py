@@ -39,7 +39,6 @@ class Registrar:
         assert config.registry.name is not None
         self._config, self._warn, self._say = config, warn, say
         self._output_dir = Path(config.output_dir)
-        self._failed: list[int] = []
         self._registered = set(registered_steps(self._output_dir))
         self._submitted = set(self._registered)
         self._queue: queue.Queue[tuple[int, Path] | None] = queue.Queue()
@@ -82,7 +81,7 @@ class Registrar:
         """Wait for what is under way; whether all of it was registered."""
         self._queue.put(None)
         self._thread.join()
-        return not self._failed
+        return self._submitted <= self._registered
 
     def break_off(self, mark: Callable[[str], None]) -> None:
         """Wait for the registration under way alone: the rest is noted, and the run's next start does it.
@@ -100,27 +99,39 @@ class Registrar:
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
             step, folder = item
-            if not self._register(step, folder):
-                self._failed.append(step)
+            try:
+                value = self._answer(self._request(step, folder))
+            except Exception as error:  # noqa: BLE001 - whatever befell one, the others are tried
+                reason = storage.hide_secrets(
+                    str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                )
+                self._warn(
+                    f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: "
+                    f"{reason}. It is in {folder}; launch/register.py --checkpoint registers it, or the same "
+                    "command started again"
+                )
+            else:
+                self._registered.add(step)
+                self._note({"step": step, **value})
+                self._tell(step, value)
 
-    def _register(self, step: int, folder: Path) -> bool:
-        request = self._request(step, folder)
+    def _answer(self, request: Request) -> dict[str, Any]:
+        """What the process that registers says of the version."""
         answer = self._run(request)
         if answer.returncode:
-            reason = storage.hide_secrets(answer.stderr.strip().removeprefix("error: ")) or _ending(answer.returncode)
-            self._warn(
-                f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: {reason}. It "
-                f"is in {folder}; launch/register.py --checkpoint registers it, or the same command started again"
+            raise UserError(
+                storage.hide_secrets(answer.stderr.strip().removeprefix("error: ")) or _ending(answer.returncode)
             )
-            return False
+        if not answer.stdout.strip():
+            raise UserError("its process ended without an answer")
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-        newest = max(self._registered, default=step)
+        return value
+
+    def _tell(self, step: int, value: dict[str, Any]) -> None:
+        newest = max(self._registered)
         promotion = f"no alias moves back from step {newest:,}" if newest > step else value["promotion"]
         ending = f"; {promotion}" if promotion else ""
         self._say(f"registered step {step:,} as {value['name']} version {value['version']}{ending}")
-        self._registered.add(step)
-        self._note({"step": step, **value})
-        return True
 
     def _request(self, step: int, folder: Path) -> Request:
         """What to register; an alias moves only where no later step of the run was registered."""
@@ -136,9 +147,8 @@ class Registrar:
     def _run(self, request: Request) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}  # the GPU belongs to the training
-        command = [sys.executable, "-m", "trainer.registry.register_checkpoint"]
         return subprocess.run(
-            command, input=json.dumps(asdict(request)), env=environment, capture_output=True, text=True
+            command_line(), input=json.dumps(asdict(request)), env=environment, capture_output=True, text=True
         )
 
     def _note(self, note: dict[str, Any]) -> None:
@@ -150,6 +160,11 @@ class Registrar:
                 f"{REGISTERED_NAME} cannot be written ({error.strerror}); a restart may register step "
                 f"{note['step']:,} once more, or not at all"
             )
+
+
+def command_line() -> list[str]:
+    """What registers a checkpoint for this process, and ends with it."""
+    return [sys.executable, "-m", "trainer.registry.register_checkpoint", str(os.getpid())]
 
 
 def _ending(returncode: int) -> str:

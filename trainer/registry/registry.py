@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,12 +36,15 @@ from trainer.using.provenance import read_provenance
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel, Run
+    from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import ModelSignature
 
 MAX_TAG_LENGTH = 5000
 DIGESTS_A_TAG = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
 DATA_DIGESTS = "data_digests"
 DATA_LINEAGE = "data_lineage"
+WEIGHTS_TAG = TAG_PREFIX + "model_safetensors_sha256"
+CHECKPOINT_TAGS = (WEIGHTS_TAG, TAG_PREFIX + "mlflow_run_id", TAG_PREFIX + "step")
 DEFAULT_EXPERIMENT = "clozeworks"
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
 MAX_DESCRIPTION_LENGTH = 5000
@@ -70,11 +73,13 @@ def register(
     tracking_uri: str | None = None,
     run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
+    once: bool = False,
 ) -> Registration:
     """Register an exported folder as the next version of `name`, and let `alias` point to it once it is proved.
 
     The version's tags are the folder's provenance (tokens seen, digests, scores, training run), its digest, and `tags`.
-    `run_id` is the training run; by default the one in the provenance, where the server knows it.
+    `run_id` is the training run; by default the one in the provenance, where the server knows it. With `once` a version
+    that there is of the same run, step and weights is the one, and no other is made.
 
     Raises:
         UserError: the folder is no safe model folder, or the server refuses or breaks off; then nothing has changed
@@ -90,17 +95,15 @@ def register(
         run = _training_run(client, run_id or provenance.get("mlflow_run_id"), required=run_id is not None)
         experiment_id = run.info.experiment_id if run else find_or_create_experiment(client, DEFAULT_EXPERIMENT)
         run_id = run.info.run_id if run else None
-        model = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
-        try:
-            _upload(client, model, folder, name)
-        except BaseException:
-            with contextlib.suppress(Exception):  # the server may be gone; what broke the upload is what is told
-                client.finalize_logged_model(model.model_id, "FAILED")
-            raise
-        client.finalize_logged_model(model.model_id, "READY")
         card = _description(folder)
-        version = _create_version(client, name, model, all_tags, card)
-        _prove(client, name, version, folder, uri)
+        made_before = _versions_of(client, name, _is_of_checkpoint(all_tags)) if once else []
+        if made_before:
+            version = made_before[0]
+        else:
+            model = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
+            _upload_or_fail(client, model, folder, name)
+            version = _create_version(client, name, model, all_tags, card)
+        _prove(client, name, version, folder, uri, is_new=not made_before)
         if alias:
             point_alias(client, name, alias, version)
             client.update_registered_model(name, card)
@@ -141,6 +144,17 @@ def lineage_tags(lineage: Sequence[str]) -> dict[str, str]:
     parts = [lineage[start : start + DIGESTS_A_TAG] for start in range(0, len(lineage), DIGESTS_A_TAG)]
     names = [TAG_PREFIX + DATA_LINEAGE + (f".{number}" if number else "") for number in range(len(parts))]
     return {name: ",".join(part) for name, part in zip(names, parts, strict=True)}
+
+
+def _upload_or_fail(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
+    """Upload, and let the logged model say how that went."""
+    try:
+        _upload(client, model, folder, name)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the server may be gone; what broke the upload is what is told
+            client.finalize_logged_model(model.model_id, "FAILED")
+        raise
+    client.finalize_logged_model(model.model_id, "READY")
 
 
 def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
@@ -200,6 +214,7 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     made: list[str] = []
+    is_of_model = _is_of_model(model)
     try:
         created = client.create_model_version(
             name,
@@ -211,23 +226,33 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
         )
         made = [str(created.version)]  # which a server that has sources of its own does not tell below
     except MlflowException:
-        if not _versions_of(client, name, model):
+        if not _versions_of(client, name, is_of_model):
             raise
     # Where an answer was lost, MLflow asked again, and the server made another version of the same model.
-    version, *copies = _versions_of(client, name, model) or made
+    version, *copies = _versions_of(client, name, is_of_model) or made
     for copy in copies:
         client.delete_model_version(name, copy)
     return version
 
 
-def _versions_of(client: MlflowClient, name: str, model: LoggedModel) -> list[str]:
-    """The versions made of this logged model, oldest first."""
+def _versions_of(client: MlflowClient, name: str, is_meant: Callable[[ModelVersion], bool]) -> list[str]:
+    """Those versions of `name` that are meant, oldest first."""
     found = client.search_model_versions(f"name='{name}'")
-    return sorted((str(each.version) for each in found if each.source == f"models:/{model.model_id}"), key=int)
+    return sorted((str(each.version) for each in found if is_meant(each)), key=int)
 
 
-def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str) -> None:
-    """Read the version back and let it answer both ways; a version that cannot be is taken away again."""
+def _is_of_model(model: LoggedModel) -> Callable[[ModelVersion], bool]:
+    return lambda version: version.source == f"models:/{model.model_id}"
+
+
+def _is_of_checkpoint(tags: Mapping[str, str]) -> Callable[[ModelVersion], bool]:
+    """Whether a version was made of the checkpoint that these tags tell of; of weights without a digest none was."""
+    wanted = {name: tags.get(name) for name in CHECKPOINT_TAGS}
+    return lambda version: WEIGHTS_TAG in tags and all(version.tags.get(name) == wanted[name] for name in wanted)
+
+
+def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> None:
+    """Read the version back and let it answer both ways; a new version that cannot be is taken away again."""
     import mlflow.transformers
 
     model_uri = f"models:/{name}/{version}"
@@ -240,10 +265,12 @@ def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str
                 with quiet_transformers():
                     mlflow.transformers.load_model(model_uri, dst_path=temporary)(served.example)
     except Exception as error:
-        client.delete_model_version(name, version)
+        if is_new:
+            client.delete_model_version(name, version)
+        fate = "was taken away" if is_new else "stays, as it was made before"
         raise UserError(
-            f"version {version} of {name} could not be read back ({short(error)}) and was taken away; no alias was "
-            f"moved. {folder} is as it was: run the same command again"
+            f"version {version} of {name} could not be read back ({short(error)}) and {fate}; no alias was moved. "
+            f"{folder} is as it was: run the same command again"
         ) from error
 
 

@@ -89,13 +89,17 @@ def test_a_copy_that_was_broken_off_is_none(bucket, tmp_path):
     assert run.latest(tmp_path / "elsewhere").step == 10
 
 
-def test_a_store_that_fails_is_warned_of_and_the_next_save_catches_up(bucket, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [UserError("cannot be written: the store is away"), RuntimeError("the store is away: a fault of its client")],
+)
+def test_a_store_that_fails_is_warned_of_and_the_next_save_catches_up(error, bucket, tmp_path, monkeypatch):
     run = Run(tmp_path, bucket.url, keep_last=5)
     copy_file, failed = upload.copy_file, threading.Event()
 
     def away(path: Path, url: str) -> None:
         failed.set()
-        raise UserError(f"{url} cannot be written: the store is away")
+        raise error
 
     monkeypatch.setattr(upload, "copy_file", away)
     run.save(10)

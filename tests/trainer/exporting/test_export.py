@@ -15,6 +15,7 @@ from data_prep.errors import UserError
 from data_prep.text.cleaning import Normalisation
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizing.training import train_tokenizer
+from tests.foreign_tokenizers import WRITERS
 from trainer.config import RunConfig
 from trainer.exporting import checks, files
 from trainer.exporting.export import export_model
@@ -117,6 +118,22 @@ def test_the_tokenizer_that_loads_is_preparations(exported, tokenizer_folder):
     assert loaded(text)["input_ids"] == [2, *expected, 3]
     assert loaded.model_max_length == 40  # the longest rows of the training, not the 48 positions
     assert Tokenizer.load(exported).fingerprint == Tokenizer.load(tokenizer_folder).fingerprint
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", *WRITERS])
+def test_shards_made_with_an_exports_tokenizer_are_sound(kind, tokenizer_folder, small_corpus, tmp_path, command):
+    folder, vocab_size = tokenizer_folder, {}
+    if kind in WRITERS:
+        folder = WRITERS[kind](tmp_path / "foreign", small_corpus.read_text().splitlines(), 600)
+        vocab_size = {"vocab_size": 600}
+    modern = kind in ("modernbert", "byte level")
+    config = make_config("none", MODERN | vocab_size) if modern else make_config(model=vocab_size)
+    export_model(config, make_weights(config), folder, tmp_path / "out")
+    assert Tokenizer.load(tmp_path / "out").fingerprint == Tokenizer.load(folder).fingerprint
+    shards = tmp_path / "shards"
+    assert command("shards", "--input", small_corpus, "--tokenizer", tmp_path / "out", "--output", shards) == 0
+    assert command("verify", shards) == 0, command.errors
+    assert command.output.startswith("ok: ")
 
 
 def test_a_model_without_pairs_is_exported_without_a_pooler(tokenizer_folder, tmp_path):

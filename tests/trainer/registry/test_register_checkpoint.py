@@ -16,6 +16,19 @@ from trainer.registry.versions import NotPromoted
 REGISTRATION = Registration("birds", "3", None, "sqlite:///mlflow.db", None)
 
 
+def test_a_checkpoint_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def register(*arguments: Any, once: bool) -> Registration:
+        asked.append(once)
+        return REGISTRATION
+
+    monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
+    monkeypatch.setattr(module, "register", register)
+    assert register_checkpoint(Request("nowhere", "birds")) == (REGISTRATION, "")
+    assert asked == [True], "a registration may have ended before it told of its version"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -30,7 +43,7 @@ def test_a_version_counts_as_registered_whatever_becomes_of_its_promotion(
         raise error
 
     monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
-    monkeypatch.setattr(module, "register", lambda *arguments: REGISTRATION)
+    monkeypatch.setattr(module, "register", lambda *arguments, once: REGISTRATION)
     monkeypatch.setattr(module, "promote", fail)
     registration, promotion = register_checkpoint(Request("nowhere", "birds", promote_to="champion"))
     assert registration == REGISTRATION

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from data_prep.errors import UsageError
@@ -19,6 +25,8 @@ from trainer.config import RunConfig
 from trainer.registry.register_checkpoint import Request
 from trainer.registry.registrar import REGISTERED_NAME, Registrar, registered_steps
 from trainer.tracking.mlflow_server import connect
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def config_of(output_dir: Path, uri: str | None = None, **registry: Any) -> RunConfig:
@@ -162,9 +170,69 @@ def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
         assert not registrar.close() and said in told[0]
 
 
+@pytest.mark.parametrize(
+    ("befell", "said"),
+    [
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "OSError: .* Cannot allocate memory"),
+        (subprocess.CompletedProcess([], 0, "", ""), "without an answer"),
+        (subprocess.CompletedProcess([], 0, "no answer of ours\n", ""), "JSONDecodeError"),
+    ],
+)
+def test_whatever_befalls_one_checkpoint_is_told_and_the_next_is_registered(
+    befell: Any, said: str, tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(registrar: Registrar, request: Request) -> subprocess.CompletedProcess[str]:
+        if not request.checkpoint.endswith("10"):
+            return answers.run(request)
+        if isinstance(befell, Exception):
+            raise befell
+        return befell  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Registrar, "_run", run)
+    told = Warnings()
+    registrar = Registrar(config_of(tmp_path, when="kept"), told, Warnings())
+    submit(registrar, tmp_path, 10, 20)
+    assert not registrar.close() and registered_steps(tmp_path) == [20]
+    (warning,) = told
+    assert re.search(f"the checkpoint of step 10 was not registered as birds: .*{said}", warning)
+
+
 def test_a_note_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     (tmp_path / REGISTERED_NAME).write_text('{"step": 10}\n{"step": 10, "version": "1"}\n{"st')
     assert registered_steps(tmp_path) == [10] and registered_steps(tmp_path / "none") == []
+
+
+TRAINING = """
+import os, subprocess, sys, time
+from trainer.registry.registrar import command_line
+
+print(subprocess.Popen(command_line()).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.spawn
+def test_what_registers_ends_with_the_training_even_by_sigkill() -> None:
+    """It waits for its request, which the test could still give."""
+    command = [sys.executable, "-c", TRAINING]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    training = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert training.stdout is not None
+    child = psutil.Process(int(training.stdout.readline()))
+    training.kill()
+    training.wait()
+    _, alive = psutil.wait_procs([child], timeout=60)
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], "a zombie waits for its parent alone"
+
+
+@pytest.mark.spawn
+def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    request = json.dumps({"checkpoint": str(tmp_path), "name": "birds"})
+    command = [sys.executable, "-m", "trainer.registry.register_checkpoint", str(gone.pid)]
+    ended = subprocess.run(command, input=request, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGTERM and not ended.stderr
 
 
 @pytest.mark.spawn

@@ -171,6 +171,34 @@ def test_a_version_that_cannot_be_read_back_is_taken_away(
     assert len(connect(store).search_model_versions("name='proof'")) == 1
 
 
+def test_what_was_registered_of_a_checkpoint_is_found_again_and_proved(
+    exported: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folder_of(**provenance: Any) -> Path:
+        folder = tmp_path / f"folder-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(exported, folder)
+        told = PROVENANCE | {"mlflow_run_id": "r1", "model_safetensors_sha256": "0" * 64} | provenance
+        (folder / "provenance.json").write_text(json.dumps(told))
+        return folder
+
+    first = register(folder_of(), "once", None, store, once=True)
+    found = register(folder_of(libraries={"torch": "another"}), "once", "champion", store, once=True)
+    assert found.version == first.version
+    assert int(connect(store).get_model_version_by_alias("once", "champion").version) == int(first.version)
+    others = ({"step": 8}, {"mlflow_run_id": "r2"}, {"model_safetensors_sha256": "1" * 64})
+    versions = [register(folder_of(**other), "once", None, store, once=True).version for other in others]
+    versions.append(register(folder_of(), "once", None, store).version)  # as a person asks for it
+    assert versions == ["2", "3", "4", "5"]
+    monkeypatch.setattr(registry, "load_served", None)
+    with pytest.raises(UserError, match="version 1 of once could not be read back .* and stays"):
+        register(folder_of(), "once", None, store, once=True)
+    assert len(connect(store).search_model_versions("name='once'")) == 5
+
+
+def test_weights_that_no_digest_tells_of_are_registered_each_time(exported: Path, store: str) -> None:
+    assert [register(exported, "untold", None, store, once=True).version for _ in range(2)] == ["1", "2"]
+
+
 def test_the_training_run_is_linked_where_the_server_knows_it(exported: Path, store: str, tmp_path: Path) -> None:
     client = connect(store)
     run = client.create_run(client.get_experiment_by_name("clozeworks").experiment_id)
