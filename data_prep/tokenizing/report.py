@@ -149,7 +149,7 @@ def report_lines(report: TokenizerReport) -> Iterator[str]:
     everything = report.everything
     inside = f", {report.held_out_in_sample:,} of them learned from too" if report.held_out_in_sample else ", unseen"
     yield f"fingerprint         {report.fingerprint}"
-    yield f"pieces              {report.vocab_size:,}, of which this text uses {report.pieces_used:.1%}"
+    yield f"pieces              {report.vocab_size:,}, {report.pieces_used:.1%} of them in the measured documents"
     yield (
         f"learned from        {report.sample_documents:,} documents, {report.sample_bytes / 1e6:.2f} MB, of "
         f"{report.corpus_documents:,} documents, {report.corpus_bytes / 1e6:.2f} MB"

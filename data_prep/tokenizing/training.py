@@ -110,7 +110,7 @@ def train_on_sample(
         info = info.model_copy(update={"files": files})
         info.write(folder)
     _say(
-        f"{storage.redact(output)} written; SentencePiece and Hugging Face agree on {len(held_out):,} held-out "
+        f"{storage.redact(output)} written; SentencePiece and Hugging Face agree on {len(held_out):,} "
         "documents and every tricky line"
     )
     return info

@@ -27,6 +27,11 @@ def test_deepspeed_ignores_an_unknown_setting_in_silence() -> None:
     assert found.zero_config.stage == 0, "_unknown of trainer/deepspeed_config.py may be left to DeepSpeed"
 
 
+def test_deepspeed_imports_mlflow() -> None:
+    told = run_python("import deepspeed, sys; print('with' if 'mlflow' in sys.modules else 'without', 'mlflow')")
+    assert told.stdout.splitlines()[-1] == "with mlflow", "initialize_distributed may leave MLflow's telemetry alone"
+
+
 def test_deepspeed_makes_groups_without_a_timeout() -> None:
     import deepspeed.comm
 

@@ -55,6 +55,7 @@ def initialize_distributed(settings: DistributedSettings, deterministic: bool = 
     use_cuda = device_type() == "cuda"
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow, which would begin to report
     import deepspeed.ops
 
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))

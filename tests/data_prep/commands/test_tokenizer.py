@@ -51,7 +51,7 @@ def test_the_folder_holds_model_json_report_and_marker_alone(
     }
     output = capsys.readouterr()
     assert "bytes" in output.out and "longest pieces" in output.out and "MB/s" in output.err
-    assert "agree on 200 held-out documents" in output.err
+    assert "agree on 200 documents" in output.err
 
 
 @pytest.mark.spawn

@@ -122,3 +122,15 @@ def test_a_process_outlives_a_full_disk_under_its_output():
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-c", program], env=env, stdout=full, stderr=full)
     assert done.returncode == 75
+
+
+@pytest.mark.spawn
+def test_a_rank_reports_nothing_to_mlflow(tmp_path):
+    program = (
+        "from trainer.ranks.distributed import initialize_distributed; "
+        "from trainer.settings.training import DistributedSettings; initialize_distributed(DistributedSettings())"
+    )
+    # Nothing else, for MLflow takes the variables of a test and of any CI for a no.
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "DS_ACCELERATOR": "cpu"}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    assert not (tmp_path / ".config" / "mlflow").exists(), "an installation id"
