@@ -204,10 +204,11 @@ def _check_kept(config: RunConfig) -> None:
 
 def _check_zero(config: RunConfig) -> None:
     """What DeepSpeed's stages can do."""
-    if config.training.precision == "bf16" and config.zero.stage == 0:
+    precision = config.training.precision
+    if precision != "fp32" and config.zero.stage == 0:
         raise ValueError(
-            "zero.stage=0 with training.precision=bf16 accumulates gradients in bf16 in DeepSpeed; "
-            "set zero.stage to 1 or higher, or training.precision to fp32"
+            f"zero.stage=0 with training.precision={precision} accumulates gradients in {precision} in DeepSpeed; "
+            "set zero.stage to 1 or higher (on a single rank it costs nothing), or training.precision to fp32"
         )
     if config.zero.offload_optimizer and config.zero.stage == 0:
         raise ValueError("zero.offload_optimizer needs zero.stage 1 or higher; raise the stage or turn it off")

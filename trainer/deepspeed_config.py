@@ -81,7 +81,6 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
     Raises:
         UsageError: keys that contradict the YAML, are unknown or cannot be combined with this project; all in one.
     """
-    _check_precision(config)
     own = _own_settings(config, batch_arithmetic(config.phases[0], world_size))
     given = _without_auto(dict(config.deepspeed or {} if user is None else user))
     if "bfloat16" in given:
@@ -121,14 +120,6 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
     if stage:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
-
-
-def _check_precision(config: RunConfig) -> None:
-    if config.training.precision == "fp16" and config.zero.stage == 0:
-        raise UsageError(
-            "zero.stage=0 with training.precision=fp16 accumulates gradients in fp16 in DeepSpeed; set zero.stage to "
-            "1 (on a single rank it costs nothing), or training.precision to fp32"
-        )
 
 
 def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[Any, ...], str]]:

@@ -6,6 +6,7 @@ The loop reads: fetch, step, record, log if due, evaluate if due, save if due, s
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -158,12 +159,16 @@ class Due:
 
 
 def what_is_due(run: Run, result: StepResult) -> Due:
-    """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved."""
+    """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved.
+
+    A phase's last step is logged: speed is told by the places of a row, of which the next phase has others.
+    """
     config, step = run.config, run.state.step
     last, stop = step == config.max_steps, result.counts.stop
     evaluation = last or step % config.evaluation.every_steps == 0
     save = last or stop or result.counts.save or step % config.checkpoint.every_steps == 0
-    log = evaluation or save or step % config.logging.every_steps == 0
+    ends_phase = step in itertools.accumulate(config.steps_by_phase)
+    log = evaluation or save or ends_phase or step % config.logging.every_steps == 0
     return Due(log, evaluation, save, stop and not last, last or stop)
 
 

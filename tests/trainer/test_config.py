@@ -87,7 +87,14 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["optimizer.learning_rate=-1"], "optimizer.learning_rate=-1"),
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate"),
         (["training.gradient_clipping=-1"], "training.gradient_clipping=-1"),
-        (["zero.stage=0", "training.precision=bf16"], "set zero.stage to 1 or higher"),
+        (
+            ["zero.stage=0", "training.precision=bf16"],
+            "accumulates gradients in bf16 in DeepSpeed; set zero.stage to 1",
+        ),
+        (
+            ["zero.stage=0", "training.precision=fp16"],
+            "accumulates gradients in fp16 in DeepSpeed; set zero.stage to 1",
+        ),
         (["zero.stage=4"], "zero.stage=4"),
         (["data.mask_share=0.9", "data.random_share=0.2"], "sum to more than 1"),
         (

@@ -75,11 +75,6 @@ def test_offload_needs_no_compiler():
     assert settings["zero_force_ds_cpu_optimizer"] is False
 
 
-def test_fp16_without_zero_is_refused():
-    with pytest.raises(UsageError, match=r"zero\.stage=0.*set zero\.stage to 1"):
-        deepspeed_config(make_config(0, "fp16"), 1)
-
-
 def test_all_contradictions_are_told_at_once_with_both_values():
     user = {
         "gradient_clipping": 0.5,

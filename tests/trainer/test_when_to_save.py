@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from trainer.step import GlobalCounts
 from trainer.train import what_is_due, wishes
 
 
-def run_at(step: int, rank: int = 0, minutes: float | None = None, saved_at: float = 0.0, asked: bool = False):
+def run_at(
+    step: int, rank: int = 0, minutes: float | None = None, saved_at: float = 0.0, asked: bool = False, training=None
+):
     config = RunConfig.model_validate(
         {
             "output_dir": "run",
             "data": {"shards": "none"},
-            "training": {"max_steps": 100, "micro_batch_tokens": 512, "global_batch_tokens": 512},
+            "training": training or {"max_steps": 100, "micro_batch_tokens": 512, "global_batch_tokens": 512},
             "checkpoint": {"every_steps": 30, "every_minutes": minutes},
             "evaluation": {"every_steps": 50},
             "logging": {"every_steps": 20},
@@ -34,9 +37,9 @@ def run_at(step: int, rank: int = 0, minutes: float | None = None, saved_at: flo
     )
 
 
-def due(step: int, stop: bool = False, save: bool = False) -> set[str]:
+def due(step: int, stop: bool = False, save: bool = False, training: dict[str, Any] | None = None) -> set[str]:
     counts = GlobalCounts(masked=1, pairs=0, tokens=1, unreadable_rows=0, stop=stop, save=save)
-    found = what_is_due(run_at(step), SimpleNamespace(counts=counts))
+    found = what_is_due(run_at(step, training=training), SimpleNamespace(counts=counts))
     return {name for name, is_due in vars(found).items() if is_due}
 
 
@@ -52,6 +55,16 @@ def due(step: int, stop: bool = False, save: bool = False) -> set[str]:
 )
 def test_by_step(step, expected):
     assert due(step) == expected
+
+
+@pytest.mark.parametrize(("step", "expected"), [(25, {"log"}), (26, set()), (65, {"log"}), (70, set())])
+def test_no_interval_reaches_over_the_end_of_a_phase(step, expected):
+    """The rows of an interval are all as long as those of the phase that it ends in."""
+    batches = {"micro_batch_tokens": 512, "global_batch_tokens": 512}
+    phases = [
+        {"sequence_length": 128 * 2**number, "steps": steps, **batches} for number, steps in enumerate((25, 40, 35))
+    ]
+    assert due(step, training={"phases": phases}) == expected
 
 
 def test_a_wish_of_any_rank_saves_and_a_stop_saves_and_ends():

@@ -97,8 +97,8 @@ def test_deepspeed_adds_no_gradients_up_in_fp32_at_stage_0(dtype: torch.dtype) -
     with pytest.raises(NotImplementedError, match="unsupported mix"):
         DeepSpeedEngine._do_optimizer_sanity_check(engine, None)
         pytest.fail(
-            "_own_settings of trainer/deepspeed_config.py may set grad_accum_dtype at stage 0 too: _check_precision "
-            "there, and the check of bf16 in _check_zero of trainer/config.py, may be taken out"
+            "_own_settings of trainer/deepspeed_config.py may set grad_accum_dtype at stage 0 too: the check of "
+            "precision in _check_zero of trainer/config.py may be taken out"
         )
 
 

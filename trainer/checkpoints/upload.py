@@ -21,6 +21,7 @@ from trainer.checkpoints.format import (
     Marker,
     rank_file_name,
     read_marker,
+    step_of,
 )
 from trainer.checkpoints.links import refuse_link
 from trainer.checkpoints.retention import superfluous_steps
@@ -162,8 +163,11 @@ class Uploader:
         if ranks.is_first:  # of an earlier save of this step
             storage.remove(storage.join(place, MARKER_NAME))
         own = rank_file_name(ranks.rank, ranks.world_size)
-        copy_file(checkpoint.folder / own, storage.join(place, own))
-        storage.write_bytes(storage.join(place, own + COPIED_SUFFIX), sums[own].encode())
+        if not self._is_copied(place, own, sums[own]):
+            note = storage.join(place, own + COPIED_SUFFIX)
+            storage.remove(note)  # of an earlier save of this step
+            copy_file(checkpoint.folder / own, storage.join(place, own))
+            storage.write_bytes(note, sums[own].encode())
         if not ranks.is_first:
             return True
         copy_file(checkpoint.folder / STATE_NAME, storage.join(place, STATE_NAME))
@@ -190,10 +194,17 @@ class Uploader:
         return storage.exists(note) and storage.read_bytes(note).decode() == sha256
 
     def _let_go(self) -> None:
-        """Remove from the store what the newest checkpoint makes superfluous; an older one may be copied after it."""
+        """Remove from the store what the newest checkpoint makes superfluous; an older one may be copied after it.
+
+        A copy that was broken off goes once a newer one is complete. Those after it may be another rank's work now.
+        """
         steps, settings = stored_steps(self._url), self._settings
         metrics = {
             step: stored_metric(self._url, step, settings.best_metric) if settings.keep_best else None for step in steps
         }
-        for step in superfluous_steps(metrics, self._newest, settings):
+        newest_complete = max((step for step in steps if step <= self._newest), default=0)
+        there = {step for name in storage.list_names(self._url) if (step := step_of(name)) is not None}
+        with self._changed:
+            broken_off = {step for step in there - {*steps, *self._pending} if step < newest_complete}
+        for step in superfluous_steps(metrics, self._newest, settings) | broken_off:
             remove_step(self._url, step)

@@ -116,7 +116,8 @@ class _Sources:
 
     def __init__(self, shard_sets: Sequence[ShardSet]) -> None:
         origins = origins_of(shard_sets)
-        self._firsts = {shard_set.url: origins.first_of(number) for number, shard_set in enumerate(shard_sets)}
+        # By shard set and not by URL, which two components may share.
+        self._firsts = {shard_set: origins.first_of(number) for number, shard_set in enumerate(shard_sets)}
         # Rows are permuted within a window of shards, so each of its indexes is asked for again and again.
         self._documents: RecentlyUsed[Shard, tuple[np.ndarray, np.ndarray]] = RecentlyUsed(_documents_of, WINDOW_SHARDS)
 
@@ -127,7 +128,7 @@ class _Sources:
             inside, shard = segments.shards == number, shards[number]
             starts, sources = self._documents.get(shard)
             documents = np.searchsorted(starts, segments.starts[inside], "right") - 1
-            found[inside] = self._firsts[shard.shard_set.url] + sources[documents]
+            found[inside] = self._firsts[shard.shard_set] + sources[documents]
         return found
 
 

@@ -39,13 +39,13 @@ class Best:
 
 
 def progress_line(result: VariantResult, metric: str) -> str:
-
+    """A variant's figure in one line, once all of it is fitted."""
     seconds = sum(one.seconds for one in result.fits)
     return f"{result.variant}: {metric} {result.shown(metric)}; {len(result.fits)} chosen fits in {duration(seconds)}"
 
 
 def report_lines(setting: Setting, results: list[VariantResult]) -> Iterator[str]:
-
+    """The whole outcome for people: scores, chosen rates, scores by length, and what the best models got wrong."""
     data = setting.data
     yield from score_lines(results, data.task.metrics, setting.metric, data.test is not None)
     yield from rate_lines(results, setting.metric)

@@ -38,11 +38,12 @@ def promotion_lock(client: MlflowClient, name: str, alias: str) -> Iterator[None
         MlflowException: the store refuses the model that is the lock.
     """
     lock = lock_name(name, alias)
-    _acquire(client, lock, f"{alias} of {name} is being moved; this goes when it is done ({uuid.uuid4().hex})")
+    description = f"{alias} of {name} is being moved; this goes when it is done ({uuid.uuid4().hex})"
+    _acquire(client, lock, description)
     try:
         yield
     finally:
-        _remove(client, lock)
+        _remove(client, lock, description)
 
 
 def _acquire(client: MlflowClient, lock: str, description: str) -> None:
@@ -64,7 +65,7 @@ def _acquire(client: MlflowClient, lock: str, description: str) -> None:
         if held.description != held_by:
             held_by, waiting_since = held.description or "", time.monotonic()
         elif time.monotonic() - waiting_since > STALE_SECONDS:
-            _remove(client, lock)
+            _remove(client, lock, held_by)
             continue
         time.sleep(POLL_SECONDS)
 
@@ -80,9 +81,13 @@ def _held(client: MlflowClient, lock: str) -> RegisteredModel | None:
         return None
 
 
-def _remove(client: MlflowClient, lock: str) -> None:
+def _remove(client: MlflowClient, lock: str, description: str) -> None:
+    """Remove the lock of this description alone: another's stands where this one was taken for dead."""
     from mlflow.exceptions import MlflowException
 
+    held = _held(client, lock)
+    if held is None or (held.description or "") != description:
+        return
     try:
         client.delete_registered_model(lock)
     except MlflowException as error:

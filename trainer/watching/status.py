@@ -48,9 +48,12 @@ def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> No
 
 
 def read_history(output_dir: Path) -> list[dict[str, Any]]:
-    """The lines of the history, oldest first; torn ones are left out, and without a readable file there are none."""
+    """The lines of the history, oldest first; torn ones are left out, and without a readable file there are none.
+
+    Only "\\n" ends a line: a cause may hold U+2028 and the like, which stand in JSON as they are.
+    """
     try:
-        lines = (Path(output_dir) / HISTORY_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (Path(output_dir) / HISTORY_NAME).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
     events = []

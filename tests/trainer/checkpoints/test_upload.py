@@ -17,7 +17,7 @@ from tests.trainer.toy_training import make_config
 from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import upload
 from trainer.checkpoints.fetch import needed_files
-from trainer.checkpoints.format import MARKER_NAME, TrainState, read_marker
+from trainer.checkpoints.format import MARKER_NAME, TrainState, read_marker, read_state
 from trainer.checkpoints.pieces import read_weights
 from trainer.checkpoints.resuming import find_latest
 from trainer.checkpoints.store import stored_steps
@@ -87,6 +87,30 @@ def test_a_copy_that_was_broken_off_is_none(bucket, tmp_path):
     storage.remove(f"{bucket.url}/step-00000020/{MARKER_NAME}")
     assert stored_steps(bucket.url) == [10]
     assert run.latest(tmp_path / "elsewhere").step == 10
+
+
+def test_a_copy_that_was_broken_off_goes_once_a_newer_one_is_complete(bucket, tmp_path):
+    run = Run(tmp_path / "run", bucket.url, keep_last=5)
+    for step in (10, 30):  # what killed runs left of a step before and of one after
+        storage.write_bytes(f"{bucket.url}/step-{step:08}/{TENSORS}", b"a part")
+    run.save(20)
+    assert run.uploader.close() and run.warnings == []
+    assert stored_steps(bucket.url) == [20]
+    assert not bucket.objects("step-00000010"), "nobody goes on with it"
+    assert bucket.objects("step-00000030"), "another rank may be copying it"
+
+
+def test_a_part_that_was_copied_is_not_copied_again(bucket, tmp_path, monkeypatch):
+    run = Run(tmp_path / "run", bucket.url)
+    saved = run.save(10)
+    assert run.uploader.close()
+    storage.remove(f"{bucket.url}/step-00000010/{MARKER_NAME}")  # as where another rank's part came too late
+    copied, copy_file = [], upload.copy_file
+    monkeypatch.setattr(upload, "copy_file", lambda path, url: (copied.append(path.name), copy_file(path, url)))
+    again = Run(tmp_path / "run", bucket.url)
+    again.uploader.submit(checkpoints.Checkpoint(saved, read_state(saved), (TENSORS,)))
+    assert again.uploader.close() and stored_steps(bucket.url) == [10]
+    assert TENSORS not in copied
 
 
 @pytest.mark.parametrize(

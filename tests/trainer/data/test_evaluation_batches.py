@@ -8,6 +8,7 @@ import torch
 
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
+from trainer.data.shard_set import open_shard_set
 from trainer.settings.data import DataSettings
 from trainer.settings.training import Phase
 
@@ -59,10 +60,17 @@ def test_sources_are_counted_through_and_a_folder_without_names_is_one(corpora: 
     assert origins.first_of(1) == 3
 
 
+def test_of_a_url_that_is_named_twice_each_component_has_sources_of_its_own(corpora: list) -> None:
+    url = corpora[0].shard_set.url
+    shard_sets = [open_shard_set(url), open_shard_set(url)]
+    data = DataSettings(shards=[{"url": url, "weight": 1}, {"url": url, "weight": 2}])
+    batches = evaluation_batches(shard_sets, data, PHASE, 0, 0, 1, None)
+    seen = torch.cat([batch.origins[batch.batch.input_ids >= 5] for batch in batches])
+    assert set(seen.tolist()) == {0, 1, 2, 3, 4, 5}
+
+
 def test_a_damaged_shard_is_passed_over_in_origins_too(corpora: list, tmp_path: Path) -> None:
     import shutil
-
-    from trainer.data.shard_set import open_shard_set
 
     shutil.copytree(corpora[0].shard_set.url, tmp_path / "damaged")
     path = tmp_path / "damaged" / "valid-000001.tar"

@@ -68,6 +68,20 @@ def test_a_lock_whose_holder_died_is_taken_away(database: str, monkeypatch: pyte
     assert client.search_registered_models() == []
 
 
+def test_one_that_was_taken_for_dead_leaves_the_lock_of_the_next(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(database)
+    monkeypatch.setattr(module, "STALE_SECONDS", 0.5)
+    slow, next_one = promotion_lock(client, "birds", "champion"), promotion_lock(client, "birds", "champion")
+    slow.__enter__()
+    next_one.__enter__()
+    slow.__exit__(None, None, None)
+    assert [model.name for model in client.search_registered_models()] == [lock_name("birds", "champion")]
+    next_one.__exit__(None, None, None)
+    assert client.search_registered_models() == []
+
+
 def test_a_lock_is_gone_after_an_error_and_fits_mlflows_names(database: str) -> None:
     client, name = connect(database), "b" * 250
     with pytest.raises(ZeroDivisionError), promotion_lock(client, name, "a" * 255):

@@ -1,7 +1,7 @@
 import json
 import math
 
-from trainer.watching.status import read_status, write_status
+from trainer.watching.status import append_history, read_history, read_status, write_status
 
 
 def test_what_is_written_is_read_and_replaced(tmp_path):
@@ -25,3 +25,9 @@ def test_a_diverged_run_still_writes_strict_json(tmp_path):
         "valid/mlm_perplexity": None,
         "x": 1.5,
     }
+
+
+def test_a_cause_with_unicodes_line_ends_is_one_event(tmp_path):
+    for cause in ("a\u2028b", "a\u0085b", "a\nb"):
+        append_history(tmp_path, "ended", {"state": "failed", "step": 1, "cause": cause, "launched_at": 1.0})
+    assert [event["cause"] for event in read_history(tmp_path)] == ["a\u2028b", "a\u0085b", "a\nb"]
