@@ -77,6 +77,8 @@ def main() -> None:
     if trainer.is_world_process_zero():
         told = {"points": diary.points, "step_seconds": diary.step_seconds, "learning_rates": diary.learning_rates}
         Path(order.output, "peer.json").write_text(json.dumps(told))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # gloo's threads may abort a process that leaves them to its end
 
 
 def new_model(config: RunConfig) -> PreTrainedModel:

@@ -90,7 +90,7 @@ class FillMask:
         """
         from trainer.using.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
 
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder, takes_masks=True)
         model, missing = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
         refuse_random_weights(missing, folder, "a masked language model")
         return cls(model, tokenizer)

@@ -107,8 +107,10 @@ def load_config(folder: Path) -> Any:
     return config
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer.
+def load_tokenizer(folder: Path, takes_masks: bool = False) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer, for which special tokens written out in a text are text, as they were in pretraining.
+
+    `takes_masks` leaves them special, as transformers does and as a text with masks to fill needs it.
 
     Raises:
         UserError: there is none that transformers understands, or the model beside it does not know all its ids.
@@ -119,7 +121,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), **SAFELY)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                str(folder), split_special_tokens=not takes_masks, **SAFELY
+            )
             _ = tokenizer.all_special_ids  # of an unknown token that is none it never comes to an end
         except Exception as error:  # as above; tokenizers raises plain `Exception`
             raise _cannot_load(folder, "a tokenizer", error) from error

@@ -26,9 +26,12 @@ def main() -> None:
     if world_size > 1:
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
     ranks = Ranks(rank, world_size, local_rank=rank, device=torch.device("cpu"))
-    # A rank that tells its error stays for some seconds.
-    longer = {"heartbeat_timeout_seconds": 60, "step_timeout_seconds": 60}
-    settings = SETTINGS.model_copy(update=longer) if mode == "one has an error" else SETTINGS
+    longer = {}
+    if mode == "one has an error":  # which stays for some seconds
+        longer = {"heartbeat_timeout_seconds": 60, "step_timeout_seconds": 60}
+    elif "stops" in mode:  # a stopped rank is found by its silence alone, however slow the machine
+        longer = {"step_timeout_seconds": 60}
+    settings = SETTINGS.model_copy(update=longer)
     watchdog = Watchdog(settings, ranks, lambda verdict: print(f"told: {verdict}", flush=True))
     watchdog.start()
     troubled = 0 if mode == "the first stops" else world_size - 1

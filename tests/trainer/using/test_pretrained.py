@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data_prep.errors import UserError
+from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.using.attention_maps import attention_maps
 from trainer.using.embedding import Embedder
 from trainer.using.fill_mask import FillMask
@@ -109,6 +110,13 @@ def test_how_a_model_answers_does_not_hang_on_its_configuration(tiny_hugging_fac
     folder = with_config(tiny_hugging_face, tmp_path / "changed", change)
     expected = Embedder.load(tiny_hugging_face).embed(["the cat"]).vectors
     assert np.array_equal(Embedder.load(folder).embed(["the cat"]).vectors, expected)
+
+
+def test_special_tokens_in_a_text_are_text_where_no_masks_are_filled(tiny_hugging_face: Path) -> None:
+    text = "the cat [SEP] [MASK] sat"
+    as_prepared = Tokenizer.load(tiny_hugging_face).encode(" " + text).tolist()
+    assert load_tokenizer(tiny_hugging_face)(text, add_special_tokens=False)["input_ids"] == as_prepared
+    assert {"[SEP]", "[MASK]"} <= set(load_tokenizer(tiny_hugging_face, takes_masks=True).tokenize(text))
 
 
 def test_a_tokenizer_whose_unknown_token_is_none_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
