@@ -12,6 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
+from data_prep.arguments import Joined
 from data_prep.errors import UsageError, run_command
 from data_prep.files.urls import redact
 from data_prep.settings import describe, load_settings, to_yaml
@@ -40,7 +41,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="ranks that --dry-run reckons with (default: those of the launcher, else 1)",
     )
     parser.add_argument(
-        "--gpus", metavar="N[,N]", help="with --dry-run: memory and traffic of a step at these numbers of GPUs as well"
+        "--gpus",
+        action=Joined,
+        metavar="N[,N]",
+        help="with --dry-run: memory and traffic of a step at these numbers of GPUs as well",
     )
     parser.add_argument(
         "--deepspeed_config",
@@ -59,6 +63,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--skip-samples",
+        action=Joined,
         metavar="A:B[,C:D]",
         help="with --resume-from: predict nothing in the samples A to B - 1 of that checkpoint's epoch",
     )

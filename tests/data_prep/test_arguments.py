@@ -1,4 +1,4 @@
-"""Numbers of a command line."""
+"""Numbers of a command line, and options that are given more than once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from data_prep.arguments import at_least
+from data_prep.arguments import Joined, Once, at_least
 
 
 def read(text: str, minimum: int = 1) -> int:
@@ -25,7 +25,7 @@ def test_any_other_is_refused_with_the_bound(text: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as caught:
         read(text)
     assert caught.value.code == 2
-    told = f"error: argument --rows: {text!r} is no whole number; give one of 1 or more"
+    told = f"error: argument --rows: {text!r} is no whole number of 1 or more"
     assert told in capsys.readouterr().err
 
 
@@ -33,3 +33,22 @@ def test_one_of_more_than_64_bits_is_refused(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         read(str(2**63))
     assert "argument --rows: 9223372036854775808 is beyond 9223372036854775807" in capsys.readouterr().err
+
+
+def test_a_list_in_commas_that_is_given_again_is_added_to() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpus", action=Joined)
+    assert [parser.parse_args(words).gpus for words in ([], ["--gpus=8"], ["--gpus=8,16", "--gpus=64"])] == [
+        None,
+        "8",
+        "8,16,64",
+    ]
+
+
+def test_a_value_that_must_not_be_lost_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--source", action=Once)
+    assert parser.parse_args(["--source", "a"]).source == "a"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--source", "a", "--source", "b"])
+    assert "--source is given twice, a and b; run the command once for each" in capsys.readouterr().err
