@@ -1,10 +1,14 @@
-"""Arguments of every command: numbers out of bounds are refused, and no value of a repeated option is dropped."""
+"""Arguments of every command: what is out of bounds is refused, and no value of a repeated option is dropped."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from data_prep.errors import UsageError
+from data_prep.files.urls import redact
 
 LARGEST_INTEGER = 2**63 - 1  # of 64 bits
 
@@ -24,6 +28,26 @@ def at_least(minimum: int) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def local_output(option: str) -> Callable[[str], Path]:
+    """The `type` of an option that names a local file or folder to write: `Path` would make a URL a folder `s3:`."""
+
+    def read(text: str) -> Path:
+        refuse_url(f"{option} {redact(text)}", text, "what is written here goes to a local path; give one")
+        return Path(text)
+
+    return read
+
+
+def refuse_url(setting: str, value: str, rule: str) -> None:
+    """Refuse a URL where a local path is asked for; `rule` says of the setting what it has to be.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if "://" in value:
+        raise UsageError(f"{setting} is a URL, and {rule}")
 
 
 class Joined(argparse.Action):

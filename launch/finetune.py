@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.arguments import Joined
+from data_prep.arguments import Joined, local_output
 from data_prep.errors import UsageError, UserError, run_command
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--split-seed", type=int, default=0, metavar="N", help="which examples are cut (default 0)")
     out = parser.add_argument_group("where it goes")
     out.add_argument(
-        "--output", type=Path, default=Path("fitted"), metavar="DIR", help="a new folder (default ./fitted)"
+        "--output",
+        type=local_output("--output"),
+        default=Path("fitted"),
+        metavar="DIR",
+        help="a new folder (default ./fitted)",
     )
     out.add_argument("--register", metavar="NAME", help="register the best model under this name")
     out.add_argument("--alias", metavar="ALIAS", help="with --register: alias that is to point to it")

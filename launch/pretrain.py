@@ -12,7 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
-from data_prep.arguments import Joined
+from data_prep.arguments import Joined, refuse_url
 from data_prep.errors import UsageError, run_command
 from data_prep.files.urls import redact
 from data_prep.settings import describe, load_settings, to_yaml
@@ -108,11 +108,8 @@ def check_is_path(output_dir: str) -> None:
     Raises:
         UsageError: it is one.
     """
-    if "://" in output_dir:
-        raise UsageError(
-            f"output_dir={redact(output_dir)} is a URL, and a run works in a local or shared folder; "
-            "set a path, and checkpoint.upload_to to the URL for copies of the checkpoints there"
-        )
+    remedy = "set a path, and checkpoint.upload_to to the URL for copies of the checkpoints there"
+    refuse_url(f"output_dir={redact(output_dir)}", output_dir, f"a run works in a local or shared folder; {remedy}")
 
 
 def check_output_dir(output_dir: str) -> None:

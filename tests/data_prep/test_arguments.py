@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
-from data_prep.arguments import Joined, Once, at_least
+from data_prep.arguments import Joined, Once, at_least, local_output
+from data_prep.errors import UsageError
 
 
 def read(text: str, minimum: int = 1) -> int:
@@ -52,3 +54,15 @@ def test_a_value_that_must_not_be_lost_is_given_once(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         parser.parse_args(["--source", "a", "--source", "b"])
     assert "--source is given twice, a and b; run the command once for each" in capsys.readouterr().err
+
+
+def test_a_place_to_write_is_a_path_and_no_folder_named_like_a_scheme() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=local_output("--output"))
+    assert parser.parse_args(["--output", "a/b"]).output == Path("a/b")
+    for url in ("s3://me:hunter2@bucket/out", "file:///out"):
+        with pytest.raises(
+            UsageError, match=r"^--output (s3://bucket/|file:///)out is a URL, and .* local path"
+        ) as told:
+            parser.parse_args(["--output", url])
+        assert "hunter2" not in str(told.value)
