@@ -79,6 +79,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    check_has_dry_run(arguments)
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     check_is_path(config.output_dir)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
@@ -98,6 +99,18 @@ def main() -> None:
     from trainer.train import train
 
     run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None, stop_signal))
+
+
+def check_has_dry_run(arguments: argparse.Namespace) -> None:
+    """Refuse what only explains a run where the run would start: its ranks are the launcher's.
+
+    Raises:
+        UsageError: there is such an option alone.
+    """
+    if arguments.ranks is not None and not arguments.dry_run and not arguments.print_config:
+        raise UsageError(f"--ranks {arguments.ranks} is for --dry-run; give both, or start that many by the launcher")
+    if arguments.gpus is not None and not arguments.dry_run:
+        raise UsageError(f"--gpus {arguments.gpus} is for --dry-run; give both")
 
 
 def check_is_path(output_dir: str) -> None:
@@ -168,9 +181,11 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
-        from trainer.preflight.dry_run import explain
+        from trainer.preflight.dry_run import explain, resume_line
 
         print(explain(config, world_size(arguments)))
+        if arguments.resume_from is not None:
+            print("", resume_line(config, arguments.resume_from), sep="\n")
         if others:
             from trainer.preflight.scale import scale_lines
 
