@@ -14,7 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from data_prep.arguments import at_least
+from data_prep.arguments import at_least, local_output
 from data_prep.errors import UsageError, UserError, run_command
 from data_prep.files import storage
 from data_prep.settings import load_settings
@@ -79,11 +79,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-engine", action="store_true", help="plain PyTorch in place of DeepSpeed, on one rank")
     parser.add_argument(
         "--profile",
+        type=local_output("--profile"),
         metavar="FILE",
         help="profile a few more steps, print the longest operations, and write a Chrome trace (.json, .json.gz) or a "
         "table",
     )
-    parser.add_argument("--output", metavar="FILE", help="write figures, machine, versions and configuration as JSON")
+    parser.add_argument(
+        "--output",
+        type=local_output("--output"),
+        metavar="FILE",
+        help="write figures, machine, versions and configuration as JSON",
+    )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args(arguments)
 
@@ -115,7 +121,7 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     if arguments.sweep and arguments.profile:
         raise UsageError("--profile is of one micro-batch, and --sweep measures many; give one of them")
     for name, path in (("--output", arguments.output), ("--profile", arguments.profile)):
-        if path is not None and not Path(path).absolute().parent.is_dir():
+        if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"{name} {path} cannot be written: there is no such folder; make it")
     length = config.phases[arguments.phase].sequence_length
     if arguments.sweep_limit is not None and arguments.sweep_limit < length:
@@ -230,7 +236,7 @@ class Session:
         if self.ranks.is_first:
             operations = top_operations(profiler, self.ranks.device)
             say(self.ranks, f"where {PROFILED_STEPS} steps spent their time:", *report.operation_lines(operations))
-            write_profile(profiler, self.arguments.profile, self.ranks.device)
+            write_profile(profiler, str(self.arguments.profile), self.ranks.device)
 
 
 def open_documents(
@@ -268,9 +274,9 @@ def say(ranks: Ranks, *lines: str) -> None:
         print(*lines, sep="\n", flush=True)
 
 
-def write_json(path: str | None, values: dict[str, object]) -> None:
+def write_json(path: Path | None, values: dict[str, object]) -> None:
     if path is not None:
-        Path(path).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

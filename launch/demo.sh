@@ -2,11 +2,13 @@
 # The whole way on real text by one command: environment, corpus, tokenizer, shards, pretraining, export, registry,
 # filled masks. Needs Python 3.11 or newer and no GPU; uses GPUs where it finds them.
 #
-#   bash launch/demo.sh [--fresh] [--corpus PATH_OR_GLOB] [--output DIR] [-- section.field=value ...]
+#   bash launch/demo.sh [--fresh] [--corpus PATH_OR_GLOB] [--vocab-size N] [--output DIR] \
+#       [-- section.field=value ...]
 #
 #   --fresh                 do every step again (the installation and MLflow's history stay)
 #   --corpus PATH_OR_GLOB   your own text (.txt, .jsonl with a "text" field) instead of the docstrings of the
 #                           installed Python packages; quote a glob
+#   --vocab-size N          pieces of the tokenizer (default: 8192); a small text gives fewer, and the error says how many
 #   --output DIR            where all of it goes (default: demo in the repository root)
 #   -- section.field=value  settings of the training that replace those of configs/tiny_cpu.yaml
 #   --help                  this text
@@ -23,7 +25,7 @@ source "$root/launch/environment.sh"
 NUM_STEPS=8
 MODEL_NAME=clozeworks-demo
 MODEL_ALIAS=demo
-VOCAB_SIZE=8192
+VOCAB_SIZE=8192 # that of configs/tiny_cpu.yaml
 
 child=
 step_number=0
@@ -40,8 +42,8 @@ main() {
         record_time environment $((SECONDS - started))
     fi
     pretrain_arguments=("$root/launch/pretrain.py" --config configs/tiny_cpu.yaml output_dir="$output/run"
-        data.shards="$output/shards" "${settings[@]}")
-    if ((${#settings[@]})); then # told now, not in the fifth step
+        data.shards="$output/shards" model.vocab_size="$vocab_size" "${settings[@]}")
+    if ((${#settings[@]} || vocab_size != VOCAB_SIZE)); then # told now, not in the fifth step
         python "${pretrain_arguments[@]}" --print-config >/dev/null
     fi
     choose_devices
@@ -53,8 +55,8 @@ main() {
     else
         announce "corpus: your text, $corpus"
     fi
-    run_step tokenizer "$output/tokenizer/tokenizer_info.json" "tokenizer: SentencePiece BPE of $VOCAB_SIZE pieces" \
-        python -m data_prep tokenizer --input "$corpus" --output "$output/tokenizer" --vocab-size "$VOCAB_SIZE"
+    run_step tokenizer "$output/tokenizer/tokenizer_info.json" "tokenizer: SentencePiece BPE of $vocab_size pieces" \
+        python -m data_prep tokenizer --input "$corpus" --output "$output/tokenizer" --vocab-size "$vocab_size"
     run_step shards "$output/shards/manifest.json" "shards: webdataset tars with train and valid split, verified" make_shards
     run_step pretraining "$output/run/status.json" "pretraining: $num_ranks ranks on $device" pretrain
     run_step export "$output/export/config.json" "export: a Hugging Face folder behind the parity gate" export_model
@@ -68,13 +70,18 @@ main() {
 
 read_arguments() {
     if [[ -n ${CLOZEWORKS_VENV:-} ]]; then CLOZEWORKS_VENV=$(absolute "$CLOZEWORKS_VENV"); fi
-    fresh=no corpus='' output=$root/demo settings=()
+    fresh=no corpus='' output=$root/demo vocab_size=$VOCAB_SIZE settings=()
     while (($#)); do
         case $1 in
             --fresh) fresh=yes ;;
             --corpus | --output)
                 [[ -n ${2:-} ]] || usage_error "$1 needs a value"
                 if [[ $1 == --corpus ]]; then corpus=$(absolute "$2"); else output=$(absolute "$2"); fi
+                shift
+                ;;
+            --vocab-size)
+                [[ ${2:-} =~ ^[1-9][0-9]{0,8}$ ]] || usage_error "--vocab-size needs a number of pieces, such as 2000, not '${2:-}'"
+                vocab_size=$2
                 shift
                 ;;
             -h | --help)
@@ -89,6 +96,9 @@ read_arguments() {
         esac
         shift
     done
+    if [[ -d $corpus ]]; then
+        usage_error "--corpus $corpus is a folder; give a file of it, or a quoted pattern such as '${corpus%/}/*.txt'"
+    fi
     # Patterns that bash does not read as data_prep does are left to it.
     if [[ -n $corpus && $corpus != *://* && $corpus != *[{}]* && $corpus != *'**'* ]] &&
         ! compgen -G "$corpus" >/dev/null; then
@@ -103,6 +113,7 @@ usage_error() {
 
 absolute() {
     case $1 in
+        /) echo / ;;
         /* | *://*) printf '%s\n' "${1%/}" ;;
         *) printf '%s\n' "$PWD/${1%/}" ;;
     esac
@@ -111,7 +122,7 @@ absolute() {
 # Make the folder, or refuse one that holds another corpus's demo: its finished steps would be taken for this one's.
 prepare_output() {
     [[ $output != *://* ]] || usage_error "--output $output is a URL; the demo writes to a local folder"
-    mkdir -p "$output/logs" "$output/.done"
+    make_folders
     output=$(cd "$output" && pwd)
     # One demo at a time in a folder; the steps are started without the lock, so that a killed demo blocks nobody.
     exec 8>"$output/.lock"
@@ -119,19 +130,33 @@ prepare_output() {
         usage_error "another demo is at work in $output; wait for its end, or give another --output"
     fi
     if [[ $fresh == yes ]]; then
-        rm -rf "${output:?}"/{.done,corpus,tokenizer,shards,run,export,logs,timings.tsv,corpus.txt,held_out.txt}
-        mkdir -p "$output/logs" "$output/.done"
+        rm -rf "${output:?}"/{.done,corpus,tokenizer,shards,run,export,logs,timings.tsv,corpus.txt,vocab_size.txt,held_out.txt}
+        make_folders
     fi
     local wanted=${corpus:-docstrings}
     # Of a demo without a finished step nothing was made.
     if [[ -f $output/corpus.txt && $(<"$output/corpus.txt") != "$wanted" && -n $(ls -A "$output/.done") ]]; then
         usage_error "$output holds a demo made from $(<"$output/corpus.txt"), not from $wanted; give --fresh to make it anew, or another --output"
     fi
+    local made=$VOCAB_SIZE
+    [[ ! -f $output/vocab_size.txt ]] || made=$(<"$output/vocab_size.txt")
+    if [[ $made != "$vocab_size" && -f $output/.done/tokenizer ]]; then
+        usage_error "$output holds a demo with --vocab-size $made, not $vocab_size; give --fresh to make it anew, or another --output"
+    fi
     printf '%s\n' "$wanted" >"$output/corpus.txt"
+    printf '%s\n' "$vocab_size" >"$output/vocab_size.txt"
     # MLflow puts the artifacts of an embedded database into ./mlruns: working here keeps all of the demo in one folder.
     cd "$output"
     export MLFLOW_TRACKING_URI=${MLFLOW_TRACKING_URI:-sqlite:///$output/mlflow.db}
     export MLFLOW_DISABLE_TELEMETRY=true HF_HUB_OFFLINE=1
+}
+
+make_folders() {
+    local refusal
+    [[ ! -e $output || -d $output ]] || usage_error "--output $output is a file; name a folder"
+    refusal=$(LC_ALL=C mkdir -p "$output/logs" "$output/.done" 2>&1) ||
+        usage_error "--output $output cannot be made (${refusal##*: }); give another folder"
+    [[ -w $output ]] || usage_error "--output $output cannot be written; give another folder"
 }
 
 # One rank a GPU; without a GPU two ranks over gloo, which share the cores.
@@ -185,7 +210,7 @@ fill_masks() {
 # run_step NAME RESULT TITLE COMMAND...: announce, run with a log, take the time. Skipped where the step was finished
 # before, RESULT is still there, and no step before it was done now.
 run_step() {
-    local name=$1 result=$2 title=$3 log=$output/logs/$1.log key started status=0
+    local name=$1 result=$2 title=$3 log=$output/logs/$1.log key started status=0 advice
     shift 3
     key=$(step_key "$name")
     if [[ $redo == no && -f $output/.done/$name && $(<"$output/.done/$name") == "$key" && -e $result ]]; then
@@ -207,8 +232,13 @@ run_step() {
     wait "$child" || status=$?
     child=
     if ((status != 0)); then
+        advice="Run it again without --fresh to go on from here."
+        if ((status == 2)); then # refused for what it was given: the same again would be, too
+            advice="Change what its error names (settings of the training come after --), and run it again."
+            [[ $name != tokenizer ]] || advice="Where it asks for another vocab_size, give --vocab-size N (it was $vocab_size)."
+        fi
         printf 'error: step %s of the demo (%s) failed with exit status %s; its output is in %s. %s\n' \
-            "$step_number/$NUM_STEPS" "$name" "$status" "$log" "Run it again without --fresh to go on from here." >&2
+            "$step_number/$NUM_STEPS" "$name" "$status" "$log" "$advice" >&2
         exit "$status"
     fi
     record_time "$name" $((SECONDS - started))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.arguments import at_least
+from data_prep.arguments import at_least, local_output
 from data_prep.errors import UsageError, UserError, run_command
 from data_prep.files import storage
 from launch.fill_mask import check_utf8, lines_of_stdin, without_last_empty
@@ -33,7 +33,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--input", type=Path, metavar="FILE", help="texts, a line each, or a table (default -: stdin)")
     parser.add_argument("--text-column", metavar="NAME", help="of a table: the column with the texts")
     parser.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="vectors as .npy (float32) or .parquet")
+    parser.add_argument(
+        "--output", type=local_output("--output"), metavar="FILE", help="vectors as .npy (float32) or .parquet"
+    )
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help="of a text's tokens (default mean)")
     parser.add_argument("--layer", type=int, default=-1, metavar="N", help="0: embeddings, 1...: layers (default last)")
     parser.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="texts at once (default 32)")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from data_prep.arguments import local_output
 from data_prep.errors import run_command
 
 
@@ -24,7 +25,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="DIR",
         help="a checkpoint (OUTPUT_DIR/checkpoints/step-...), or a run's OUTPUT_DIR for its newest one",
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="new folder for the export")
+    parser.add_argument(
+        "--output", required=True, type=local_output("--output"), metavar="DIR", help="new folder for the export"
+    )
     return parser.parse_args(arguments)
 
 

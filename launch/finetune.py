@@ -16,6 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.arguments import Joined, local_output
 from data_prep.errors import UsageError, UserError, run_command
 
 if TYPE_CHECKING:
@@ -49,12 +50,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     variant = how.add_mutually_exclusive_group()
     variant.add_argument("--freeze-encoder", action="store_true", help="train the head alone, on stored features")
     variant.add_argument("--from-scratch", action="store_true", help="train encoder and head from random weights")
-    variant.add_argument("--compare", metavar="A,B,...", help=f"several of {', '.join(VARIANTS)} side by side")
+    variant.add_argument(
+        "--compare", action=Joined, metavar="A,B,...", help=f"several of {', '.join(VARIANTS)} side by side"
+    )
     how.add_argument("--seeds", type=int, default=3, metavar="N", help="fits with seeds 0 to N-1 (default 3)")
     how.add_argument(
         "--learning-rates",
         type=float,
         nargs="+",
+        action="extend",
         metavar="RATE",
         help="tried by the first seed, each (default: by what is fitted)",
     )
@@ -70,7 +74,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--split-seed", type=int, default=0, metavar="N", help="which examples are cut (default 0)")
     out = parser.add_argument_group("where it goes")
     out.add_argument(
-        "--output", type=Path, default=Path("fitted"), metavar="DIR", help="a new folder (default ./fitted)"
+        "--output",
+        type=local_output("--output"),
+        default=Path("fitted"),
+        metavar="DIR",
+        help="a new folder (default ./fitted)",
     )
     out.add_argument("--register", metavar="NAME", help="register the best model under this name")
     out.add_argument("--alias", metavar="ALIAS", help="with --register: alias that is to point to it")

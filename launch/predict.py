@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.arguments import at_least
+from data_prep.arguments import at_least, local_output
 from data_prep.errors import UsageError, run_command
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
     parser.add_argument("--input", required=True, type=Path, metavar="FILE", help="the texts, as a table")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the table to write")
+    parser.add_argument(
+        "--output", required=True, type=local_output("--output"), metavar="FILE", help="the table to write"
+    )
     parser.add_argument("--text-column", metavar="NAME", help="default: the one it was fitted with")
     parser.add_argument("--pair-column", metavar="NAME", help="default: the one it was fitted with")
     parser.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")

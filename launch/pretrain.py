@@ -12,6 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
+from data_prep.arguments import Joined, refuse_url
 from data_prep.errors import UsageError, run_command
 from data_prep.files.urls import redact
 from data_prep.settings import describe, load_settings, to_yaml
@@ -40,7 +41,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="ranks that --dry-run reckons with (default: those of the launcher, else 1)",
     )
     parser.add_argument(
-        "--gpus", metavar="N[,N]", help="with --dry-run: memory and traffic of a step at these numbers of GPUs as well"
+        "--gpus",
+        action=Joined,
+        metavar="N[,N]",
+        help="with --dry-run: memory and traffic of a step at these numbers of GPUs as well",
     )
     parser.add_argument(
         "--deepspeed_config",
@@ -59,6 +63,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--skip-samples",
+        action=Joined,
         metavar="A:B[,C:D]",
         help="with --resume-from: predict nothing in the samples A to B - 1 of that checkpoint's epoch",
     )
@@ -74,6 +79,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    check_has_dry_run(arguments)
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     check_is_path(config.output_dir)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
@@ -95,6 +101,18 @@ def main() -> None:
     run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None, stop_signal))
 
 
+def check_has_dry_run(arguments: argparse.Namespace) -> None:
+    """Refuse what only explains a run where the run would start: its ranks are the launcher's.
+
+    Raises:
+        UsageError: there is such an option alone.
+    """
+    if arguments.ranks is not None and not arguments.dry_run and not arguments.print_config:
+        raise UsageError(f"--ranks {arguments.ranks} is for --dry-run; give both, or start that many by the launcher")
+    if arguments.gpus is not None and not arguments.dry_run:
+        raise UsageError(f"--gpus {arguments.gpus} is for --dry-run; give both")
+
+
 def check_is_path(output_dir: str) -> None:
     """Refuse a URL: a local folder of that name would be made, and lost with the node.
 
@@ -103,11 +121,8 @@ def check_is_path(output_dir: str) -> None:
     Raises:
         UsageError: it is one.
     """
-    if "://" in output_dir:
-        raise UsageError(
-            f"output_dir={redact(output_dir)} is a URL, and a run works in a local or shared folder; "
-            "set a path, and checkpoint.upload_to to the URL for copies of the checkpoints there"
-        )
+    remedy = "set a path, and checkpoint.upload_to to the URL for copies of the checkpoints there"
+    refuse_url(f"output_dir={redact(output_dir)}", output_dir, f"a run works in a local or shared folder; {remedy}")
 
 
 def check_output_dir(output_dir: str) -> None:
@@ -166,9 +181,11 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
-        from trainer.preflight.dry_run import explain
+        from trainer.preflight.dry_run import explain, resume_line
 
         print(explain(config, world_size(arguments)))
+        if arguments.resume_from is not None:
+            print("", resume_line(config, arguments.resume_from), sep="\n")
         if others:
             from trainer.preflight.scale import scale_lines
 

@@ -7,8 +7,8 @@ choose some (counted from 1); a second text makes a pair.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from data_prep.arguments import local_output
 from data_prep.errors import UsageError, run_command
 from data_prep.files import storage
 from launch.fill_mask import check_utf8
@@ -22,7 +22,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a sentence, or two as a pair")
     parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE.png", help="the picture to write")
+    parser.add_argument(
+        "--output", required=True, type=local_output("--output"), metavar="FILE.png", help="the picture to write"
+    )
     parser.add_argument(
         "--layer", type=int, action="append", metavar="N", help="a layer; may be repeated (default all)"
     )

@@ -50,6 +50,7 @@ def add_preparation(command: argparse.ArgumentParser, output_help: str = "folder
     command.add_argument(
         "--input",
         nargs="+",
+        action="extend",
         default=[],
         metavar="FILE",
         help="files, URLs or quoted patterns: .txt .jsonl .json .parquet, each also with .gz .zst .bz2 .xz after it",

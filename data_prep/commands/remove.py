@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from data_prep.arguments import Once
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.options import add_workers, num_workers
 from data_prep.data_set.manifest import Manifest, read_manifest
@@ -27,9 +28,10 @@ HELP = "take a source or documents out of a data set, as a new version of it"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_set(parser)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--source", metavar="NAME", help="remove all documents of this source")
+    what.add_argument("--source", action=Once, metavar="NAME", help="remove all documents of this source")
     what.add_argument(
         "--documents",
+        action=Once,
         metavar="FILE",
         help="remove the documents of these ids, 16 hexadecimal digits a line as 'inspect' shows them, # for comments",
     )

@@ -16,11 +16,13 @@ ENVIRONMENT = """
 prepare_environment() { touch "$root/prepared"; export PATH=$root/bin:$PATH; }
 count_gpus() { echo 0; }
 """
-# Takes every setting but those of a section named wrong, and fails at the first step that works on text.
+# Takes every setting but those of a section named wrong, and fails at the first step that works on text: by wrong usage
+# where the vocabulary is of 8192 pieces or more.
 PYTHON = """#!/bin/sh
 case "$*" in
     *--print-config*wrong.* | *wrong.*--print-config*) echo "error: unknown setting" >&2; exit 2 ;;
-    *"data_prep tokenizer"*) exit 1 ;;
+    *"data_prep tokenizer"*--vocab-size\\ ????) echo "$*"; exit 2 ;;
+    *"data_prep tokenizer"*) echo "$*"; exit 1 ;;
     -c*) echo 2 ;;
 esac
 """
@@ -66,3 +68,35 @@ def test_a_misspelt_setting_is_told_before_the_first_step(root: Path) -> None:
     refused = demo(root, "--corpus", "texts/one.txt", "--", "wrong.max_steps=3")
     assert refused.returncode == 2 and "unknown setting" in refused.stderr and "[2/8]" not in refused.stdout
     assert "[3/8]" in demo(root, "--corpus", "texts/one.txt", "--", "training.max_steps=3").stdout
+
+
+@pytest.mark.parametrize("corpus", ["texts", "texts/", "/"])
+def test_a_folder_as_corpus_is_told_before_anything_is_installed(root: Path, corpus: str) -> None:
+    refused = demo(root, "--corpus", corpus)
+    assert refused.returncode == 2 and "is a folder; give a file of it, or a quoted pattern such as '" in refused.stderr
+    assert "/*.txt'" in refused.stderr and not (root / "prepared").exists() and not (root / "demo").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [("texts/one.txt", "is a file; name a folder"), ("texts/one.txt/a", r"cannot be made (Not a directory)")],
+)
+def test_an_output_that_cannot_be_is_one_paragraph(root: Path, output: str, told: str) -> None:
+    refused = demo(root, "--corpus", "texts/one.txt", "--output", output)
+    assert refused.returncode == 2 and not (root / "prepared").exists()
+    assert refused.stderr.startswith(f"error: --output {root}/{output} {told}") and refused.stderr.count("\n") == 1
+
+
+def test_a_small_text_gets_a_vocabulary_of_its_size(root: Path) -> None:
+    assert "--vocab-size N " in demo(root, "--help").stdout
+    corpus = ("--corpus", "texts/one.txt")
+    refused = demo(root, *corpus)
+    assert refused.returncode == 2 and "give --vocab-size N (it was 8192)" in refused.stderr
+    assert "Run it again" not in refused.stderr
+    other = demo(root, *corpus, "--vocab-size", "300")
+    assert "--vocab-size 300\n" in other.stdout and "Run it again without --fresh" in other.stderr
+    for wrong in ("0", "many", "-5", ""):
+        assert "--vocab-size needs a number" in demo(root, *corpus, "--vocab-size", wrong).stderr
+    (root / "demo" / ".done" / "tokenizer").touch()
+    refused = demo(root, *corpus)
+    assert refused.returncode == 2 and "a demo with --vocab-size 300, not 8192; give --fresh" in refused.stderr

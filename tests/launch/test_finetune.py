@@ -158,9 +158,9 @@ def test_a_dry_run_estimates_and_writes_nothing(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--compare", "full,half"), "--compare 'full,half' must name some of scratch, frozen, full"),
+        (("--compare", "full", "--compare", "half"), "--compare 'full,half' must name some of scratch, frozen, full"),
         (("--seeds", "0"), "--seeds 0 is too small"),
-        (("--learning-rates", "5"), "--learning-rates 5 is no learning rate"),
+        (("--learning-rates", "5", "--learning-rates", "1e-3"), "--learning-rates 5 is no learning rate"),
         (("--alias", "champion"), "--register"),
         (("--register", "a/b"), "--name"),
         (("--output", "."), "not empty"),

@@ -179,3 +179,12 @@ def test_a_dry_run_reckons_with_other_numbers_of_gpus(tmp_path):
     done = pretrain("--config", "bert_large", "--dry-run", "--gpus", "8,512", cwd=tmp_path)
     assert done.returncode == 0 and "Other numbers of GPUs" in done.stdout, done.stderr
     assert_refused(pretrain("--config", "tiny_cpu", "--dry-run", "--gpus", "8,x", cwd=tmp_path), 2, "--gpus 8,x")
+
+
+@pytest.mark.parametrize("option", ["--ranks=8", "--gpus=8,512"])
+def test_what_only_a_dry_run_reads_starts_no_training(tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", option])
+    with pytest.raises(UsageError, match=f"^{option.replace('=', ' ')} is for --dry-run; give both"):
+        main()
+    assert not any(tmp_path.iterdir())

@@ -34,7 +34,7 @@ def test_rows_of_a_preset_are_printed(
     [
         (["--phase", "3"], "phases 0 to 0"),
         (["--sample", "100000000"], "goes beyond the last"),
-        (["--rows", "0"], "--rows: '0' is no whole number; give one of 1 or more"),
+        (["--rows", "0"], "--rows: '0' is no whole number of 1 or more"),
     ],
 )
 def test_rows_that_are_not_there_are_named(

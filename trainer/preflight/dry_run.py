@@ -12,6 +12,7 @@ from data_prep.files import storage
 from data_prep.settings import to_yaml
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoints.format import list_steps
+from trainer.checkpoints.store import stored_steps
 from trainer.config import RunConfig, without_secrets
 from trainer.init_from import look_at_initial_weights
 from trainer.model.pretraining import PretrainingModel
@@ -50,6 +51,23 @@ def explain(config: RunConfig, world_size: int) -> str:
     if config.init_from is not None:
         parts.append(("Initial weights", initial_weights_lines(config, config.init_from)))
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
+
+
+def resume_line(config: RunConfig, step: int) -> str:
+    """Whether the checkpoint is there that --resume-from names, in the run's folder or in the store.
+
+    A note and no refusal: a run that has left that step may have none of it any more, and goes on.
+    """
+    steps = {*list_steps(config.output_dir)[0]}
+    if config.checkpoint.upload_to is not None:
+        try:
+            steps |= {*stored_steps(config.checkpoint.upload_to)}
+        except UserError as error:
+            return f"--resume-from {step}: the store was not looked at: {error}"
+    if step in steps:
+        return f"--resume-from {step}: its checkpoint is there"
+    others = f"those there are of {', '.join(map(str, sorted(steps)))}" if steps else "there is none at all"
+    return f"--resume-from {step}: {config.output_dir} holds no complete checkpoint of that step; {others}"
 
 
 def parameter_lines(config: RunConfig) -> list[str]:

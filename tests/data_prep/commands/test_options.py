@@ -56,3 +56,10 @@ def test_a_plan_has_the_inputs_of_its_request(small_corpus: Path, small_tokenize
     request = requested(parser.parse_args(words), [])
     assert [file.url for file in request.inputs] == [str(small_corpus)]
     assert preparation(request).plan.inputs == request.inputs
+
+
+def test_files_of_a_repeated_input_are_added_and_none_is_dropped() -> None:
+    parser = argparse.ArgumentParser()
+    options.add_preparation(parser)
+    assert parser.parse_args(["--input", "a", "b", "--fresh", "--input", "c"]).input == ["a", "b", "c"]
+    assert parser.parse_args([]).input == [], "no list of another call"

@@ -88,6 +88,7 @@ def test_documents_go_by_a_file_of_ids(command: Command, folder: Path, tmp_path:
         (["--source", "west"], 1, "has no source 'west'; its sources are 'north', 'south'"),
         (["--documents", "none.txt"], 1, "none.txt is missing"),
         (["--source", "south", "--documents", "x"], 2, "not allowed with argument"),
+        (["--source", "north", "--source", "south"], 2, "--source is given twice, north and south"),
         (["--source", "south", "--workers", "0"], 2, "--workers=0"),
     ],
 )

@@ -8,7 +8,15 @@ from data_prep.errors import UserError
 from data_prep.settings import load_settings
 from trainer.config import RunConfig
 from trainer.model.hugging_face import hugging_face_config
-from trainer.preflight.dry_run import batch_lines, explain, flops_lines, memory_lines, parameter_lines, shard_lines
+from trainer.preflight.dry_run import (
+    batch_lines,
+    explain,
+    flops_lines,
+    memory_lines,
+    parameter_lines,
+    resume_line,
+    shard_lines,
+)
 
 
 def write_model(folder: Path, config: RunConfig) -> None:
@@ -106,3 +114,16 @@ def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():
         "of what is computed 33.3% only fills up"
         in batch_lines(load_settings(RunConfig, "tiny_cpu", [*sizes, warmup]), 3)[2]
     )
+
+
+def test_the_step_to_go_back_to_is_looked_for_in_the_folder_and_in_the_store(tmp_path):
+    run, store = tmp_path / "run", tmp_path / "store"
+    config = load_settings(RunConfig, "tiny_cpu", [f"output_dir={run}"])
+    assert resume_line(config, 7).endswith(f"{run} holds no complete checkpoint of that step; there is none at all")
+    for folder in (run / "checkpoints" / "step-00000003", store / "step-00000007"):
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").write_text("{}")
+    assert resume_line(config, 7).endswith("of that step; those there are of 3")
+    assert resume_line(config, 3) == "--resume-from 3: its checkpoint is there"
+    both = load_settings(RunConfig, "tiny_cpu", [f"output_dir={run}", f"checkpoint.upload_to=file://{store}"])
+    assert resume_line(both, 7) == "--resume-from 7: its checkpoint is there"
