@@ -236,3 +236,15 @@ def test_every_pin_is_exact_and_every_dependency_pinned() -> None:
 
 def test_test_folders_are_no_packages() -> None:
     assert not list((REPOSITORY / "tests").rglob("__init__.py"))
+
+
+def test_the_lowest_versions_are_those_that_the_project_asks_for() -> None:
+    """Of torch, pydantic, fsspec, regex and tokenizers the lowest that work together are higher, as the file says."""
+    asked = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = dict(re.match(r"([\w-]+)>=([\w.]+)", line).groups() for line in asked)  # type: ignore[union-attr]
+    lines = (REPOSITORY / "tests" / "lowest_versions.txt").read_text().splitlines()
+    lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    others = {"torch", "pydantic", "fsspec", "regex", "tokenizers"}
+    assert {name: lowest.get(name) for name in bounds if name not in others} == {
+        name: version for name, version in bounds.items() if name not in others
+    }
