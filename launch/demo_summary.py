@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print()
     print(format_scores(status["metrics"], manifest))
     print()
-    print(next_commands(options.demo, options.model, options.ranks, status))
+    print(next_commands(options.demo, options.model, options.ranks, status, manifest.tokenizer.vocab_size))
 
 
 def read_status(path: Path) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def format_table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<32}  {value:>{width}}" for name, value in rows)
 
 
-def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any]) -> str:
+def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any], vocab_size: int) -> str:
     """The commands that go on from here, as they can be typed in the repository root."""
     environment = Path(os.environ.get("VIRTUAL_ENV", REPOSITORY / ".venv"))
     uri = os.environ.get("MLFLOW_TRACKING_URI") or status["tracking_uri"]
@@ -118,7 +118,8 @@ def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any]) ->
             f'  python launch/fill_mask.py --model {model} "The function returns a [MASK] of strings."',
             "  # train for longer: the same output_dir resumes where it stopped",
             f"  {cpu}deepspeed --num_gpus {ranks} launch/pretrain.py --config configs/tiny_cpu.yaml \\",
-            f"      output_dir={demo}/run data.shards={demo}/shards training.max_steps={2 * status['max_steps']}",
+            f"      output_dir={demo}/run data.shards={demo}/shards model.vocab_size={vocab_size} \\",
+            f"      training.max_steps={2 * status['max_steps']}",
             f"  # remove all of it: rm -rf {demo} {environment}",
         ]
     )

@@ -16,6 +16,7 @@ from data_prep.preparing.mapping import load_tokenizer
 from data_prep.preparing.plan import Plan, absolute, make_plan, text_bytes
 from data_prep.preparing.worker_server import default_num_workers
 from data_prep.settings import describe
+from data_prep.tokenizing.info import INFO_NAME
 from data_prep.tokenizing.tokenizer import Tokenizer
 
 _MOST_WORKERS = 4_096
@@ -127,6 +128,7 @@ def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Reques
         raise UsageError("no tokenizer is named; give --tokenizer DIR, which 'python -m data_prep tokenizer' makes")
     if storage.folder_of_file(output):
         raise UsageError(f"output {output} is a file; name a folder")
+    _check_holds_no_tokenizer(output, arguments.tokenizer)
     config = _with_source_name(configured(arguments, overrides), arguments)
     parent = None if arguments.add_to is None else read_manifest(output)
     tokenizer = arguments.tokenizer or storage.join(output, TOKENIZER_FOLDER)
@@ -142,6 +144,18 @@ def preparation(request: Request) -> Preparation:
     tokenizer = Tokenizer.load(request.tokenizer)
     plan = make_plan(request.config, tokenizer, request.parent, request.inputs)
     return Preparation(request.config, tokenizer, plan, request.output)
+
+
+def _check_holds_no_tokenizer(output: str, tokenizer: str | None) -> None:
+    """Refuse a tokenizer's own folder, where two things would lie mixed; a store is not asked what lies there.
+
+    Raises:
+        UsageError: it is one.
+    """
+    is_the_one = tokenizer is not None and absolute(tokenizer).rstrip("/") == absolute(output).rstrip("/")
+    is_another = not storage.is_remote(output) and storage.exists(storage.join(output, INFO_NAME))
+    if is_the_one or is_another:
+        raise UsageError(f"output {storage.redact(output)} is the folder of a tokenizer; name another for the data set")
 
 
 def _with_source_name(config: PreparationConfig, arguments: argparse.Namespace) -> PreparationConfig:

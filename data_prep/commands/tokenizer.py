@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if output is None:
         raise UsageError("no output is named; give --output DIR")
     if arguments.vocab_size is not None:
+        _check_one_size(arguments.vocab_size, overrides)
         overrides = [*overrides, f"tokenizer.vocab_size={arguments.vocab_size}"]
     config = configured(arguments, overrides)
     check_vocab_size(config.tokenizer)
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             print(f"note: {url} was written since, at the same size; if its text is another now, train again")
         return
     units = find_units(files, config)
-    with storage.hold_lock(output), _local_work_folder(output) as work_folder:
+    with _new_folder_or_none(output), storage.hold_lock(output), _local_work_folder(output) as work_folder:
         storage.remove_unfinished(output)
         sample, counts = draw_sample(config, units, work_folder, workers)
         train_on_sample(sample, counts, output, config.tokenizer, inputs)
@@ -68,6 +69,17 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     print(f"tokenizer           {storage.redact(output)}")
     for line in report_lines(report):
         print(printable(line))
+
+
+def _check_one_size(vocab_size: int, overrides: Sequence[str]) -> None:
+    """Refuse a setting that says otherwise than --vocab-size.
+
+    Raises:
+        UsageError: one does.
+    """
+    other = [word for word in overrides if word.startswith("tokenizer.vocab_size=")]
+    if other and other[-1] != f"tokenizer.vocab_size={vocab_size}":
+        raise UsageError(f"--vocab-size {vocab_size} and {other[-1]} contradict each other; give one of them")
 
 
 def _described(files: Sequence[InputFile], config: PreparationConfig) -> dict[str, Any]:
@@ -109,6 +121,20 @@ def _written_since(output: str, files: Sequence[InputFile]) -> list[str]:
     made_at = storage.modified_at(storage.join(output, INFO_NAME))
     times = [(storage.redact(file.url), storage.modified_at(file.url)) for file in files]
     return [url for url, written_at in times if made_at is not None and written_at is not None and written_at > made_at]
+
+
+@contextmanager
+def _new_folder_or_none(output: str) -> Iterator[None]:
+    """Remove again the folders that the block makes where it fails and leaves nothing in them."""
+    path = storage.local_path(output).absolute()
+    missing = [] if storage.is_remote(output) else [place for place in (path, *path.parents) if not place.exists()]
+    try:
+        yield
+    except BaseException:
+        for place in missing:
+            with suppress(OSError):  # one that is not empty, or was never made
+                place.rmdir()
+        raise
 
 
 @contextmanager

@@ -93,8 +93,9 @@ def test_without_a_baseline_none_is_claimed() -> None:
 
 def test_the_commands_to_go_on_carry_the_runs_addresses(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////data/one/mlflow.db")
-    text = demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS)
+    text = demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS, 300)
     assert "mlflow ui --backend-store-uri sqlite:////data/one/mlflow.db" in text
+    assert "model.vocab_size=300" in text, "without which the run would be another"
     assert f"output_dir={demo}/run" in text and "--model models:/demo@best" in text
     for line in text.replace("\\\n", " ").splitlines()[1:]:
         shlex.split(line, comments=True)
@@ -102,7 +103,7 @@ def test_the_commands_to_go_on_carry_the_runs_addresses(demo: Path, monkeypatch:
 
 def test_a_password_in_the_address_is_not_printed(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example.org")
-    assert "secret" not in demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS)
+    assert "secret" not in demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS, 300)
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({**STATUS, "metrics": {}})])

@@ -63,3 +63,16 @@ def test_files_of_a_repeated_input_are_added_and_none_is_dropped() -> None:
     options.add_preparation(parser)
     assert parser.parse_args(["--input", "a", "b", "--fresh", "--input", "c"]).input == ["a", "b", "c"]
     assert parser.parse_args([]).input == [], "no list of another call"
+
+
+def test_a_tokenizers_folder_is_no_place_for_a_data_set(small_corpus: Path, small_tokenizer: Path) -> None:
+    parser = argparse.ArgumentParser()
+    options.add_shard_making(parser)
+    for tokenizer, output in (
+        (small_tokenizer, f"{small_tokenizer}/"),
+        ("elsewhere", small_tokenizer),
+        ("memory://t", "memory://t/"),
+    ):
+        words = ["--input", small_corpus, "--tokenizer", tokenizer, "--output", output]
+        with pytest.raises(UsageError, match="is the folder of a tokenizer; name another for the data set"):
+            requested(parser.parse_args([str(word) for word in words]), [])

@@ -212,3 +212,29 @@ def test_tempering_that_changes_nothing_is_told(
     assert "tokenizer.sampling_alpha=0.5 changes nothing" in capsys.readouterr().err
     run(*arguments, "--output", tmp_path / "some", "tokenizer.sample_bytes=50000")
     assert "changes nothing" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "size"),
+    [
+        ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:30], 600),
+        ("bad.jsonl", b"{", 600),
+        ("a.txt", b"a", 9000),
+    ],
+)
+def test_a_refused_run_takes_the_folders_away_that_it_made(
+    tmp_path: Path, name: str, content: bytes, size: int
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "mine").mkdir()
+    for output in ("new/folder", "mine"):
+        with pytest.raises(UserError):
+            run("--input", tmp_path / name, "--output", tmp_path / output, "--vocab-size", size, "--workers", 1)
+    assert {path.name for path in tmp_path.iterdir()} == {name, "mine"}
+
+
+def test_two_sizes_of_a_vocabulary_are_refused(small_corpus: Path, tmp_path: Path) -> None:
+    arguments = ["--input", small_corpus, "--output", tmp_path / "out", "--vocab-size", 600, "--dry-run"]
+    run(*arguments, "tokenizer.vocab_size=600")
+    with pytest.raises(UsageError, match=r"--vocab-size 600 and tokenizer\.vocab_size=700 contradict each other"):
+        run(*arguments, "tokenizer.vocab_size=700")
