@@ -11,10 +11,11 @@ from data_prep.errors import UsageError
 from data_prep.files.urls import redact
 
 LARGEST_INTEGER = 2**63 - 1  # of 64 bits
+LARGEST_PORT = 65_535  # of 16 bits
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """The `type` of an argument that is a whole number from `minimum` on, and one of 64 bits."""
+def at_least(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str], int]:
+    """The `type` of an argument that is a whole number from `minimum` to `maximum`."""
 
     def read(text: str) -> int:
         try:
@@ -23,8 +24,8 @@ def at_least(minimum: int) -> Callable[[str], int]:
             value = minimum - 1
         if value < minimum:
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {minimum} or more")
-        if value > LARGEST_INTEGER:
-            raise argparse.ArgumentTypeError(f"{text} is beyond {LARGEST_INTEGER}; give a smaller one")
+        if value > maximum:
+            raise argparse.ArgumentTypeError(f"{text} is beyond {maximum}; give a smaller one")
         return value
 
     return read

@@ -16,11 +16,12 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from data_prep.arguments import at_least
+from data_prep.arguments import LARGEST_PORT, at_least
 from data_prep.errors import UsageError, run_command
 from data_prep.files.known_secrets import secrets_of
 from data_prep.files.urls import has_password
@@ -41,14 +42,16 @@ def main() -> None:
     )
     parser.add_argument("--hostfile", required=True, metavar="FILE", help="lines HOST slots=N")
     parser.add_argument("--master-addr", metavar="ADDRESS", help="of the first host (default: it is asked by ssh)")
-    parser.add_argument("--master-port", type=at_least(1), default=29500, metavar="PORT", help="default %(default)s")
+    parser.add_argument(
+        "--master-port", type=at_least(1, LARGEST_PORT), default=29500, metavar="PORT", help="default %(default)s"
+    )
     parser.add_argument(
         "--interface", metavar="NAME", help="network interface for gloo and NCCL, such as eth0 (default: theirs)"
     )
     parser.add_argument(
         "--forward", action="append", default=[], metavar="NAME", help="forward this variable too; as often as needed"
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be started")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be started, and check its arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- and the arguments of pretrain.py")
     options = parser.parse_args()
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
@@ -70,11 +73,20 @@ def main() -> None:
     if left_out:
         print(f"not forwarded, as `ps` would show it: {', '.join(left_out)}", file=sys.stderr, flush=True)
     if options.dry_run:
-        print(environment_file(forwarded) + shlex.join(command))
+        print(environment_file(forwarded) + shlex.join(command), flush=True)
+        check_arguments(arguments, sum(hosts.values()))
         return
     in_memory = os.memfd_create("deepspeed_env", 0)  # the launcher reads it by name, and nothing is left behind
     os.write(in_memory, environment_file(forwarded).encode())
     os.execvpe(command[0], command, environment | {"DS_ENV_FILE": f"/proc/self/fd/{in_memory}"})
+
+
+def check_arguments(arguments: Sequence[str], ranks: int) -> None:
+    """Have pretrain.py read its arguments as it will for so many ranks; what it refuses ends this process as it did."""
+    checked = [sys.executable, str(PRETRAIN), "--ranks", str(ranks), *arguments, "--print-config"]
+    status = subprocess.run(checked, stdout=subprocess.DEVNULL, check=False).returncode
+    if status:
+        sys.exit(status)
 
 
 def launcher_environment(environment: Mapping[str, str], interface: str | None) -> dict[str, str]:

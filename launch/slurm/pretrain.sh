@@ -13,7 +13,7 @@
 #   --grace SECONDS    how long before the end of its time the job is told to save (default: 300)
 #   --requeues N       how often the job goes back into the queue at most (default: 100)
 #   --sbatch OPTION    an option for sbatch; as often as needed
-#   --dry-run          show what would be submitted
+#   --dry-run          show what would be submitted, and check ARGUMENTS
 #   --help
 #
 #   bash launch/slurm/pretrain.sh --nodes 3-4 --gpus 8 --sbatch --partition=gpu --sbatch --time=24:00:00 -- \
@@ -100,6 +100,8 @@ submit() {
         "--signal=USR1@$grace" "${options[@]}" "$script" --job "$root" "$gpus" "$requeues" "$@")
     if ((dry_run)); then
         show_command "${command[@]}"
+        use_environment "$root" # and the arguments are read as the ranks will read them
+        "$python" "$root/launch/pretrain.py" --ranks $((${nodes%-*} * gpus)) "$@" --print-config >/dev/null
         return
     fi
     need_sbatch

@@ -128,6 +128,8 @@ def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
     for words, said in (
         (["--hostfile", "none", "--", "x"], "hostfile none cannot be read"),
         (["--hostfile", "hosts"], "give them after --"),
+        (["--hostfile", "hosts", "--master-port", "99999999", "--", "x"], "99999999 is beyond 65535"),
+        (["--hostfile", "hosts", "--dry-run", "--", "--config", "bert_largee"], "configuration bert_largee does not"),
     ):
         done = run(*words)
         assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

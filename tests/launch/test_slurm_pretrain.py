@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,8 +108,14 @@ def test_mistakes_are_told_before_anything_is_submitted(slurm, arguments, messag
     assert result.returncode == 2 and message in result.stderr and not list(Path(slurm["STATE"]).iterdir())
 
 
+@pytest.mark.spawn
 def test_help_and_dry_run_submit_nothing(slurm):
     assert "--nodes 3-4" in pretrain(slurm, "--help").stdout
-    assert r"a\ b.yaml" in pretrain(slurm, "--dry-run", "--", "--config", "a b.yaml").stdout
+    slurm = slurm | {"CLOZEWORKS_VENV": sys.prefix}
+    planned = pretrain(slurm, "--nodes", "2-3", "--gpus", "1", "--dry-run", "--", "--config", "tiny_cpu",
+                       "output_dir=a b", "deepspeed={gradient_accumulation_steps: 1}")  # fmt: skip
+    assert r"output_dir=a\ b" in planned.stdout and planned.returncode == 0, planned.stderr
+    refused = pretrain(slurm, "--dry-run", "--", "--config", "bert_largee")
+    assert refused.returncode == 2 and "configuration bert_largee does not exist" in refused.stderr
     assert not list(Path(slurm["STATE"]).iterdir())
     assert subprocess.run(["bash", "-n", str(SCRIPT)]).returncode == 0
