@@ -106,7 +106,7 @@ def test_weights_of_more_layers_than_the_configuration_tells_of_are_not_left_out
 
 
 def test_how_a_model_answers_does_not_hang_on_its_configuration(tiny_hugging_face: Path, tmp_path: Path) -> None:
-    change = {"return_dict": False, "output_hidden_states": "x", "chunk_size_feed_forward": 7}
+    change = {"return_dict": False, "output_hidden_states": True, "chunk_size_feed_forward": 7}
     folder = with_config(tiny_hugging_face, tmp_path / "changed", change)
     expected = Embedder.load(tiny_hugging_face).embed(["the cat"]).vectors
     assert np.array_equal(Embedder.load(folder).embed(["the cat"]).vectors, expected)
