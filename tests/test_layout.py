@@ -48,6 +48,7 @@ SEAMS = {
 # What the trainer takes from data_prep: the formats that it reads, and what both are built on.
 TAKEN_BY_TRAINER = {
     "data_prep.data_set.counting": "reads token_counts.safetensors",
+    "data_prep.data_set.data_card": "writes a user's words into Markdown",
     "data_prep.data_set.manifest": "reads manifest.json",
     "data_prep.data_set.manifest_records": "reads manifest.json, and files with their checksums",
     "data_prep.data_set.shard_index": "reads a shard's index",

@@ -127,8 +127,9 @@ def _lock(path: Path, folder: str, shared: bool) -> TextIO:
             return file
         # The owner before may have removed the file between our opening and locking it: then it locks
         # nothing.
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
         file.close()
 
 

@@ -83,7 +83,7 @@ def write_origin(
 ) -> None:
     """The model card, the resolved configuration, and where all of it comes from."""
     (folder / "training_config.yaml").write_text(to_yaml(without_secrets(config)), encoding="utf-8")
-    card = model_card(name, config, facts, tokenizer.fingerprint)
+    card = model_card(name, config, facts, tokenizer)
     (folder / "README.md").write_text(card + "\n", encoding="utf-8")
     provenance = {
         "clozeworks_version": installed_version("clozeworks"),

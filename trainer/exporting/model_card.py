@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from data_prep.data_set.data_card import escaped
 from data_prep.data_set.manifest_records import SourceRecord
+from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.config import RunConfig
 from trainer.model.hugging_face import family_in_transformers
 from trainer.model.sizes import num_parameters
 
 _ARCHITECTURES = {"bert": "BERT", "modernbert": "ModernBERT"}
 _PAIR_TASKS = {"next_sentence": "next-sentence prediction", "sentence_order": "sentence-order prediction"}
+_TOKENIZERS = {"sentencepiece": "SentencePiece BPE", "hugging_face": "that of another checkpoint (`tokenizer.json`)"}
+_PLAIN_URL = re.compile(r"https?://[\w.~:/?#@!$&'()*+,;=%-]+", re.ASCII)  # nothing that ends <...> or a cell
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class TrainingFacts:
     """Metrics on the valid shards by name."""
 
 
-def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer_fingerprint: str) -> str:
+def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
     """The README.md of the exported folder, with the metadata that model hubs read on top."""
     has_pairs = config.data.has_sentence_pairs
     return "\n\n".join(
@@ -44,8 +49,8 @@ def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer_fin
             _metadata(config, facts),
             f"# {name}",
             _description(config, has_pairs),
-            "## Use\n\n" + _use(name, config, has_pairs),
-            "## Training\n\n" + _training(config, facts, tokenizer_fingerprint),
+            "## Use\n\n" + _use(name, config, has_pairs, tokenizer),
+            "## Training\n\n" + _training(config, facts, tokenizer),
             "## Data\n\n" + _data(facts),
             "## Evaluation\n\n" + _evaluation(facts),
             "## Intended use and limits\n\n" + _limits(config),
@@ -78,16 +83,17 @@ def _description(config: RunConfig, has_pairs: bool) -> str:
     )
 
 
-def _use(name: str, config: RunConfig, has_pairs: bool) -> str:
+def _use(name: str, config: RunConfig, has_pairs: bool, tokenizer: Tokenizer) -> str:
     heads = "" if _family(config) == "modernbert" else _pairs_head(config, has_pairs)
     rows = config.model.padded_vocab_size
+    text = f"The capital of France is {tokenizer.vocabulary[tokenizer.info.special_tokens.mask].text}."
     padding = (
         f" `vocab_size` is {rows:,}: rows beyond the tokenizer's pieces only fill up the matrix and are "
         "never predicted by a trained model."
     )
     return (
         "```python\nfrom transformers import pipeline\n\n"
-        f'pipeline("fill-mask", model={json.dumps(name)})("The capital of France is [MASK].")\n```\n\n'
+        f'pipeline("fill-mask", model={json.dumps(name)})({json.dumps(text)})\n```\n\n'
         f"`AutoModel`, `AutoModelForMaskedLM` and `SentenceTransformer` (mean pooling) load the folder too."
         f"{heads}{padding}"
     )
@@ -103,7 +109,7 @@ def _pairs_head(config: RunConfig, has_pairs: bool) -> str:
     )
 
 
-def _training(config: RunConfig, facts: TrainingFacts, tokenizer_fingerprint: str) -> str:
+def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
     rows = [
         ("optimizer steps", f"{facts.step:,} of {config.max_steps:,}" if facts.step is not None else None),
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
@@ -114,7 +120,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer_fingerprint: st
         ("share of tokens predicted", _masking_rate(config)),
         ("peak learning rate", f"{config.optimizer.learning_rate:g} ({config.schedule.name})"),
         ("precision", config.training.precision),
-        ("tokenizer", f"SentencePiece BPE, fingerprint `{tokenizer_fingerprint}`"),
+        ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
         ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),
         ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
     ]
@@ -130,8 +136,8 @@ def _data(facts: TrainingFacts) -> str:
         return "\n".join([*lines, "- the sources and their licences were not available when this was exported"])
     table = ["", "| source | licence | language | date | documents | tokens |", "|---|---|---|---|---|---|"]
     for source in facts.sources:
-        linked = f"[{_cell(source.name)}]({source.url})" if source.url else _cell(source.name)
-        stated = (_cell(value or "not stated") for value in (source.licence, source.language, source.date))
+        linked = _linked(source.name, source.url)
+        stated = (escaped(value or "not stated") for value in (source.licence, source.language, source.date))
         table.append(f"| {linked} | {' | '.join(stated)} | {source.documents:,} | {source.tokens:,} |")
     return "\n".join([*lines, *table]).strip()
 
@@ -156,8 +162,11 @@ def _family(config: RunConfig) -> str:
     return family_in_transformers(config.model, config.data.has_sentence_pairs)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _linked(name: str, url: str | None) -> str:
+    """The name, as a link where its URL is one that stays within it; any other stands beside the name."""
+    if not url:
+        return escaped(name)
+    return f"[{escaped(name)}](<{url}>)" if _PLAIN_URL.fullmatch(url) else f"{escaped(name)}: {escaped(url)}"
 
 
 def _masking_rate(config: RunConfig) -> str:

@@ -136,6 +136,25 @@ def test_of_many_at_once_one_holds_it_and_ranges_that_come_and_go_hinder_no_othe
         list(pool.map(want_range, range(8)))
 
 
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_lock_whose_file_is_taken_away_meanwhile_is_taken_again(
+    when: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, stat = [], Path.stat
+
+    def vanishing(path: Path, **options: bool) -> os.stat_result:
+        if path.name == locks.LOCK_NAME:
+            looks.append(path)
+            if len(looks) == when:
+                path.unlink()
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", vanishing)
+    with storage.hold_lock(tmp_path):
+        monkeypatch.undo()
+        assert looks and (tmp_path / locks.LOCK_NAME).is_file()
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     with pytest.raises(UserError, match="file cannot be written: "), storage.hold_lock(tmp_path / "file"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.foreign_tokenizers import WRITERS
 from trainer.config import RunConfig
 from trainer.exporting import checks, files
 from trainer.exporting.export import export_model
-from trainer.exporting.model_card import TrainingFacts
+from trainer.exporting.model_card import TrainingFacts, model_card
 from trainer.model.families import MODERNBERT_OPTIONS
 from trainer.model.pretraining import PretrainingModel
 
@@ -134,6 +135,28 @@ def test_shards_made_with_an_exports_tokenizer_are_sound(kind, tokenizer_folder,
     assert command("shards", "--input", small_corpus, "--tokenizer", tmp_path / "out", "--output", shards) == 0
     assert command("verify", shards) == 0, command.errors
     assert command.output.startswith("ok: ")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_model_card_knows_a_foreign_tokenizer_and_its_mask(kind, small_corpus, tmp_path):
+    folder = WRITERS[kind](tmp_path / "foreign", small_corpus.read_text().splitlines(), 600)
+    config = make_config("none", (MODERN if kind == "byte level" else {}) | {"vocab_size": 600})
+    export_model(config, make_weights(config), folder, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"France is {transformers.AutoTokenizer.from_pretrained(tmp_path / 'out').mask_token}." in card
+    assert "SentencePiece" not in card and "tokenizer: that of another checkpoint" in card
+
+
+def test_what_is_said_of_a_source_stays_in_its_cell(tokenizer_folder):
+    counts = {"dropped": {}, "documents": 1, "sentences": 1, "tokens": 2, "words": 2, "text_bytes": 9}
+    hostile = SourceRecord(
+        name="news [2020](http://evil) <script>|", url="https://a.b/c_(d)|e>", licence="a|b", **counts
+    )
+    plain = SourceRecord(name="tales", url="https://a.b/c_(d)", **counts)
+    card = model_card("x", make_config(), TrainingFacts(sources=[hostile, plain]), Tokenizer.load(tokenizer_folder))
+    assert "| [tales](<https://a.b/c_(d)>) |" in card
+    (row,) = (line for line in card.splitlines() if "evil" in line)
+    assert len(re.findall(r"(?<!\\)\|", row)) == 7 and "<" not in row and "](" not in row
 
 
 def test_a_model_without_pairs_is_exported_without_a_pooler(tokenizer_folder, tmp_path):
