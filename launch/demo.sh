@@ -58,7 +58,9 @@ main() {
     run_step tokenizer "$output/tokenizer/tokenizer_info.json" "tokenizer: SentencePiece BPE of $vocab_size pieces" \
         python -m data_prep tokenizer --input "$corpus" --output "$output/tokenizer" --vocab-size "$vocab_size"
     run_step shards "$output/shards/manifest.json" "shards: webdataset tars with train and valid split, verified" make_shards
-    run_step pretraining "$output/run/status.json" "pretraining: $num_ranks ranks on $device" pretrain
+    local ranks="$num_ranks ranks"
+    ((num_ranks != 1)) || ranks="1 rank"
+    run_step pretraining "$output/run/status.json" "pretraining: $ranks on $device" pretrain
     run_step export "$output/export/config.json" "export: a Hugging Face folder behind the parity gate" export_model
     run_step registry "$output/export/config.json" "registry: version of $MODEL_NAME with the alias $MODEL_ALIAS" \
         python "$root/launch/register.py" --model "$output/export" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_prep.errors import UsageError
+from data_prep.terminal import counted
 from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config import RunConfig
 
@@ -141,7 +142,7 @@ def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[A
         "train_micro_batch_size_per_gpu": ((batch.micro_batch_rows,), "training.micro_batch_tokens, in rows"),
         "gradient_accumulation_steps": (
             (batch.accumulation_steps,),
-            f"training.global_batch_tokens over training.micro_batch_tokens on {world_size} ranks",
+            f"training.global_batch_tokens over training.micro_batch_tokens on {counted(world_size, 'rank')}",
         ),
         "gradient_clipping": ((training.gradient_clipping,), "training.gradient_clipping"),
         "bf16.enabled": ((training.precision == "bf16",), f"training.precision={training.precision}"),
