@@ -192,8 +192,9 @@ def _unknown(given: dict[str, Any]) -> Iterator[str]:
     known = allowed | _REFUSED_SECTIONS | {path for path in _REFUSED if "." not in path}
     for name in given:
         if name not in known:
-            nearest = difflib.get_close_matches(str(name), sorted(allowed), 1, 0.0)[0]
-            yield f"{name} is not a key of DeepSpeed's configuration; did you mean {nearest}?"
+            nearest = difflib.get_close_matches(str(name), sorted(allowed), 1)
+            hint = f"did you mean {nearest[0]}?" if nearest else "remove it"
+            yield f"{name} is not a key of DeepSpeed's configuration; {hint}"
     for name in sorted(_MAPPINGS & given.keys()):
         if not isinstance(given[name], dict):
             yield f"{name}={given[name]!r} must be a mapping"
