@@ -42,8 +42,8 @@ main() {
         record_time environment $((SECONDS - started))
     fi
     pretrain_arguments=("$root/launch/pretrain.py" --config configs/tiny_cpu.yaml output_dir="$output/run"
-        data.shards="$output/shards" model.vocab_size="$vocab_size" "${settings[@]}")
-    if ((${#settings[@]} || vocab_size != VOCAB_SIZE)); then # told now, not in the fifth step
+        data.shards="$output/shards" "${settings[@]}")
+    if ((${#settings[@]})); then # told now, not in the fifth step
         python "${pretrain_arguments[@]}" --print-config >/dev/null
     fi
     choose_devices
@@ -98,6 +98,7 @@ read_arguments() {
         esac
         shift
     done
+    ((vocab_size == VOCAB_SIZE)) || settings=("model.vocab_size=$vocab_size" "${settings[@]}")
     if [[ -d $corpus ]]; then
         usage_error "--corpus $corpus is a folder; give a file of it, or a quoted pattern such as '${corpus%/}/*.txt'"
     fi
