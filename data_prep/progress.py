@@ -29,13 +29,15 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
+            digits = ".0f" if self._scale == 1.0 else ".1f"
             self._bar = tqdm.tqdm(
                 desc=self._title,
                 total=self._total / self._scale,
                 unit=f" {self._unit}",
                 file=sys.stderr,
                 leave=False,
-                bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total:.1f}{unit}, {rate_fmt}, {remaining} left",
+                bar_format=f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {{n:{digits}}}/{{total:{digits}}}{{unit}}, "
+                "{rate_fmt}, {remaining} left",
             )
         return self
 
@@ -70,12 +72,16 @@ class Progress:
         if self._first and not own:
             return "finished by an earlier run"
         elapsed_seconds = time.monotonic() - self._started_at
-        earlier = f", {self._first / self._scale:.1f} before" if self._first else ""
+        earlier = f", {self._amount(self._first)} before" if self._first else ""
         rate = own / self._scale / max(elapsed_seconds, 1e-9)
-        return f"{own / self._scale:.1f} {self._unit} in {elapsed_seconds:.1f} s ({rate:.2f} {self._unit}/s){earlier}"
+        return f"{self._amount(own)} {self._unit} in {elapsed_seconds:.1f} s ({rate:.2f} {self._unit}/s){earlier}"
+
+    def _amount(self, amount: int) -> str:
+        """Megabytes to a tenth; what is counted, such as shards, as it is."""
+        return f"{amount:,}" if self._scale == 1.0 else f"{amount / self._scale:.1f}"
 
     def _line(self, elapsed_seconds: float) -> str:
         rate = (self._done - self._first) / elapsed_seconds
         left = (self._total - self._done) / rate if rate else 0.0
-        shown = f"{self._done / self._scale:.1f} of {self._total / self._scale:.1f} {self._unit}"
+        shown = f"{self._amount(self._done)} of {self._amount(self._total)} {self._unit}"
         return f"{self._title}: {shown}, {rate / self._scale:.2f} {self._unit}/s, {duration(left)} left"

@@ -48,6 +48,7 @@ SettingsType = TypeVar("SettingsType", bound=Settings)
 
 _LARGEST_INTEGER = 2**63 - 1
 _MOST_LEVELS = 100  # of a document's nesting
+_LEAST_LIKENESS = 0.6  # of two names (difflib's ratio): below it, a suggestion misleads
 _LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
 # PyYAML's constructors of tagged values (`!!timestamp x`, `!!bool x`, `!!int ''`) let whatever they meet pass.
 _YAML_FAULTS = (
@@ -146,9 +147,15 @@ def _read_yaml(path: Path) -> omegaconf.DictConfig:
         values = None
     except _YAML_FAULTS as error:
         raise UsageError(f"{path} is not valid YAML: {_in_one_line(error)}") from None
-    if not isinstance(values, omegaconf.DictConfig):
+    if not isinstance(values, omegaconf.DictConfig) or (values and _is_bare_text(text)):
         raise UsageError(f"{path} must hold a mapping of settings at its top, such as 'output_dir: runs/one'")
     return values
+
+
+def _is_bare_text(text: str) -> bool:
+    """Whether YAML is a text and nothing more, which OmegaConf takes for a setting of that name."""
+    events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return isinstance(next((event for event in events if isinstance(event, yaml.NodeEvent)), None), yaml.ScalarEvent)
 
 
 def _refuse_depth(text: str) -> None:
@@ -202,7 +209,9 @@ def _refuse_texts(value: Any, source: str, where: str = "") -> None:
 def _explain(schema: type[BaseModel], error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"unknown setting {where}; did you mean {_nearest_name(schema, where)}?"
+        nearest, siblings = _nearest_name(schema, where)
+        hint = f"did you mean {nearest}?" if nearest else f"the settings there are {', '.join(siblings)}"
+        return f"unknown setting {where}; {hint}"
     if error["type"] == "missing":
         return f"{where} is required and not set"
     message: str = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -212,17 +221,26 @@ def _explain(schema: type[BaseModel], error: Any) -> str:
     return f"{where}={_shown(error.get('input'))}: {message[:1].lower() + message[1:]}"
 
 
-def _nearest_name(schema: type[BaseModel], where: str) -> str:
-    """A name like the last part within the same section, else that very name in another section, else the nearest."""
+def _nearest_name(schema: type[BaseModel], where: str) -> tuple[str | None, list[str]]:
+    """A name like the last part within the same section, else that very name in another section, else one that is like
+    the whole; or None where none is. Beside it all names of the section.
+    """
     known = list(_names(schema))
     section = ".".join(part for part in where.split(".")[:-1] if not part.isdigit())
     last = where.rpartition(".")[2]
     siblings = [name for name in known if name.rpartition(".")[0] == section]
-    return (
+    found = (
         difflib.get_close_matches(f"{section}.{last}".lstrip("."), siblings, 1, 0.75)
         or [name for name in known if name.rpartition(".")[2] == last]
-        or difflib.get_close_matches(where, siblings or known, 1, 0.0)
-    )[0]
+        or _similar_last_parts(last, siblings or known)
+    )
+    return (found[0] if found else None), siblings or [name for name in known if "." not in name]
+
+
+def _similar_last_parts(last: str, names: Sequence[str]) -> list[str]:
+    """The name, if any, whose last part is like `last`: a section's name, which all share, is no likeness."""
+    by_last_part = {name.rpartition(".")[2]: name for name in names}
+    return [by_last_part[part] for part in difflib.get_close_matches(last, by_last_part, 1, _LEAST_LIKENESS)]
 
 
 def _names(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What people are shown: text of a corpus or a configuration that moves no cursor and turns no line, and times."""
+"""What people are shown: text that moves no cursor and turns no line, numbers with their nouns, and times."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def printable(text: str) -> str:
     Letters of right-to-left scripts stay as they are: each line has its own direction and ends it.
     """
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, `1 rank` or `1,024 ranks`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def duration(seconds: float, with_hours: bool = False) -> str:

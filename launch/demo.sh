@@ -42,8 +42,8 @@ main() {
         record_time environment $((SECONDS - started))
     fi
     pretrain_arguments=("$root/launch/pretrain.py" --config configs/tiny_cpu.yaml output_dir="$output/run"
-        data.shards="$output/shards" model.vocab_size="$vocab_size" "${settings[@]}")
-    if ((${#settings[@]} || vocab_size != VOCAB_SIZE)); then # told now, not in the fifth step
+        data.shards="$output/shards" "${settings[@]}")
+    if ((${#settings[@]})); then # told now, not in the fifth step
         python "${pretrain_arguments[@]}" --print-config >/dev/null
     fi
     choose_devices
@@ -58,7 +58,9 @@ main() {
     run_step tokenizer "$output/tokenizer/tokenizer_info.json" "tokenizer: SentencePiece BPE of $vocab_size pieces" \
         python -m data_prep tokenizer --input "$corpus" --output "$output/tokenizer" --vocab-size "$vocab_size"
     run_step shards "$output/shards/manifest.json" "shards: webdataset tars with train and valid split, verified" make_shards
-    run_step pretraining "$output/run/status.json" "pretraining: $num_ranks ranks on $device" pretrain
+    local ranks="$num_ranks ranks"
+    ((num_ranks != 1)) || ranks="1 rank"
+    run_step pretraining "$output/run/status.json" "pretraining: $ranks on $device" pretrain
     run_step export "$output/export/config.json" "export: a Hugging Face folder behind the parity gate" export_model
     run_step registry "$output/export/config.json" "registry: version of $MODEL_NAME with the alias $MODEL_ALIAS" \
         python "$root/launch/register.py" --model "$output/export" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"
@@ -96,6 +98,7 @@ read_arguments() {
         esac
         shift
     done
+    ((vocab_size == VOCAB_SIZE)) || settings=("model.vocab_size=$vocab_size" "${settings[@]}")
     if [[ -d $corpus ]]; then
         usage_error "--corpus $corpus is a folder; give a file of it, or a quoted pattern such as '${corpus%/}/*.txt'"
     fi

@@ -12,6 +12,7 @@ from typing import Any
 
 from data_prep.data_set.manifest import Manifest, read_manifest
 from data_prep.errors import UserError, run_command
+from data_prep.settings import find_config, read_yaml
 from data_prep.terminal import duration
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -108,6 +109,8 @@ def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any], vo
     if uri.startswith("sqlite:"):
         exports = [f"  export MLFLOW_TRACKING_URI={uri}"]
         see_curves = f"mlflow ui --backend-store-uri {uri}"
+    is_presets = vocab_size == read_yaml(find_config("tiny_cpu"))["model"]["vocab_size"]
+    longer = ("" if is_presets else f"model.vocab_size={vocab_size} ") + f"training.max_steps={2 * status['max_steps']}"
     cpu = "DS_ACCELERATOR=cpu " if os.environ.get("DS_ACCELERATOR") == "cpu" else ""
     return "\n".join(
         [
@@ -118,8 +121,7 @@ def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any], vo
             f'  python launch/fill_mask.py --model {model} "The function returns a [MASK] of strings."',
             "  # train for longer: the same output_dir resumes where it stopped",
             f"  {cpu}deepspeed --num_gpus {ranks} launch/pretrain.py --config configs/tiny_cpu.yaml \\",
-            f"      output_dir={demo}/run data.shards={demo}/shards model.vocab_size={vocab_size} \\",
-            f"      training.max_steps={2 * status['max_steps']}",
+            f"      output_dir={demo}/run data.shards={demo}/shards {longer}",
             f"  # remove all of it: rm -rf {demo} {environment}",
         ]
     )

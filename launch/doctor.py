@@ -20,6 +20,7 @@ import torch
 from data_prep.errors import UsageError, run_command
 from data_prep.files import storage
 from data_prep.settings import load_settings
+from data_prep.terminal import counted
 from launch.status import long_duration
 from trainer.config import RunConfig
 from trainer.deepspeed_file import with_deepspeed_file
@@ -110,7 +111,7 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
     status = read_status(Path(config.output_dir)) or {}
     measured, peak = status.get("flops_per_device"), peak_flops(config, device)
     if measured and "world_size" in status:
-        speed, basis = measured, f"by the speed of this run on {status['world_size']} ranks"
+        speed, basis = measured, f"by the speed of this run on {counted(status['world_size'], 'rank')}"
     elif peak is not None:
         speed, basis = peak * ASSUMED_MFU, f"if it reaches an MFU of {ASSUMED_MFU:.0%}"
     else:

@@ -17,6 +17,7 @@ import numpy as np
 from data_prep.arguments import at_least, local_output
 from data_prep.errors import UsageError, UserError, run_command
 from data_prep.files import storage
+from data_prep.terminal import counted
 from launch.fill_mask import check_utf8, lines_of_stdin, without_last_empty
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def main() -> None:
         return
     found = embedder.embed(texts, arguments.pooling, arguments.layer, arguments.batch_size)
     write_vectors(arguments.output, texts, found.vectors)
-    cut = f"; {found.num_truncated:,} texts were cut at {embedder.max_length} tokens" if found.num_truncated else ""
-    print(f"{arguments.output}: {found.vectors.shape[0]:,} vectors of {found.vectors.shape[1]:,} numbers{cut}")
+    cut = f"; {counted(found.num_truncated, 'text')} cut at {embedder.max_length} tokens" if found.num_truncated else ""
+    print(f"{arguments.output}: {counted(found.vectors.shape[0], 'vector')} of {found.vectors.shape[1]:,} numbers{cut}")
 
 
 def input_texts(arguments: argparse.Namespace) -> list[str]:
@@ -145,7 +146,7 @@ def show_neighbours(embedder: Embedder, texts: list[str], arguments: argparse.Na
             word, texts, arguments.top_k, arguments.layer, arguments.batch_size
         )
         print(
-            f"{word!r} in context ({count:,} times in {len(texts):,} texts): "
+            f"{word!r} in context ({counted(count, 'time')} in {counted(len(texts), 'text')}): "
             + ", ".join(f"{found} {cosine:.3f}" for found, cosine in near)
         )
 

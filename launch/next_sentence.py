@@ -54,7 +54,8 @@ def read_pairs(pair: list[str]) -> list[tuple[str, str]]:
     """
     if pair:
         if len(pair) != 2:
-            raise UsageError(f"{len(pair)} texts are given; give two sentences, each in quotation marks")
+            given = "1 text is" if len(pair) == 1 else f"{len(pair)} texts are"
+            raise UsageError(f"{given} given; give two sentences, each in quotation marks")
         check_utf8(pair)
         return [(pair[0], pair[1])]
     if sys.stdin.isatty():

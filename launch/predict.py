@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.arguments import at_least, local_output
 from data_prep.errors import UsageError, run_command
+from data_prep.terminal import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -51,8 +52,8 @@ def main() -> None:
     model = FittedModel.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     table, num_long = predict_table(model, arguments)
     write_table(table, arguments.output)
-    long = f"; {num_long:,} texts were longer than {model.preprocessor.max_length} tokens" if num_long else ""
-    print(f"{arguments.output}: {len(table):,} predictions by {model.task.name}{long}")
+    long = f"; {counted(num_long, 'text')} longer than {model.preprocessor.max_length} tokens" if num_long else ""
+    print(f"{arguments.output}: {counted(len(table), 'prediction')} by {model.task.name}{long}")
 
 
 def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pandas.DataFrame, int]:

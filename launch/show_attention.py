@@ -11,6 +11,7 @@ import argparse
 from data_prep.arguments import local_output
 from data_prep.errors import UsageError, run_command
 from data_prep.files import storage
+from data_prep.terminal import counted
 from launch.fill_mask import check_utf8
 
 MOST_MAPS = 144
@@ -51,12 +52,13 @@ def main() -> None:
     maps = attention_maps(pull(arguments.model, tracking_uri=arguments.tracking_uri), *arguments.texts)
     layers = choose(arguments.layer, maps.weights.shape[0], "--layer")
     heads = choose(arguments.head, maps.weights.shape[1], "--head")
+    shown = f"{counted(len(layers), 'layer')} x {counted(len(heads), 'head')}"
     if len(layers) * len(heads) > MOST_MAPS:
-        raise UsageError(f"{len(layers)} layers x {len(heads)} heads are too many to be seen; choose some by --layer")
+        raise UsageError(f"{shown} are too many to be seen; choose some by --layer")
     titles = [f"layer {layer + 1}, head {head + 1}" for layer in layers for head in heads]
     weights = maps.weights[layers][:, heads].reshape(len(titles), len(maps.tokens), -1)
     storage.write_bytes(arguments.output, draw_heads(weights, maps.tokens, titles, columns=len(heads)))
-    print(f"{arguments.output}: {len(layers)} layers x {len(heads)} heads over {len(maps.tokens)} tokens")
+    print(f"{arguments.output}: {shown} over {counted(len(maps.tokens), 'token')}")
 
 
 if __name__ == "__main__":

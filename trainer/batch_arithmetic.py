@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from data_prep.terminal import counted
 from trainer.settings.training import Phase
 
 
@@ -42,7 +43,7 @@ class BatchArithmetic:
         text = (
             f"{self.micro_batch_rows} rows x {self.sequence_length} places = "
             f"{self.micro_batch_rows * self.sequence_length:,} tokens a micro-batch; "
-            f"x {self.world_size} ranks x {self.accumulation_steps} accumulation = "
+            f"x {counted(self.world_size, 'rank')} x {self.accumulation_steps} accumulation = "
             f"{self.computed_rows * self.sequence_length:,} global tokens"
         )
         if self.computed_rows > self.global_rows:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_prep.errors import UsageError
+from data_prep.terminal import counted
 from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config import RunConfig
 
@@ -132,7 +133,7 @@ def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[A
         "train_micro_batch_size_per_gpu": ((batch.micro_batch_rows,), "training.micro_batch_tokens, in rows"),
         "gradient_accumulation_steps": (
             (batch.accumulation_steps,),
-            f"training.global_batch_tokens over training.micro_batch_tokens on {world_size} ranks",
+            f"training.global_batch_tokens over training.micro_batch_tokens on {counted(world_size, 'rank')}",
         ),
         "gradient_clipping": ((training.gradient_clipping,), "training.gradient_clipping"),
         "bf16.enabled": ((training.precision == "bf16",), f"training.precision={training.precision}"),
@@ -182,8 +183,9 @@ def _unknown(given: dict[str, Any]) -> Iterator[str]:
     known = allowed | _REFUSED_SECTIONS | {path for path in _REFUSED if "." not in path}
     for name in given:
         if name not in known:
-            nearest = difflib.get_close_matches(str(name), sorted(allowed), 1, 0.0)[0]
-            yield f"{name} is not a key of DeepSpeed's configuration; did you mean {nearest}?"
+            nearest = difflib.get_close_matches(str(name), sorted(allowed), 1)
+            hint = f"did you mean {nearest[0]}?" if nearest else "remove it"
+            yield f"{name} is not a key of DeepSpeed's configuration; {hint}"
     for name in sorted(_MAPPINGS & given.keys()):
         if not isinstance(given[name], dict):
             yield f"{name}={given[name]!r} must be a mapping"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from data_prep.config import PreparationConfig
+from data_prep.errors import UsageError
 from data_prep.files import storage
 from data_prep.settings import load_settings
 
@@ -24,8 +26,24 @@ def open_data_set(arguments: argparse.Namespace) -> str:
         UsageError: the configuration is refused.
     """
     if arguments.config is not None:
+        _check_there(arguments.config)
         with storage.explained(arguments.config, "read"):
             config = load_settings(PreparationConfig, arguments.config)
         storage.configure(config.storage_options)
     folder: str = arguments.folder
     return folder
+
+
+def _check_there(config: str) -> None:
+    """Refuse a file that is not there; no preset is offered in its place, for none has storage_options.
+
+    Raises:
+        UsageError: there is nothing of this name.
+    """
+    try:
+        os.stat(config)
+    except (FileNotFoundError, NotADirectoryError):
+        message = f"configuration {config} does not exist; give the YAML file with the storage_options"
+        raise UsageError(message) from None
+    except OSError:  # told where it is read
+        pass

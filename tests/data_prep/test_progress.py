@@ -36,3 +36,9 @@ def test_nothing_is_said_of_work_that_failed(capsys: pytest.CaptureFixture[str])
     with pytest.raises(RuntimeError), Progress("writing", 9, "shards"):
         raise RuntimeError
     assert capsys.readouterr().err == ""
+
+
+def test_what_is_counted_has_no_tenths(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("writing", 9, "shards") as shown:
+        shown.add(9)
+    assert capsys.readouterr().err.startswith("writing: 9 shards in ")

@@ -47,6 +47,13 @@ def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
         ("name: a\nengin: {}\n", [], "unknown setting engin; did you mean engine?"),
         ("name: a\nengine: {cylinder: 3}\n", [], "unknown setting engine.cylinder; did you mean engine.cylinders?"),
         ("name: a\nrate: 3\n", [], "unknown setting rate; did you mean engine.rate?"),
+        ("just text\n", [], "must hold a mapping"),
+        ("name: a\nlang: en\n", [], "unknown setting lang; the settings there are name, engine"),
+        (
+            "name: a\nengine: {just text: 3}\n",
+            [],
+            "unknown setting engine.just text; the settings there are engine.cylinders",
+        ),
         ("engine: {}\n", [], "name is required and not set"),
         ("name: a\n", ["engine.cylinders=0"], "engine.cylinders=0: input should be greater than or equal to 1"),
         ("name: a\n", ["engine.rate=.nan"], "engine.rate"),

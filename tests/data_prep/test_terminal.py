@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from data_prep.terminal import duration, printable
+from data_prep.terminal import counted, duration, printable
 from data_prep.text.cleaning import Normalisation, normalise
 
 
@@ -37,3 +37,7 @@ def test_no_control_character_reaches_the_terminal_by_either_way() -> None:
     text = "".join(f"word{control}word " for control in controls)
     for shown in (printable(text), normalise(text, Normalisation())):
         assert not any(unicodedata.category(character) == "Cc" for character in shown)
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(number, "rank") for number in (0, 1, 2, 1024)] == ["0 ranks", "1 rank", "2 ranks", "1,024 ranks"]

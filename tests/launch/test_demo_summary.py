@@ -97,6 +97,7 @@ def test_the_commands_to_go_on_carry_the_runs_addresses(demo: Path, monkeypatch:
     assert "mlflow ui --backend-store-uri sqlite:////data/one/mlflow.db" in text
     assert "model.vocab_size=300" in text, "without which the run would be another"
     assert f"output_dir={demo}/run" in text and "--model models:/demo@best" in text
+    assert "vocab_size" not in demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS, 8192)
     for line in text.replace("\\\n", " ").splitlines()[1:]:
         shlex.split(line, comments=True)
 

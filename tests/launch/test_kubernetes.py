@@ -75,7 +75,7 @@ def test_the_hook_that_has_the_ranks_save_does_not_find_its_own_shell():
     ("arguments", "said"),
     [
         ([], "give them after --"),
-        (["--nodes", "0", "--", "x"], "of 1 or more"),
+        (["--nodes", "0", "--", "x"], "no whole number of 1 or more"),
         (["--claim", "x", "--", "y"], "NAME:VALUE"),
         (["--env", "AWS_SECRET_ACCESS_KEY=correct-horse", "--", "y"], "AWS_SECRET_ACCESS_KEY holds a secret"),
         (["--", "tracking.uri=https://me:word@host"], "tracking.uri holds a secret"),

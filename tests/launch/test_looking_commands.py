@@ -33,7 +33,7 @@ def test_vectors_go_to_npy_from_stdin_and_to_parquet_from_a_table(
 ) -> None:
     model = ("--model", str(tiny_hugging_face))
     run(monkeypatch, embed, *model, "--output", "v.npy", stdin="the cat\n\n" + "a dog " * 40 + "\n")
-    assert "2 vectors of 16 numbers; 1 texts were cut at 32 tokens" in capsys.readouterr().out
+    assert "2 vectors of 16 numbers; 1 text cut at 32 tokens" in capsys.readouterr().out
     Path("t.csv").write_text("id,text\n1,the cat\n")
     run(monkeypatch, embed, *model, "--input", "t.csv", "--text-column", "text", "--output", "v.parquet")
     table = pandas.read_parquet("v.parquet")
@@ -108,7 +108,7 @@ def test_neighbours_are_shown_static_and_in_the_texts_given(
     assert len(capsys.readouterr().out.splitlines()) == 1
     run(monkeypatch, embed, *arguments, "--input", "-", stdin="the cat sat\na dog ran\n")
     static, context = capsys.readouterr().out.splitlines()
-    assert "embedding table" in static and "(1 times in 2 texts)" in context and context.count(",") == 2
+    assert "embedding table" in static and "(1 time in 2 texts)" in context and context.count(",") == 2
 
 
 def test_pairs_come_from_the_command_line_or_line_by_line(
@@ -138,10 +138,10 @@ def test_heads_are_drawn_all_or_some(
 ) -> None:
     arguments = ("--model", str(tiny_hugging_face), "--output", "heads.png", "the cat sat")
     run(monkeypatch, show_attention, *arguments)
-    assert "1 layers x 2 heads over 5 tokens" in capsys.readouterr().out
+    assert "1 layer x 2 heads over 5 tokens" in capsys.readouterr().out
     assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
     run(monkeypatch, show_attention, *arguments, "--layer", "1", "--head", "2")
-    assert "1 layers x 1 heads" in capsys.readouterr().out
+    assert "1 layer x 1 head over" in capsys.readouterr().out
     with pytest.raises(UsageError, match="--head 3 is not there"):
         run(monkeypatch, show_attention, *arguments, "--head", "3")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UserError
+from data_prep.terminal import counted
 from trainer.finetune.answer_task import AnswerTask
 from trainer.finetune.examples import (
     Columns,
@@ -158,14 +159,14 @@ def data_lines(data: TaskData, max_length: int) -> Iterator[str]:
     cut_off = sum(part.encoded.num_truncated for part in data.parts.values())
     if cut_off:
         what = "read in windows of" if isinstance(data.task, AnswerTask) else "cut at"
-        yield f"{cut_off:,} texts are longer than the model takes and are {what} {max_length} tokens"
+        yield f"{counted(cut_off, 'text')} longer than the model takes, {what} {max_length} tokens"
     if data.num_swallowing:
         yield (
-            f"warning: {data.num_swallowing:,} texts hold tabs and line breaks, as where an unpaired quotation mark "
-            "swallows the rows after it; if the marks are plain characters, add --no-quoting"
+            f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks, as where an unpaired "
+            "quotation mark swallows the rows after it; if the marks are plain characters, add --no-quoting"
         )
     if data.num_repeated:
-        yield f"warning: {data.num_repeated:,} examples of valid and test have the text of a training example"
+        yield f"warning: {counted(data.num_repeated, 'example')} of valid and test with the text of a training example"
     for group in alike_but_for_case(data.task.names if isinstance(data.task, ClassificationTask | TokenTask) else ()):
         shown = ", ".join(map(repr, group))
         yield f"warning: the classes {shown} differ in capitals only; if they are one, write it alike in every row"

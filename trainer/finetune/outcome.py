@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from data_prep.files import storage
 from data_prep.settings import validate_settings
-from data_prep.terminal import duration
+from data_prep.terminal import counted, duration
 from trainer.finetune.comparison import failure_lines, length_lines, rate_lines, score_lines
 from trainer.finetune.experiment import Fit, Setting, VariantResult
 from trainer.finetune.fitted_model import FitFacts, save_fitted_model
@@ -41,7 +41,8 @@ class Best:
 def progress_line(result: VariantResult, metric: str) -> str:
     """A variant's figure in one line, once all of it is fitted."""
     seconds = sum(one.seconds for one in result.fits)
-    return f"{result.variant}: {metric} {result.shown(metric)}; {len(result.fits)} chosen fits in {duration(seconds)}"
+    fits = counted(len(result.fits), "chosen fit")
+    return f"{result.variant}: {metric} {result.shown(metric)}; {fits} in {duration(seconds)}"
 
 
 def report_lines(setting: Setting, results: list[VariantResult]) -> Iterator[str]:

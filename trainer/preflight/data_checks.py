@@ -9,6 +9,7 @@ from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.verify import tokenizer_file_problems
 from data_prep.files import storage
 from data_prep.files.urls import WEB_SCHEMES, scheme
+from data_prep.terminal import counted
 from trainer.config import RunConfig
 from trainer.data.from_settings import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
@@ -33,7 +34,8 @@ def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
         train, where = shard_set.manifest.train, storage.redact(shard_set.url)
         if not shard_set.manifest.valid.documents:
             yield Finding("warn", "shards", f"{where} holds no valid documents; raise shards.valid_fraction")
-        yield Finding("ok", "shards", f"{where}: {len(train.shards)} train shards serve {world_size} ranks")
+        shards = "1 train shard serves" if len(train.shards) == 1 else f"{len(train.shards):,} train shards serve"
+        yield Finding("ok", "shards", f"{where}: {shards} {counted(world_size, 'rank')}")
     check_enough_data(sets, config.data, config.phases, config.training.seed)
     asked = tokens_of_run(config.phases, config.steps_by_phase)
     tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)

@@ -193,7 +193,7 @@ def problems_of(settings: dict[str, Any], names: set[str]) -> list[str]:
                 where = ".".join([name, *map(str, problem["loc"])])
                 if problem["type"] == "extra_forbidden":
                     known = sorted(schema.model_fields)
-                    nearest = difflib.get_close_matches(str(problem["loc"][-1]), known, 1, 0.0)
+                    nearest = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
                     hint = f"; did you mean {nearest[0]}?" if nearest and len(problem["loc"]) == 1 else ""
                     problems.append(f"{where} is not a key of DeepSpeed's configuration{hint}")
                 else:

@@ -10,6 +10,7 @@ from data_prep.data_set.manifest import Manifest, read_manifest
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.settings import to_yaml
+from data_prep.terminal import counted
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoints.format import list_steps
 from trainer.checkpoints.store import stored_steps
@@ -42,7 +43,7 @@ def explain(config: RunConfig, world_size: int) -> str:
         ("Batches", batch_lines(config, world_size)),
         ("Operations", flops_lines(config)),
         (
-            f"Memory a rank, GiB (estimate, {world_size} ranks, {config.training.precision})",
+            f"Memory a rank, GiB (estimate, {counted(world_size, 'rank')}, {config.training.precision})",
             memory_lines(config, world_size),
         ),
         ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(config)),
@@ -182,8 +183,8 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
     train = manifest.train
     asked = tokens_of_run(config.phases, config.steps_by_phase)
     yield (
-        f"{url}: {len(train.shards)} train shards for {world_size} ranks (any number of ranks reads any number of "
-        f"shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
+        f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
+        f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
     )
     yield f"the run reads {asked:,} places, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"
 

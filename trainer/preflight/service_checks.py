@@ -14,6 +14,7 @@ import torch
 import torch.distributed
 
 from data_prep.files import storage
+from data_prep.terminal import counted
 from trainer.config import RunConfig
 from trainer.preflight.finding import Finding, Level
 from trainer.tracking.mlflow_server import connect, resolve_tracking_uri, short
@@ -66,13 +67,15 @@ def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
         yield Finding(
             "fail",
             "collective",
-            f"{world_size} ranks over {backend} did not end in {COLLECTIVE_SECONDS} s; see NCCL_DEBUG=INFO",
+            f"{counted(world_size, 'rank')} over {backend} did not end in {COLLECTIVE_SECONDS} s; see NCCL_DEBUG=INFO",
         )
         return
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
         said = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        yield Finding("fail", "collective", f"{world_size} ranks over {backend} failed: {said}; set NCCL_DEBUG=INFO")
+        yield Finding(
+            "fail", "collective", f"{counted(world_size, 'rank')} over {backend} failed: {said}; set NCCL_DEBUG=INFO"
+        )
         return
     yield Finding("ok", "collective", describe_bandwidth(json.loads(lines[-1])))
 
@@ -80,7 +83,8 @@ def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
 def describe_bandwidth(result: dict[str, float | int | str]) -> str:
     """`measure_all_reduce`'s figures in words."""
     return (
-        f"{result['world_size']} ranks over {result['backend']}: all-reduce of {COLLECTIVE_BYTES >> 20} MiB in "
+        f"{counted(int(result['world_size']), 'rank')} over {result['backend']}: "
+        f"all-reduce of {COLLECTIVE_BYTES >> 20} MiB in "
         f"{result['seconds']:.3f} s, {result['gigabytes_per_second']:.2f} GB/s a rank"
     )
 

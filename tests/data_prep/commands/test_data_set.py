@@ -42,3 +42,8 @@ def test_a_configuration_with_a_mistake_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.yaml").write_text("storage_option: {}\n")
     with pytest.raises(UsageError, match="did you mean storage_options"):
         opened("data/shards", "--config", str(tmp_path / "corpus.yaml"))
+
+
+def test_a_configuration_that_is_not_there_is_no_preset(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nope\.yaml does not exist; give the YAML file with the storage_options"):
+        opened("data/shards", "--config", str(tmp_path / "nope.yaml"))

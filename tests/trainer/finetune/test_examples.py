@@ -131,7 +131,7 @@ def test_rows_swallowed_by_a_quotation_mark_are_warned_of(tmp_path: Path, prepro
     task, parts = read_task("classification", Files(path), COLUMNS, 0)
     assert sum(map(len, parts.values())) == 41  # of 42
     data = replace(encode_task(task, parts, preprocessor), num_swallowing=count_swallowing(Files(path), parts))
-    assert "warning: 1 texts hold tabs and line breaks" in "\n".join(data_lines(data, 32))
+    assert "warning: 1 text with tabs and line breaks" in "\n".join(data_lines(data, 32))
     assert count_swallowing(Files(path, quoting=False), parts) == 0 == count_swallowing(Files(Path("a.csv")), parts)
 
 
