@@ -17,7 +17,7 @@ from trainer.finetune.frozen import check_room
 from trainer.finetune.parameters import letters_line, parameter_lines, trainable_parameters
 from trainer.finetune.tasks import Preprocessor, TaskName
 from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
-from trainer.using.pretrained import load_config, load_tokenizer, max_length
+from trainer.using.pretrained import load_config, load_text_tokenizer, max_length
 
 FROZEN_RATES = (1e-3, 3e-3, 1e-2)
 
@@ -63,7 +63,7 @@ def prepare(request: FitRequest, folder: Path) -> Setting:
     choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
     if metric not in choosing:
         raise UsageError(f"--metric {metric!r} cannot choose fits of {task.name}; take one of {', '.join(choosing)}")
-    config, tokenizer = load_config(folder), load_tokenizer(folder)
+    config, tokenizer = load_config(folder), load_text_tokenizer(folder)
     longest = max_length(config, tokenizer)
     preprocessor = Preprocessor(
         tokenizer, min(request.max_length or longest, longest), getattr(config, "type_vocab_size", 0) > 1

@@ -108,7 +108,7 @@ def load_config(folder: Path) -> Any:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer.
+    """The folder's tokenizer, to which "[MASK]" and the like in a text are the special tokens.
 
     Raises:
         UserError: there is none that transformers understands, or the model beside it does not know all its ids.
@@ -124,6 +124,17 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         except Exception as error:  # as above; tokenizers raises plain `Exception`
             raise _cannot_load(folder, "a tokenizer", error) from error
     _check_ids(tokenizer, vocab_size, folder)
+    return tokenizer
+
+
+def load_text_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer, to which "[SEP]" and the like in a text are text, as they are in preparation.
+
+    Raises:
+        UserError: as `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(folder)
+    tokenizer.split_special_tokens = True
     return tokenizer
 
 
