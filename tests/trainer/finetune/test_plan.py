@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.errors import UsageError, UserError
 from trainer.finetune import frozen
 from trainer.finetune.plan import FROZEN_RATES, learning_rates, prepare
 
@@ -51,6 +51,15 @@ def test_a_separator_written_out_in_a_row_is_text(tiny_hugging_face: Path, tmp_p
     path.write_text("words\ttags\n" + "the [SEP] cat\tO X O\n" * 40)
     setting = prepare(cast(Any, SimpleNamespace(**request_to_tag(path))), tiny_hugging_face)
     assert setting.data.train.encoded.rows[0]["input_ids"].count(setting.preprocessor.tokenizer.sep_token_id) == 1
+
+
+def test_more_tokens_than_the_model_takes_are_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tags.tsv"
+    path.write_text("words\ttags\n" + "the cat sat\tO X O\n" * 40)
+    asked = request_to_tag(path) | {"max_length": 32}
+    assert prepare(cast(Any, SimpleNamespace(**asked)), tiny_hugging_face).preprocessor.max_length == 32
+    with pytest.raises(UsageError, match="--max-length 33 is more than the 32 tokens that the model takes"):
+        prepare(cast(Any, SimpleNamespace(**asked | {"max_length": 33})), tiny_hugging_face)
 
 
 @pytest.mark.parametrize(("free", "refused"), [(2 * 4 * 16 * 7 * 40 - 1, True), (2 * 4 * 16 * 7 * 40, False)])
