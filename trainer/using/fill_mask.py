@@ -226,6 +226,11 @@ def mask_random_word(
     return MaskedText(text, masked, word.group())
 
 
+def has_word(text: str) -> bool:
+    """Whether `mask_random_word` could find a word in the text."""
+    return _WORD.search(text.replace(MASK_TOKEN, "\0")) is not None
+
+
 def report(prediction: Prediction, masked: MaskedText | None = None) -> list[str]:
     """Lines for a person; for a word masked at random: the word, the guesses, and the text thrice."""
     if masked is None:
