@@ -17,7 +17,18 @@ from typing import NamedTuple
 
 from data_prep.arguments import at_least
 from data_prep.errors import UsageError, run_command
-from trainer.using.fill_mask import FillMask, MaskedText, as_json, is_right, mask_random_word, report
+from trainer.using.fill_mask import (
+    MASK_TOKEN,
+    FillMask,
+    MaskedText,
+    as_json,
+    has_word,
+    is_right,
+    mask_random_word,
+    report,
+)
+
+_NO_WORD = "no text has a word to mask; give sentences"
 
 
 class Text(NamedTuple):
@@ -59,21 +70,38 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return arguments_read
 
 
-def open_model(model: str, tracking_uri: str | None) -> FillMask:
-    """A registered model, an exported folder, or a run's checkpoint."""
+def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | None = None) -> FillMask:
+    """A registered model, an exported folder, or a run's checkpoint, to fill the masks of `texts` if they are given.
+
+    Raises:
+        UsageError: none of the texts has a mask, of which a folder's tokenizer tells before its model is loaded.
+    """
     if (Path(model) / "checkpoints").is_dir() or (Path(model) / "state.json").is_file():
         from trainer.using.checkpoint_fill_mask import load_checkpoint
 
         return load_checkpoint(Path(model))
     from trainer.registry.pull import pull
 
-    return FillMask.load(pull(model, tracking_uri=tracking_uri))
+    folder = pull(model, tracking_uri=tracking_uri)
+    if texts is not None and not any(MASK_TOKEN in each.text for each in texts):
+        from trainer.using.pretrained import load_tokenizer
+
+        mask_token = load_tokenizer(folder).mask_token
+        if mask_token is not None and not any(mask_token in each.text for each in texts):
+            raise no_mask(mask_token)
+    return FillMask.load(folder)
+
+
+def no_mask(mask_token: str) -> UsageError:
+    return UsageError(f"there is no {mask_token} in any text; put it for a word, or add --mask-random")
 
 
 def main() -> None:
     arguments = parse_arguments()
     texts = read_texts(arguments.texts)
-    model = open_model(arguments.model, arguments.tracking_uri)
+    if arguments.mask_random and not any(has_word(each.text) for each in texts):
+        raise UsageError(_NO_WORD)
+    model = open_model(arguments.model, arguments.tracking_uri, None if arguments.mask_random else texts)
     if arguments.mask_random:
         show_random(model, texts, arguments)
     else:
@@ -133,7 +161,7 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
         print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
         num_filled += 1
     if not num_filled:
-        raise UsageError(f"there is no {model.mask_token} in any text; put it for a word, or add --mask-random")
+        raise no_mask(model.mask_token)
 
 
 def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:
@@ -141,7 +169,7 @@ def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespac
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
     masked_texts = [masked for each in texts if (masked := mask_or_skip(each, seed, model, len(texts))) is not None]
     if not masked_texts:
-        raise UsageError("no text has a word to mask; give sentences")
+        raise UsageError(_NO_WORD)
     num_right = 0
     for masked in masked_texts:
         prediction = model.predict(masked.masked, arguments.top_k)

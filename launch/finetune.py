@@ -180,7 +180,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     """Refuse what cannot go well before anything is read.
 
     Raises:
-        UsageError: naming the option.
+        UserError: naming the option, or a file that is not there.
     """
     for option in ("seeds", "epochs", "batch_size", "early_stopping", "max_length"):
         value = getattr(arguments, option)
@@ -193,12 +193,37 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--learning-rates {rate:g} is no learning rate; give numbers such as 5e-5")
     if arguments.alias and not arguments.register:
         raise UsageError("--alias points to a registered model; give --register NAME too")
-    if arguments.output.exists() and (not arguments.output.is_dir() or any(arguments.output.iterdir())):
-        raise UsageError(f"--output {arguments.output} is not empty; give a new folder, or remove this one first")
+    from trainer.finetune.data import task_of_columns
+    from trainer.finetune.tables import check_readable
+    from trainer.finetune.tasks import choosing_metric
+
+    choosing_metric(task_of_columns(arguments.task, arguments.pair_column), arguments.metric)
+    for path in (arguments.train, arguments.valid, arguments.test):
+        if path is not None:
+            check_readable(path)
+    check_new_folder(arguments.output, "--output")
     if arguments.register:
         from trainer.registry.names import check_names
 
         check_names(arguments.register, arguments.alias)
+
+
+def check_new_folder(path: Path, option: str) -> None:
+    """Refuse a folder to make that is there with something in it, or that cannot be made.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    from trainer.finetune.tables import check_takes_files
+
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{option} {path} is a file; give a new folder")
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"{option} {path} is not empty; give a new folder, or remove this one first")
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not there.is_dir():
+        raise UsageError(f"{option} {path} cannot be made: {there} is a file; give another folder")
+    check_takes_files(there, option, path)
 
 
 def make_output(output: Path) -> None:

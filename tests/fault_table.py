@@ -14,11 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import pytest
+try:
+    import pytest
+except ModuleNotFoundError:
+    if __name__ != "__main__":
+        raise
+    sys.exit("tests.fault_table needs pytest; make the environment with bash tests/run.sh, or install the extra [test]")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROWS = tuple(str(number) for number in range(1, 49)) + ("28b", "31b", "47b")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,17 @@ def test_the_command_puts_several_reports_into_a_page(
     monkeypatch.setattr("sys.argv", ["fault_table", *reports])
     main()
     assert capsys.readouterr().out in page.read_text()
+
+
+def test_without_pytest_the_command_says_what_it_needs() -> None:
+    program = (
+        "import runpy, sys; sys.modules['pytest'] = None; runpy.run_module('tests.fault_table', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"], capture_output=True, text=True, cwd=REPOSITORY, timeout=100
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("tests.fault_table needs pytest; ") and done.stderr.count("\n") == 1
 
 
 def marked_tests() -> list[tuple[str, str, str, str]]:

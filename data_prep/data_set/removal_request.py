@@ -110,7 +110,7 @@ def find_documents(folder: str, manifest: Manifest, request: RemovalRequest) -> 
 def _source_number(folder: str, manifest: Manifest, name: str) -> int:
     names = [source.name for source in manifest.sources]
     if name not in names:
-        known = ", ".join(repr(name) for name in names)
+        known = ", ".join(repr(source.name) for source in manifest.sources if source.documents)
         raise UserError(f"{storage.redact(folder)} has no source {name!r}; its sources are {known}")
     return names.index(name)
 

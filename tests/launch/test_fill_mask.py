@@ -105,6 +105,17 @@ def test_an_only_text_that_cannot_be_filled_is_wrong_usage_and_told_once(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(("the cat",), r"no \[MASK\]"), (("--mask-random", "... [MASK]"), "no text has a word")]
+)
+def test_a_text_without_what_is_needed_is_told_before_the_model_is_loaded(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(FillMask, "load", lambda folder: pytest.fail("the model was loaded"))
+    with pytest.raises(UsageError, match=message):
+        run(monkeypatch, "--model", str(tiny_hugging_face), *arguments)
+
+
 @pytest.mark.parametrize("arguments", [("--top-k", "0", "x"), ("--seed", "1", "x"), ("--nonsense",)])
 def test_wrong_options_end_with_status_two(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as stopped:

@@ -182,6 +182,40 @@ def test_wrong_usage_is_told_before_any_work(
     assert not Path("fitted").exists() and not Path("mlflow.db").exists()
 
 
+REFUSED = """
+import sys
+from data_prep.errors import UserError
+from launch import finetune
+for options in sys.argv[1:]:
+    sys.argv = ["finetune.py", *GIVEN, *options.split()]
+    try:
+        finetune.main()
+    except UserError as error:
+        print(error)
+    assert not {"torch", "transformers"} & set(sys.modules), options
+"""
+
+
+def test_wrong_arguments_are_told_before_torch_is_loaded(labelled: Path) -> None:
+    told = {
+        "--task pair_classification": "name the second one's column by --pair-column",
+        "--task classification --pair-column other": "leave --pair-column out",
+        "--task classification --metric bleu": "--metric 'bleu' cannot choose fits",
+        "--task classification --train animals.txt": "its name must end in",
+        "--task classification --test none.tsv": "there is no file none.tsv",
+        "--task classification --output animals.tsv": "--output animals.tsv is a file; give a new folder",
+        "--task classification --output animals.tsv/a/b": "animals.tsv/a/b cannot be made",
+        "--task classification --output /proc/a": "--output /proc/a cannot be written: /proc takes no file",
+    }
+    given = ["--model", "nowhere", "--train", "animals.tsv", "--text-column", "sentence", "--label-column", "animal"]
+    command = [sys.executable, "-c", REFUSED.replace("GIVEN", repr(given)), *told]
+    environment = os.environ | {"PYTHONPATH": str(Path(finetune.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=labelled.parent, env=environment, timeout=500)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == len(told), done.stderr
+    assert [(line, what) for line, what in zip(lines, told.values(), strict=True) if what not in line] == []
+
+
 def test_an_output_that_cannot_be_made_is_told(
     tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

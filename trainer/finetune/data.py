@@ -84,6 +84,18 @@ def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
     return TokenTask(names) if name == "token_classification" else AnswerTask()
 
 
+def task_of_columns(name: str, pair_column: str | None) -> Task:
+    """The task of that name, of which no classes are known yet.
+
+    Raises:
+        UsageError: it wants another number of texts.
+    """
+    task = make_task(name, pair=pair_column is not None and name != "pair_classification")
+    if name != "regression":
+        check_pair_column(name, task.needs_pair, pair_column)
+    return task
+
+
 def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Task, dict[str, Examples]]:
     """The task with the classes of the training examples, and the examples of train, valid and perhaps test.
 
@@ -91,9 +103,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
         UsageError: a column is not there, or the task wants another number of texts.
         UserError: a file cannot be read, labels are missing or of one class, or there are too few examples.
     """
-    task = make_task(name, pair=columns.pair is not None and name != "pair_classification")
-    if name != "regression":
-        check_pair_column(name, task.needs_pair, columns.pair)
+    task = task_of_columns(name, columns.pair)
     given = {"train": files.train, "valid": files.valid, "test": files.test}
     examples = {
         part: read_examples(path, columns, task.parse_text, task.parse_label, files.quoting)

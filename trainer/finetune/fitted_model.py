@@ -25,7 +25,7 @@ from trainer.finetune.examples import Columns, Examples
 from trainer.finetune.tasks import Prediction, Preprocessor, Task, TaskName
 from trainer.using.fill_mask import quiet_transformers
 from trainer.using.model_folder import FINETUNE_FILE, read_json
-from trainer.using.pretrained import SHORTEST, load_config, load_pretrained, load_tokenizer, max_length
+from trainer.using.pretrained import SHORTEST, load_config, load_pretrained, load_text_tokenizer, max_length
 from trainer.using.provenance import PROVENANCE_FILE, read_provenance
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
@@ -130,7 +130,7 @@ class FittedModel:
                 f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}, so it was not fitted to {name}; give a "
                 "folder that launch/finetune.py wrote"
             )
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_text_tokenizer(folder)
         longest = max_length(model.config, tokenizer)
         if facts:
             longest = min(facts.max_length, longest)

@@ -15,9 +15,9 @@ from trainer.finetune.examples import Columns
 from trainer.finetune.experiment import Setting, make_model
 from trainer.finetune.frozen import check_room
 from trainer.finetune.parameters import letters_line, parameter_lines, trainable_parameters
-from trainer.finetune.tasks import Preprocessor, TaskName
+from trainer.finetune.tasks import Preprocessor, TaskName, choosing_metric
 from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
-from trainer.using.pretrained import load_config, load_tokenizer, max_length
+from trainer.using.pretrained import load_config, load_text_tokenizer, max_length
 
 FROZEN_RATES = (1e-3, 3e-3, 1e-2)
 
@@ -59,15 +59,15 @@ def prepare(request: FitRequest, folder: Path) -> Setting:
     files = Files(request.train, request.valid, request.test, not request.no_quoting)
     columns = Columns(request.text_column, request.pair_column, request.label_column)
     task, examples = read_task(request.task, files, columns, request.split_seed)
-    metric = request.metric or task.metrics[0]
-    choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
-    if metric not in choosing:
-        raise UsageError(f"--metric {metric!r} cannot choose fits of {task.name}; take one of {', '.join(choosing)}")
-    config, tokenizer = load_config(folder), load_tokenizer(folder)
+    metric = choosing_metric(task, request.metric)
+    config, tokenizer = load_config(folder), load_text_tokenizer(folder)
     longest = max_length(config, tokenizer)
-    preprocessor = Preprocessor(
-        tokenizer, min(request.max_length or longest, longest), getattr(config, "type_vocab_size", 0) > 1
-    )
+    if request.max_length is not None and request.max_length > longest:
+        raise UsageError(
+            f"--max-length {request.max_length} is more than the {longest} tokens that the model takes; give at most "
+            "those, or leave it out"
+        )
+    preprocessor = Preprocessor(tokenizer, request.max_length or longest, getattr(config, "type_vocab_size", 0) > 1)
     rates = {variant: learning_rates(request, variant, config.hidden_size) for variant in request.variants}
     setting = Setting(
         folder,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from data_prep.errors import UsageError
 from trainer.finetune.examples import Examples
 
 if TYPE_CHECKING:
@@ -93,6 +94,19 @@ class Task(Protocol):
         ...
 
     def show_label(self, label: Any) -> str: ...
+
+
+def choosing_metric(task: Task, asked: str | None) -> str:
+    """The metric that chooses between fits of the task: the one asked for, else the task's first.
+
+    Raises:
+        UsageError: it is none of the task's, or less of it is better.
+    """
+    metric = asked or task.metrics[0]
+    choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
+    if metric not in choosing:
+        raise UsageError(f"--metric {metric!r} cannot choose fits of {task.name}; take one of {', '.join(choosing)}")
+    return metric
 
 
 def tokenise_rows(

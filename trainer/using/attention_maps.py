@@ -9,7 +9,13 @@ import numpy as np
 
 from data_prep.errors import UsageError
 from trainer.using.fill_mask import METASPACE, quiet_transformers
-from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
+from trainer.using.pretrained import (
+    load_config,
+    load_pretrained,
+    load_text_tokenizer,
+    max_length,
+    refuse_random_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -27,19 +33,19 @@ def attention_maps(folder: Path, first: str, second: str | None = None) -> Atten
         UserError: the folder is no encoder.
         UsageError: the text is empty or longer than the model takes.
     """
+    if not first.strip():
+        raise UsageError("the text is empty; give a sentence")
     import torch
 
+    tokenizer = load_text_tokenizer(folder)
+    with quiet_transformers():
+        encoded = tokenizer(first, second, return_tensors="pt", return_attention_mask=True)
+    length, most = encoded["input_ids"].shape[1], max_length(load_config(folder), tokenizer)
+    if length > most:
+        raise UsageError(f"the text is {length:,} tokens long and the model takes {most:,}; give a shorter one")
     # Only the plain implementation keeps the weights; the fused ones never make them.
     model, missing = load_pretrained("AutoModel", folder, "an encoder", attn_implementation="eager")
     refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
-    tokenizer = load_tokenizer(folder)
-    with quiet_transformers():
-        encoded = tokenizer(first, second, return_tensors="pt", return_attention_mask=True)
-    length, most = encoded["input_ids"].shape[1], max_length(model.config, tokenizer)
-    if not first.strip():
-        raise UsageError("the text is empty; give a sentence")
-    if length > most:
-        raise UsageError(f"the text is {length:,} tokens long and the model takes {most:,}; give a shorter one")
     with torch.inference_mode():
         attentions = model(**encoded, output_attentions=True).attentions
     tokens = tuple(

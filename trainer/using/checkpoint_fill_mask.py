@@ -55,4 +55,4 @@ def load_checkpoint(checkpoint: Path) -> FillMask:
 def _tokenizer(folder: Path, config: RunConfig) -> Any:
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         write_hugging_face_tokenizer(folder, temporary, model_max_length=config.longest_sequence)
-        return load_tokenizer(Path(temporary), takes_masks=True)
+        return load_tokenizer(Path(temporary))

@@ -17,7 +17,7 @@ import regex
 
 from data_prep.errors import UsageError
 from trainer.using.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, quiet_transformers, word_start_of
-from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
+from trainer.using.pretrained import load_pretrained, load_text_tokenizer, max_length, refuse_random_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,7 +58,7 @@ class Embedder:
         """
         model, missing = load_pretrained("AutoModel", folder, "an encoder")
         refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
-        return cls(model, load_tokenizer(folder))
+        return cls(model, load_text_tokenizer(folder))
 
     def embed(
         self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1, batch_size: int = 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -17,6 +18,7 @@ import regex
 from data_prep.errors import UsageError, UserError
 
 if TYPE_CHECKING:
+    import tokenizers
     import torch
     from transformers import PreTrainedTokenizerBase
 
@@ -76,6 +78,7 @@ class FillMask:
             raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
         self.model = model.eval()
         self.tokenizer = tokenizer
+        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
         vocabulary = tokenizer.get_vocab()
         self._word_start = word_start_of(vocabulary)
         self._word_ids = sorted(set(vocabulary.values()) - set(tokenizer.all_special_ids))  # they may have holes
@@ -90,7 +93,7 @@ class FillMask:
         """
         from trainer.using.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
 
-        tokenizer = load_tokenizer(folder, takes_masks=True)
+        tokenizer = load_tokenizer(folder)
         model, missing = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
         refuse_random_weights(missing, folder, "a masked language model")
         return cls(model, tokenizer)
@@ -110,8 +113,7 @@ class FillMask:
 
         text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
         with quiet_transformers():  # it warns of every text that is longer than the model takes
-            body = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            full = self.tokenizer(text)["input_ids"]
+            body, full = self._ids(text, add_special_tokens=False), self._ids(text)
         positions = [place for place, token in enumerate(body) if token == self.tokenizer.mask_token_id]
         if not positions:
             raise UsageError(f"the text {shorten(text)!r} holds no {self.mask_token}; put {self.mask_token} for a word")
@@ -129,8 +131,14 @@ class FillMask:
 
     def is_one_piece(self, word: str) -> bool:
         """Whether a single piece of the vocabulary stands for the word, so that one mask can be filled with it."""
-        ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+        ids = self._ids(word, add_special_tokens=False)
         return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
+
+    def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
 
     def _candidates(self, logits: Any, top_k: int) -> tuple[Candidate, ...]:
         """The likeliest pieces, logits (vocab_size,): never a special token or a row that only pads the vocabulary."""
@@ -152,6 +160,23 @@ class FillMask:
             return Candidate(piece.removeprefix(WORDPIECE_CONTINUATION), token_id, probability, False)
         begins_word = self._word_start is None or piece.startswith(self._word_start)
         return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, begins_word)
+
+
+def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
+    """What encodes as the tokenizer does, but that "[SEP]" and the like in a text are text; the mask stays the mask.
+
+    The library takes all names of special tokens for text, or none; a mask that is no special token is not among them.
+    """
+    import tokenizers
+
+    values = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in values["added_tokens"]:
+        token["special"] = token["special"] and token["content"] != tokenizer.mask_token
+    backend = tokenizers.Tokenizer.from_str(json.dumps(values))
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
 
 
 def word_start_of(pieces: Iterable[str]) -> str | None:
@@ -199,6 +224,11 @@ def mask_random_word(
     word = random.Random(f"{seed}:{text}").choice(words)
     masked = text[: word.start()] + mask_token + text[word.end() :]
     return MaskedText(text, masked, word.group())
+
+
+def has_word(text: str) -> bool:
+    """Whether `mask_random_word` could find a word in the text."""
+    return _WORD.search(text.replace(MASK_TOKEN, "\0")) is not None
 
 
 def report(prediction: Prediction, masked: MaskedText | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import read_yaml
 from trainer.using.fill_mask import quiet_transformers
-from trainer.using.pretrained import load_config, load_pretrained, load_tokenizer, max_length
+from trainer.using.pretrained import load_config, load_pretrained, load_text_tokenizer, max_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ class NextSentence:
         untrained = sorted(name for name in missing if "seq_relationship" in name or "pooler" in name)
         if untrained:
             raise UserError(f"{folder} holds no head for sentence pairs ({', '.join(untrained)} missing), {remedy}")
-        return cls(model, load_tokenizer(folder), LABELS[pair_task(folder)])
+        return cls(model, load_text_tokenizer(folder), LABELS[pair_task(folder)])
 
     def predict(self, first: str, second: str) -> PairPrediction:
         """Judge a pair; a pair that is too long is cut, the longer text first.

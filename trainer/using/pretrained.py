@@ -107,10 +107,8 @@ def load_config(folder: Path) -> Any:
     return config
 
 
-def load_tokenizer(folder: Path, takes_masks: bool = False) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer, for which special tokens written out in a text are text, as they were in pretraining.
-
-    `takes_masks` leaves them special, as transformers does and as a text with masks to fill needs it.
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer, to which "[MASK]" and the like in a text are the special tokens.
 
     Raises:
         UserError: there is none that transformers understands, or the model beside it does not know all its ids.
@@ -121,13 +119,22 @@ def load_tokenizer(folder: Path, takes_masks: bool = False) -> PreTrainedTokeniz
         from transformers import AutoTokenizer
 
         try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                str(folder), split_special_tokens=not takes_masks, **SAFELY
-            )
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), **SAFELY)
             _ = tokenizer.all_special_ids  # of an unknown token that is none it never comes to an end
         except Exception as error:  # as above; tokenizers raises plain `Exception`
             raise _cannot_load(folder, "a tokenizer", error) from error
     _check_ids(tokenizer, vocab_size, folder)
+    return tokenizer
+
+
+def load_text_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer, to which "[SEP]" and the like in a text are text, as they are in preparation.
+
+    Raises:
+        UserError: as `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(folder)
+    tokenizer.split_special_tokens = True
     return tokenizer
 
 

@@ -119,6 +119,12 @@ def test_unknown_sources_and_ids_are_named(folder: Path) -> None:
     assert read_manifest(str(folder)).version == 1 and not (folder / ".removal").exists()
 
 
+def test_of_the_sources_of_a_data_set_those_with_documents_are_named(folder: Path) -> None:
+    remove(folder, source="south")
+    with pytest.raises(UserError, match="has no source 'west'; its sources are 'north', 'east'$"):
+        remove(folder, source="west")
+
+
 def test_the_same_removal_again_does_nothing(folder: Path) -> None:
     ids = document_ids(folder, "east")[:3]
     first, _ = remove(folder, ids=ids)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.finetune.tasks import Preprocessor
-from trainer.using.pretrained import load_tokenizer
+from trainer.using.pretrained import load_text_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +20,4 @@ def tiny_hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def preprocessor(tiny_hugging_face: Path) -> Preprocessor:
-    return Preprocessor(load_tokenizer(tiny_hugging_face), 32, True)
+    return Preprocessor(load_text_tokenizer(tiny_hugging_face), 32, True)

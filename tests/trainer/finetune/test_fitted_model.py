@@ -76,6 +76,8 @@ def test_what_is_loaded_predicts_as_what_was_saved(
     unlabelled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)
     assert loaded.predict(unlabelled) == fitted.predict(unlabelled)
     assert loaded.columns is not None and loaded.columns.text == "a" and loaded.preprocessor.max_length == 20
+    literal = loaded.preprocessor.tokenizer("the [SEP] cat")["input_ids"]
+    assert literal.count(loaded.preprocessor.tokenizer.sep_token_id) == 1, "as it was fitted"
     tokenizer = (tmp_path / "model" / "tokenizer.json").read_bytes()
     assert tokenizer == (tiny_hugging_face / "tokenizer.json").read_bytes()
     assert torch.equal(fitted.model.get_input_embeddings().weight, loaded.model.get_input_embeddings().weight)

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from data_prep.errors import UsageError, UserError
-from trainer.finetune.tables import check_writable, column, is_missing, read_table, write_table
+from trainer.finetune.tables import check_readable, check_writable, column, is_missing, read_table, write_table
 
 ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
 
@@ -176,4 +176,16 @@ def test_where_a_file_cannot_go_is_told_before_any_work(tmp_path: Path) -> None:
         check_writable(tmp_path / "none" / "said.csv", "--output")
     with pytest.raises(UsageError, match="is a folder"):
         check_writable(tmp_path, "--output")
+    with pytest.raises(UsageError, match=r"--output /proc/said.csv cannot be written: /proc takes no file \("):
+        check_writable(Path("/proc/said.csv"), "--output")
     check_writable(tmp_path / "said.csv", "--output")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_read_as_a_table_is_told_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").touch()
+    check_readable(tmp_path / "some.csv")
+    with pytest.raises(UserError, match="there is no file .*none.csv"):
+        check_readable(tmp_path / "none.csv")
+    with pytest.raises(UsageError, match="its name must end in"):
+        check_readable(tmp_path / "some.txt")

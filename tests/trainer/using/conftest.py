@@ -21,4 +21,4 @@ def tokenizer_with_holes(tiny_hugging_face: Path, tmp_path_factory: pytest.TempP
     values["model"]["vocab"]["▁dog"] = 60
     (folder / "tokenizer.json").write_text(json.dumps(values))
     (folder / "config.json").write_bytes((tiny_hugging_face / "config.json").read_bytes())
-    return load_tokenizer(folder, takes_masks=True)
+    return load_tokenizer(folder)

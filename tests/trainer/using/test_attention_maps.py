@@ -26,6 +26,13 @@ def test_texts_that_cannot_be_shown_are_refused(tiny_hugging_face: Path) -> None
         attention_maps(tiny_hugging_face, "the cat" + " cat" * 58)
 
 
+def test_texts_are_refused_before_the_model_is_loaded(tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "trainer.using.attention_maps.load_pretrained", lambda *_, **__: pytest.fail("the model was loaded")
+    )
+    test_texts_that_cannot_be_shown_are_refused(tiny_hugging_face)
+
+
 def test_people_count_layers_from_one() -> None:
     assert choose(None, 3, "--layer") == [0, 1, 2] and choose([3, 1], 3, "--layer") == [2, 0]
     with pytest.raises(UsageError, match="--layer 0 is not there: the model has 1 to 3"):

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import regex
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.errors import UsageError, UserError
+from tests.foreign_tokenizers import WRITERS
 from trainer.using.fill_mask import (
     Candidate,
     FillMask,
@@ -20,9 +22,11 @@ from trainer.using.fill_mask import (
     fill,
     is_right,
     mask_random_word,
+    mask_reader,
     report,
     windows,
 )
+from trainer.using.pretrained import load_text_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -161,6 +165,38 @@ def test_a_long_text_is_read_around_its_masks(model: FillMask) -> None:
     around = "the cat " * 20 + "[MASK]" + " a dog" * 20
     assert first == model.predict(around, top_k=3).masks[0]
     assert second == model.predict("a dog " * 100 + "[MASK]", top_k=3).masks[0]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_of_the_names_of_special_tokens_in_a_text_the_mask_alone_is_meant(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(WRITERS[kind](tmp_path, ["the river and a village where masks are sold"] * 9))
+    reader = mask_reader(tokenizer)
+    for text in ("the [MASK] river", " a river [MASK]. [MASK]", "the river"):
+        assert reader.encode(text).ids == tokenizer(text)["input_ids"]
+        assert reader.encode(text, add_special_tokens=False).ids == tokenizer(text, add_special_tokens=False).input_ids
+    text = "the [SEP] [MASK] river[CLS] [PAD]"
+    ids = reader.encode(text, add_special_tokens=False).ids
+    first, second = text.split("[MASK]")
+    plain = load_text_tokenizer(tmp_path)
+    if kind == "wordpiece":  # where pieces hold no space, which a mask may swallow
+        parts = [plain(part, add_special_tokens=False).input_ids for part in (first, second)]
+        assert ids == [*parts[0], tokenizer.mask_token_id, *parts[1]]
+    assert [number for number in ids if number in set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}] == [
+        tokenizer.mask_token_id
+    ]
+
+
+def test_a_separator_written_out_beside_a_mask_is_text(model: FillMask, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    forward = model.model.forward
+
+    def kept(input_ids: torch.Tensor, **others: torch.Tensor) -> object:
+        seen.extend(input_ids[0].tolist())
+        return forward(input_ids=input_ids, **others)
+
+    monkeypatch.setattr(model.model, "forward", kept)
+    assert len(model.predict("the [SEP] sat on [MASK] mat").masks) == 1
+    assert seen.count(model.tokenizer.sep_token_id) == seen.count(model.tokenizer.mask_token_id) == 1
 
 
 def test_an_unknown_script_is_no_error(model: FillMask) -> None:

@@ -15,11 +15,20 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data_prep.errors import UserError
+from data_prep.text.cleaning import normalise
 from data_prep.tokenizing.tokenizer import Tokenizer
+from tests.foreign_tokenizers import WRITERS
 from trainer.using.attention_maps import attention_maps
 from trainer.using.embedding import Embedder
 from trainer.using.fill_mask import FillMask
-from trainer.using.pretrained import load_config, load_tokenizer, max_length, refuse_random_weights
+from trainer.using.next_sentence import NextSentence
+from trainer.using.pretrained import (
+    load_config,
+    load_text_tokenizer,
+    load_tokenizer,
+    max_length,
+    refuse_random_weights,
+)
 
 LOST = "bert.encoder.layer.0.output.dense.weight"
 
@@ -112,16 +121,6 @@ def test_how_a_model_answers_does_not_hang_on_its_configuration(tiny_hugging_fac
     assert np.array_equal(Embedder.load(folder).embed(["the cat"]).vectors, expected)
 
 
-def test_special_tokens_in_a_text_are_text_where_no_masks_are_filled(tiny_hugging_face: Path) -> None:
-    text = "the cat [SEP] [MASK] sat"
-    as_prepared = Tokenizer.load(tiny_hugging_face).encode(" " + text).tolist()
-    assert load_tokenizer(tiny_hugging_face)(text, add_special_tokens=False)["input_ids"] == as_prepared
-    tokenizer = load_tokenizer(tiny_hugging_face, takes_masks=True)
-    assert {tokenizer.sep_token_id, tokenizer.mask_token_id} <= set(
-        tokenizer(text, add_special_tokens=False)["input_ids"]
-    )
-
-
 def test_a_tokenizer_whose_unknown_token_is_none_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_hugging_face, tmp_path / "changed"))
     path = folder / "tokenizer_config.json"
@@ -174,3 +173,24 @@ def test_a_length_that_is_none_is_refused(length: Any) -> None:
 def test_a_model_without_positions_is_no_encoder() -> None:
     with pytest.raises(UserError, match="m is a t5, which has no max_position_embeddings"):
         max_length(transformers.T5Config(), tokenizer_of(512))
+
+
+@pytest.mark.parametrize("kind", ["own", *WRITERS])
+def test_names_of_special_tokens_in_a_text_have_the_ids_that_preparation_gives_them(
+    kind: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    folder = small_tokenizer if kind == "own" else WRITERS[kind](tmp_path, texts)
+    prepared, tokenizer = Tokenizer.load(folder), load_text_tokenizer(folder)
+    text = "the [SEP] river [MASK]. [CLS] a[UNK]b [PAD]"
+    ids = prepared.encode(normalise(text, prepared.normalisation) if kind == "own" else text).tolist()
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids
+    assert tokenizer([text], [text])["input_ids"][0].count(tokenizer.sep_token_id) == 2
+    assert tokenizer.mask_token_id not in ids
+    assert tokenizer.mask_token_id in load_tokenizer(folder)(text)["input_ids"]
+
+
+def test_all_that_read_a_text_as_it_is_take_such_names_for_text(tiny_hugging_face: Path) -> None:
+    for tokenizer in (Embedder.load(tiny_hugging_face).tokenizer, NextSentence.load(tiny_hugging_face).tokenizer):
+        assert tokenizer("the [SEP] cat")["input_ids"].count(tokenizer.sep_token_id) == 1
+    assert attention_maps(tiny_hugging_face, "the [SEP] cat").tokens.count("[SEP]") == 1
