@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import UsageError
-from data_prep.terminal import duration
+from data_prep.terminal import counted, duration
 from trainer.finetune.batches import Collator
 from trainer.finetune.data import Files, count_swallowing, data_lines, encode_task, read_task
 from trainer.finetune.examples import Columns
@@ -121,7 +121,8 @@ def estimate_lines(setting: Setting, estimates: dict[str, float]) -> Iterator[st
     for variant, seconds in estimates.items():
         rates = setting.learning_rates[variant]
         shown = ", ".join(f"{rate:g}" for rate in rates)
-        what = f"{len(rates) + seeds - 1} fits of {epochs} epochs (rates {shown}; {seeds} seeds)"
+        fits, of_seeds = counted(len(rates) + seeds - 1, "fit"), counted(seeds, "seed")
+        what = f"{fits} of {counted(epochs, 'epoch')} (rates {shown}; {of_seeds})"
         yield f"{variant}: {what}, about {duration(seconds)}"
     yield f"about {duration(sum(estimates.values()))} in all, by a few timed steps"
 
