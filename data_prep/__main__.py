@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 
 from data_prep.errors import run_command
-from data_prep.preparing.worker_server import needs_workers, start_worker_server
+from data_prep.execution.worker_server import needs_workers, start_worker_server
 
 COMMANDS = ("tokenizer", "shards", "merge", "remove", "verify", "inspect", "stats")
 

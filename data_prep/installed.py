@@ -11,3 +11,8 @@ def installed_version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def own_version() -> str:
+    """The version of clozeworks that runs, "source" where it is not installed."""
+    return installed_version("clozeworks") or "source"

@@ -1,10 +1,15 @@
-"""What pydantic found wrong, in the words of an error."""
+"""Types of fields that every format checks alike, and what pydantic found wrong, in the words of an error."""
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from typing import Annotated
+
+from pydantic import Field, ValidationError
 
 from data_prep.terminal import printable
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 _LONGEST_PLACE = 100  # characters: a damaged file may hold any name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import graphlib
 import importlib.resources
 import re
 import subprocess
@@ -70,7 +71,7 @@ TAKEN_BY_TRAINER = {
     "data_prep.tokenizing.foreign_files": "reads a foreign tokenizer",
     "data_prep.tokenizing.foreign_tokenizer": "reads a foreign tokenizer",
     "data_prep.tokenizing.hugging_face": "writes an export's tokenizer.json",
-    "data_prep.tokenizing.report": "reads tokenizer_report.json",
+    "data_prep.tokenizer_training.report": "reads tokenizer_report.json",
     "data_prep.tokenizing.special_tokens": "knows the ids of [CLS], [SEP] and [MASK]",
     "data_prep.tokenizing.tokenizer": "reads a tokenizer",
     "data_prep.validation": "tells what a settings file has wrong",
@@ -157,6 +158,22 @@ def test_imports_follow_one_direction(path: Path) -> None:
     roots = {name.split(".")[0] for name in imported_by(path)}
     assert roots & {*PACKAGES, "tests"} <= ALLOWED[package]
     assert not roots & FORBIDDEN_LIBRARIES.get(package, set())
+
+
+def test_packages_of_data_prep_build_on_each_other_without_circles() -> None:
+    modules = {module_name(path): path for path in PRODUCT_FILES}
+    needs: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        if module.startswith("data_prep.") and path.name != "__init__.py":
+            used = {_folder_of(name) for name in imported_by(path) & modules.keys() if name.startswith("data_prep.")}
+            needs.setdefault(_folder_of(module), set()).update(used - {_folder_of(module)})
+    layers = list(graphlib.TopologicalSorter(needs).static_order())  # a CycleError names the circle
+    assert {"data_prep.files", "data_prep.execution", "data_prep.commands"} <= set(layers)
+
+
+def _folder_of(module: str) -> str:
+    """The package of a module, such as data_prep.files; a module that lies in none is its own."""
+    return ".".join(module.split(".")[:2])
 
 
 def test_the_trainer_takes_from_data_prep_what_is_agreed() -> None:

@@ -18,7 +18,7 @@ from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.tokenizing.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizing.tokenizer import INFO_NAME, Tokenizer
-from trainer.model.hugging_face import FAMILIES, family_in_transformers
+from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
 from trainer.model.pretraining import PretrainingModel
 from trainer.ranks.distributed import Ranks, broadcast_object
 from trainer.registry.pull import check_is_there, is_address, pull
@@ -122,17 +122,12 @@ def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokeni
     family, note = _check(folder, source, model.config, tokenizer_fingerprint)
     loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
-    converted: dict[str, torch.Tensor] = {}
-    for name, _ in model.named_parameters():
-        sources = FAMILIES[family].hugging_face_names(name)
-        lacking = [source_name for source_name in sources if source_name not in weights]
-        if not lacking:
-            converted[name] = torch.cat([weights[source_name] for source_name in sources])
-        elif name.startswith("encoder."):
-            raise UserError(
-                f"init_from={storage.redact(source)} lacks {', '.join(lacking)} of the encoder; it is damaged, or no "
-                "checkpoint of this architecture"
-            )
+    converted, lacking = from_hugging_face(weights, (name for name, _ in model.named_parameters()), family)
+    if of_encoder := [names for name, names in lacking.items() if name.startswith("encoder.")]:
+        raise UserError(
+            f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder; it is damaged, or no "
+            "checkpoint of this architecture"
+        )
     return _Found(converted, data_lineage(read_provenance(folder)), note)
 
 

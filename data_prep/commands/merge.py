@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.commands.options import add_shard_making, engine, preparation, requested
+from data_prep.commands.options import add_shard_making, executor, preparation, requested
 from data_prep.commands.shards import print_result
 from data_prep.commands.stopping import stopping_on_signals
 from data_prep.files import storage
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """
     request = requested(arguments, overrides)
     if not arguments.fresh and not arguments.dry_run:
-        with stopping_on_signals(), engine(arguments, request) as where:
+        with stopping_on_signals(), executor(arguments, request) as where:
             asked = preparation(request)
             made = merge_ranges(asked.plan, asked.tokenizer, asked.output, where)
         print_result(asked, *made)

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from data_prep.config import PreparationConfig, load_config
 from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.errors import UsageError
+from data_prep.execution.executors import Executor, ProcessExecutor
+from data_prep.execution.worker_server import default_num_workers
 from data_prep.files import storage
 from data_prep.inputs.input_files import InputFile, find_inputs
-from data_prep.preparing.executors import Engine, ProcessEngine
 from data_prep.preparing.mapping import load_tokenizer
 from data_prep.preparing.plan import Plan, absolute, make_plan, text_bytes
-from data_prep.preparing.worker_server import default_num_workers
 from data_prep.settings import describe
 from data_prep.tokenizing.info import INFO_NAME
 from data_prep.tokenizing.tokenizer import Tokenizer
@@ -185,7 +185,7 @@ def workers_for(arguments: argparse.Namespace, request: Request) -> int:
     return num_workers(wanted)
 
 
-def engine(arguments: argparse.Namespace, request: Request) -> Engine:
+def executor(arguments: argparse.Namespace, request: Request) -> Executor:
     """Where units are worked on; processes of this machine begin to load the tokenizer.
 
     Raises:
@@ -195,15 +195,15 @@ def engine(arguments: argparse.Namespace, request: Request) -> Engine:
     if arguments.executor == "process":
         if arguments.scheduler is not None:
             raise UsageError("--scheduler is an address for --executor dask; give both, or neither")
-        pool = ProcessEngine(workers_for(arguments, request))
+        pool = ProcessExecutor(workers_for(arguments, request))
         pool.warm_up(load_tokenizer, absolute(request.tokenizer))
         return pool
     if arguments.scheduler is None:
         raise UsageError("--executor dask needs the address of a scheduler; give --scheduler tcp://HOST:PORT")
     try:
-        from data_prep.preparing.dask_executor import DaskEngine
+        from data_prep.execution.dask_executor import DaskExecutor
     except ImportError as error:
         raise UsageError(
             f"--executor dask needs the package {error.name}, which is not installed; install clozeworks[dask]"
         ) from None
-    return DaskEngine(arguments.scheduler)
+    return DaskExecutor(arguments.scheduler)

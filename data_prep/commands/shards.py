@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.commands.options import Preparation, add_shard_making, engine, preparation, requested, workers_for
+from data_prep.commands.options import Preparation, add_shard_making, executor, preparation, requested, workers_for
 from data_prep.commands.stopping import stopping_on_signals
 from data_prep.data_set.manifest import Manifest
 from data_prep.errors import UsageError
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
         print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))
         return
-    with stopping_on_signals(), engine(arguments, request) as where:
+    with stopping_on_signals(), executor(arguments, request) as where:
         asked = preparation(request)
         if shard_range is not None:
             is_work = map_range(asked.plan, asked.tokenizer, asked.output, where, shard_range)

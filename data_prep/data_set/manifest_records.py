@@ -14,9 +14,9 @@ from pydantic import (
     model_validator,
 )
 
-from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.tokenizing.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.validation import FileName, Sha256
 
-MAX_VOCAB_SIZE = 1 << 24  # arrays are made of this size; no tokenizer comes near it
 STEPS: dict[str, tuple[str, ...]] = {
     "reading": (
         "invalid UTF-8",
@@ -38,8 +38,6 @@ STEPS: dict[str, tuple[str, ...]] = {
 }
 """The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`."""
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ShardFileName = Annotated[str, Field(pattern=r"^(train|valid)-[0-9]{6}\.tar$")]
 
 

@@ -31,15 +31,15 @@ from data_prep.data_set.versions import (
     stray_files,
 )
 from data_prep.errors import UserError
+from data_prep.execution.executors import Executor
+from data_prep.execution.phases import PhaseRunner
 from data_prep.files import storage
-from data_prep.preparing.executors import Engine
-from data_prep.preparing.phases import PhaseRunner
 
 _PLAN_NAME = "plan.json"
 
 
 def remove_documents(
-    folder: str, request: RemovalRequest, engine: Engine | int, fresh: bool = False
+    folder: str, request: RemovalRequest, executor: Executor | int, fresh: bool = False
 ) -> tuple[Manifest, bool]:
     """Publish a version without what the request names; returns its manifest, and whether there was anything to do.
 
@@ -64,7 +64,7 @@ def remove_documents(
         for place in (folder, _work_folder(folder)):
             storage.remove_unfinished(place)
         tasks = _tasks(folder, parent, found, first_number)
-        runner = PhaseRunner(engine, lock)
+        runner = PhaseRunner(executor, lock)
         runner.run("rewriting", rewrite_shard, tasks, result_url, lambda task: task.shard.bytes, ("MB", 1e6))
         manifest = _finish(folder, parent, request, tasks, version)
         lock.check()

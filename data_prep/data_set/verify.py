@@ -14,16 +14,16 @@ from data_prep.data_set.manifest_records import STEPS
 from data_prep.data_set.shard_check import CheckTask, Findings, check_shard
 from data_prep.data_set.versions import select_version, stray_files, unfinished_work
 from data_prep.errors import UserError
+from data_prep.execution.executors import Executor, run_units
 from data_prep.files import storage
-from data_prep.preparing.assembly import own_version
-from data_prep.preparing.executors import Engine, run_units
+from data_prep.installed import own_version
 from data_prep.progress import Progress
 from data_prep.tokenizing.tokenizer import INFO_NAME, Tokenizer, TokenizerInfo
 
 _SHOWN = 3
 
 
-def verify_shards(folder: str, engine: Engine | int = 1, version: str | None = None) -> tuple[Manifest, list[str]]:
+def verify_shards(folder: str, executor: Executor | int = 1, version: str | None = None) -> tuple[Manifest, list[str]]:
     """Check the data set at `folder`; returns its manifest and what is wrong with it, a line each.
 
     Args:
@@ -45,7 +45,7 @@ def verify_shards(folder: str, engine: Engine | int = 1, version: str | None = N
         removed = removed_ids(folder, manifest)
     except UserError as error:
         problems.append(str(error))
-    findings = _check_shards(folder, manifest, engine, not foreign_tokenizer)
+    findings = _check_shards(folder, manifest, executor, not foreign_tokenizer)
     damages = [finding.problem for finding in findings.values() if finding.problem is not None]
     problems.extend(damages)
     problems.extend(_removal_problems(folder, manifest, removed, findings))
@@ -54,7 +54,7 @@ def verify_shards(folder: str, engine: Engine | int = 1, version: str | None = N
     return manifest, sorted(problems)
 
 
-def _check_shards(folder: str, manifest: Manifest, engine: Engine | int, count_text: bool) -> dict[str, Findings]:
+def _check_shards(folder: str, manifest: Manifest, executor: Executor | int, count_text: bool) -> dict[str, Findings]:
     """The findings of every shard by its name."""
     tokenizer_url = storage.join(folder, TOKENIZER_FOLDER) if count_text else None
     tasks = [
@@ -62,7 +62,7 @@ def _check_shards(folder: str, manifest: Manifest, engine: Engine | int, count_t
     ]
     findings: dict[str, Findings] = {}
     with Progress("verifying", sum(shard.bytes for shard in manifest.shards), "MB", 1e6) as progress:
-        for task, found in run_units(check_shard, tasks, engine):
+        for task, found in run_units(check_shard, tasks, executor):
             findings[task.shard.name] = found
             progress.add(task.shard.bytes)
     return findings

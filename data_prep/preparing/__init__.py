@@ -1,1 +1,1 @@
-"""The phases that turn inputs into shards, and the engines that run them."""
+"""The phases that turn inputs into shards."""

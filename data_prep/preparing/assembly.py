@@ -11,7 +11,7 @@ from data_prep.data_set.counting import split_record, token_counts_file
 from data_prep.data_set.manifest import Manifest
 from data_prep.data_set.manifest_records import InputRecord, SourceRecord, TokenizerRecord
 from data_prep.files import storage
-from data_prep.installed import installed_version
+from data_prep.installed import own_version
 from data_prep.preparing.map_phase import MapSummary
 from data_prep.preparing.plan import Plan
 from data_prep.preparing.plan_changes import file_fingerprint
@@ -104,8 +104,3 @@ def _source_records(plan: Plan, summary: MapSummary, results: Sequence[ReduceRes
             )
         )
     return tuple(records)
-
-
-def own_version() -> str:
-    """The version of clozeworks that runs, "source" where it is not installed."""
-    return installed_version("clozeworks") or "source"

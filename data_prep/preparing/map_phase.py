@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.errors import UserError
+from data_prep.execution.phases import PhaseRunner, unfinished
 from data_prep.files import storage
 from data_prep.inputs.input_units import file_format
 from data_prep.inputs.languages import DocumentLanguages
 from data_prep.preparing.mapping import MapTask, map_unit, sections_url
-from data_prep.preparing.phases import PhaseRunner, unfinished
 from data_prep.preparing.plan import Plan, absolute
 from data_prep.preparing.sections import read_summary
 from data_prep.preparing.shard_range import ShardRange, assign_ranges

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from data_prep.data_set.manifest import Manifest
-from data_prep.deduplication.exclusion_phase import run_exclusions
+from data_prep.execution.executors import Executor
+from data_prep.execution.phases import PhaseRunner
 from data_prep.files import storage
-from data_prep.preparing.executors import Engine
+from data_prep.preparing.exclusion_phase import run_exclusions
 from data_prep.preparing.map_phase import check_all_mapped, map_tasks, run_map, summarise, tasks_of_range, units_left
 from data_prep.preparing.mapping import MapTask, keep_tokenizer
-from data_prep.preparing.phases import PhaseRunner
 from data_prep.preparing.plan import Plan, absolute, check_output_apart
 from data_prep.preparing.publication import is_own_tokenizer, publish_shards
 from data_prep.preparing.reduce_phase import reduce_tasks, run_reduce
@@ -34,7 +34,7 @@ from data_prep.tokenizing.tokenizer import Tokenizer
 
 
 def prepare_shards(
-    plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine | int, fresh: bool = False
+    plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, fresh: bool = False
 ) -> tuple[Manifest, bool]:
     """Make the shard set that `plan` describes in the folder `output`; returns its manifest, and whether it was new.
 
@@ -51,13 +51,13 @@ def prepare_shards(
         remove_unfinished(plan, output)
         forget_empty_work(plan, output)
         first_shard = begin_work(plan, output)
-        runner = PhaseRunner(engine, lock)
+        runner = PhaseRunner(executor, lock)
         tasks = _map_tasks(plan, tokenizer, output)
         run_map(tasks, runner)
         return _finish(plan, tokenizer, output, tasks, first_shard, runner), True
 
 
-def map_range(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine | int, shard_range: ShardRange) -> bool:
+def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, shard_range: ShardRange) -> bool:
     """Do one range's share of the first phase; returns whether there was anything to do.
 
     All ranges of an array may run at once, and on machines that share nothing but inputs, tokenizer and output.
@@ -73,11 +73,11 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine | in
         note_num_ranges(plan, output, shard_range.num_ranges)
         tasks = tasks_of_range(_map_tasks(plan, tokenizer, output), shard_range)
         is_work = units_left(tasks) > 0
-        run_map(tasks, PhaseRunner(engine, lock))
+        run_map(tasks, PhaseRunner(executor, lock))
         return is_work
 
 
-def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine | int) -> tuple[Manifest, bool]:
+def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int) -> tuple[Manifest, bool]:
     """Do what is left once every range is done; returns as `prepare_shards`.
 
     Raises:
@@ -94,7 +94,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, engine: Engine |
         first_shard = begin_work(plan, output)
         remove_unfinished(plan, output)
         check_all_mapped(tasks, noted_num_ranges(plan, output))
-        return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(engine, lock)), True
+        return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(executor, lock)), True
 
 
 def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 from data_prep.data_set.shards import shard_name
 from data_prep.deduplication.exclusions import NAME, read_exclusions
 from data_prep.errors import UserError
+from data_prep.execution.phases import PhaseRunner
 from data_prep.files import storage
 from data_prep.preparing.map_phase import MapSummary
 from data_prep.preparing.mapping import sections_url
-from data_prep.preparing.phases import PhaseRunner
 from data_prep.preparing.plan import Plan, absolute
 from data_prep.preparing.reducing import ReduceResult, ReduceTask, read_result, reduce_shard, result_url
 from data_prep.preparing.sections import read_sizes

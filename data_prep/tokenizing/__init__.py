@@ -1,1 +1,1 @@
-"""Tokenizers: training one, its folder, exact and fast encoding, and its twin in Hugging Face's format."""
+"""Tokenizers: a folder of one, exact and fast encoding, foreign ones, and the twin in Hugging Face's format."""

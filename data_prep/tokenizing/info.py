@@ -19,13 +19,12 @@ from pydantic import (
     model_validator,
 )
 
-from data_prep.data_set.manifest_records import FileName, Sha256
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.settings import Settings
 from data_prep.text.cleaning import METASPACE, Normalisation, normalise
 from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
-from data_prep.validation import first_problem
+from data_prep.validation import FileName, Sha256, first_problem
 
 INFO_NAME = "tokenizer_info.json"
 REPORT_NAME = "tokenizer_report.json"

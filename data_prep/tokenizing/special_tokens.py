@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD_TOKEN_ID, UNK_TOKEN_ID, CLS_TOKEN_ID, SEP_TOKEN_ID, MASK_TOKEN_ID = range(5)
+MAX_VOCAB_SIZE = 1 << 24  # arrays are made of this size; no tokenizer comes near it
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 

@@ -35,7 +35,7 @@ from data_prep.config import DeduplicationSettings, load_config
 from data_prep.deduplication.near_duplicates import find_near_duplicates
 from data_prep.deduplication.signature_files import open_signatures
 from data_prep.deduplication.similarity_search import choose_bands
-from data_prep.preparing.executors import run_units
+from data_prep.execution.executors import run_units
 from data_prep.preparing.plan import make_plan
 from data_prep.preparing.prepare import prepare_shards
 from data_prep.tokenizing.tokenizer import Tokenizer

@@ -21,11 +21,11 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
+from tests.padded_batches import to_padded
 from trainer.config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.packing import document_starts
-from trainer.data.padded import to_padded
 from trainer.data.shard_set import ShardSet, Split
 
 MASK_SEED = 20

@@ -219,7 +219,7 @@ def test_arguments_that_contradict_each_other_are_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    monkeypatch.delitem(sys.modules, "data_prep.preparing.dask_executor", raising=False)
+    monkeypatch.delitem(sys.modules, "data_prep.execution.dask_executor", raising=False)
     filled = [argument.format(tokenizer=small_tokenizer) for argument in arguments]
     assert command("shards", "--input", small_corpus, *filled) == 2
     assert message in command.errors and not (tmp_path / "out").exists()

@@ -10,8 +10,8 @@ import pytest
 from data_prep.config import load_config
 from data_prep.preparing.plan import make_plan
 from data_prep.preparing.prepare import prepare_shards
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 from tests.foreign_tokenizers import write_wordpiece
 
 _TEXTS = [

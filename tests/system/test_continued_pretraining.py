@@ -30,9 +30,9 @@ from data_prep.preparing.prepare import prepare_shards
 from data_prep.settings import load_settings
 from data_prep.tokenizing.tokenizer import Tokenizer
 from tests.foreign_tokenizers import WRITERS
+from tests.padded_batches import to_padded
 from trainer.config import RunConfig
 from trainer.data.loader import Loader, Position
-from trainer.data.padded import to_padded
 from trainer.data.shard_set import open_shard_set
 from trainer.exporting.export import export_checkpoint
 from trainer.registry.registry import register

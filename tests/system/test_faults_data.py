@@ -21,8 +21,8 @@ from data_prep.data_set.shards import read_records, write_shard
 from data_prep.errors import UserError
 from data_prep.files import retries, storage
 from data_prep.settings import load_settings
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 from tests.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.living_data_sets import make_data_set, read_texts
 from tests.s3_server import S3Bucket

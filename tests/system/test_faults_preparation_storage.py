@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from data_prep.data_set import versions
+from data_prep.execution import phases
 from data_prep.files import retries
-from data_prep.preparing import phases, prepare, publication, reducing
+from data_prep.preparing import prepare, publication, reducing
 from tests.data_prep_command import Command, assert_nothing_half_made, files_of
 from tests.fault_proxy import Fault, FaultProxy, Request, run_proxy
 from tests.s3_server import S3Bucket

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 from launch import embed, fill_mask, finetune, predict
 from tests.mlflow_servers import run_mlflow_server
 from trainer.config import RunConfig

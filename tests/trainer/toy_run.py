@@ -9,8 +9,8 @@ import torch
 
 from data_prep.data_set.manifest_records import FileRecord
 from data_prep.files import storage
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 from trainer.checkpoints.format import DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.checkpoints.tensor_file import write_tensors
 from trainer.config import RunConfig

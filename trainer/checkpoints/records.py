@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from data_prep.data_set.manifest_records import FileRecord
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.validation import first_problem
 from trainer.sample_range import SampleRange
 
 FORMAT_VERSION = 1
@@ -103,5 +104,4 @@ def parse_record(schema: type[Schema], data: bytes, place: str) -> Schema:
                 f"{name} has format version {first['input']} and this release reads {FORMAT_VERSION}; "
                 "use the release that wrote it"
             ) from None
-        where = ".".join(map(str, first["loc"])) or "its top"
-        raise UserError(f"{name} is damaged at {where}: {first['msg']}; use another checkpoint") from None
+        raise UserError(f"{name} is damaged ({first_problem(error)}); use another checkpoint") from None

@@ -7,7 +7,6 @@ other, and the ids that `AutoTokenizer` gives for raw text with the ids that pre
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from trainer.exporting.samples import (
     sample_sequences,
 )
 from trainer.model.pretraining import PretrainingModel
+from trainer.quiet_transformers import quiet_transformers
 
 LOGIT_TOLERANCE = 1e-4
 """Largest difference of any logit, relative to the largest logit: float32 keeps 6e-8 a step, the two sides
@@ -62,7 +62,7 @@ def check_export(folder: Path, model: PretrainingModel, tokenizer: Tokenizer) ->
     Raises:
         UserError: they differ, or transformers does not find the weights it expects.
     """
-    with quiet_transformers():
+    with quiet_transformers():  # what it would warn of is checked here
         num_texts = check_token_ids(folder, tokenizer)
         reference = load_reference(folder)
     window = model.config.local_attention or 0
@@ -170,18 +170,3 @@ def compare_logits(
     differences = torch.stack([(mine - other).abs().max() for mine, other in compared])
     largest = max(other.abs().max().item() for _, other in compared)
     return differences.max().item(), largest, sum(mine.numel() for mine, _ in compared)
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without transformers' progress bars and warnings; what they would warn of is checked here."""
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

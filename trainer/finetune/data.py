@@ -25,7 +25,7 @@ from trainer.finetune.sequence_tasks import ClassificationTask, RegressionTask
 from trainer.finetune.splits import split
 from trainer.finetune.tasks import Encoded, Preprocessor, Task
 from trainer.finetune.token_task import TokenTask
-from trainer.using.fill_mask import quiet_transformers
+from trainer.quiet_transformers import quiet_transformers
 
 CUT_FRACTION = 0.1
 FEWEST_EXAMPLES = 4

@@ -23,7 +23,7 @@ from trainer.finetune.batches import Collator, predict
 from trainer.finetune.data import make_task
 from trainer.finetune.examples import Columns, Examples
 from trainer.finetune.tasks import Prediction, Preprocessor, Task, TaskName
-from trainer.using.fill_mask import quiet_transformers
+from trainer.quiet_transformers import quiet_transformers
 from trainer.using.model_folder import FINETUNE_FILE, read_json
 from trainer.using.pretrained import SHORTEST, load_config, load_pretrained, load_text_tokenizer, max_length
 from trainer.using.provenance import PROVENANCE_FILE, read_provenance

@@ -21,7 +21,7 @@ from transformers import (
 from data_prep.errors import UserError
 from trainer.finetune.batches import Collator
 from trainer.finetune.tasks import Row
-from trainer.using.fill_mask import quiet_transformers
+from trainer.quiet_transformers import quiet_transformers
 
 TRAIN_LOSSES_AN_EPOCH = 10
 FEWEST_GROUPED_BATCHES = 1000

@@ -6,7 +6,7 @@ that pad the vocabulary are real rows on both sides (`MaskedLanguageModelHead` s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -71,21 +71,17 @@ def to_hugging_face(weights: Mapping[str, torch.Tensor], family: str) -> dict[st
     return converted
 
 
-def from_hugging_face(weights: Mapping[str, torch.Tensor], names: list[str], family: str) -> dict[str, torch.Tensor]:
-    """The tensors for our parameters `names`, from transformers' state dict.
-
-    Raises:
-        UserError: the state dict lacks one; names of it that are not asked for are left out.
-    """
+def from_hugging_face(
+    weights: Mapping[str, torch.Tensor], names: Iterable[str], family: str
+) -> tuple[dict[str, torch.Tensor], dict[str, list[str]]]:
+    """The tensors for our parameters `names` from transformers' state dict, and for the others what it lacks."""
     converted: dict[str, torch.Tensor] = {}
+    lacking: dict[str, list[str]] = {}
     for name in names:
         sources = FAMILIES[family].hugging_face_names(name)
         missing = [source for source in sources if source not in weights]
         if missing:
-            raise UserError(
-                f"the Hugging Face weights lack {', '.join(missing)} for {name}; they are not those of a {family} "
-                "with the heads that this configuration trains"
-            )
-        tensors = [weights[source] for source in sources]
-        converted[name] = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-    return converted
+            lacking[name] = missing
+        else:
+            converted[name] = torch.cat([weights[source] for source in sources])
+    return converted, lacking

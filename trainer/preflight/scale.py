@@ -23,6 +23,7 @@ from typing import Literal
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import RunConfig
 from trainer.model.sizes import flops_per_token, num_parameters
+from trainer.preflight.disk_checks import CHECKPOINT_BYTES_PER_PARAMETER
 from trainer.preflight.memory import memory_in_phase
 from trainer.settings.training import Phase
 
@@ -94,6 +95,7 @@ def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2
 def scale_lines(config: RunConfig, world_sizes: Sequence[int]) -> Iterator[str]:
     """The table for people: every number of GPUs, every stage, the phase with the largest global batch."""
     phase = max(config.phases, key=lambda phase: phase.global_batch_tokens)
+    checkpoint_bytes = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.data.has_sentence_pairs)
     yield (
         f"{phase.global_batch_tokens:,} tokens a step at length {phase.sequence_length}, {config.training.precision}; "
         "memory in GiB, traffic in GiB that a rank sends in a step"
@@ -112,5 +114,5 @@ def scale_lines(config: RunConfig, world_sizes: Sequence[int]) -> Iterator[str]:
     yield (
         "A GPU that reaches F PFLOP/s hides its traffic where its network sends more than F times the last column in "
         "GiB/s (all of it overlapped); checkpoints: each rank writes 1 / GPUs of "
-        f"{12 * num_parameters(config.model, config.data.has_sentence_pairs) / GIB:.2f} GiB at any stage from 1 on"
+        f"{checkpoint_bytes / GIB:.2f} GiB at any stage from 1 on"
     )

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 _LOOK_SECONDS = 1.0
 
 
@@ -42,8 +44,7 @@ def remote_links(launch: int) -> list[tuple[int, int]]:
     else:
         links = []  # not by ssh
     marks = {word for word in _words_of(launch) if word.startswith(("--world_info=", "--master_port="))}
-    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    starters = [number for number in numbers if Path((_words_of(number) or [""])[0]).name == "pdsh"]
+    starters = [number for number in psutil.pids() if Path((_words_of(number) or [""])[0]).name == "pdsh"]
     return links + [(each, _parent_of(each)) for each in starters if marks and marks <= set(_words_of(each))]
 
 
@@ -73,16 +74,15 @@ def ancestors(levels: int) -> tuple[int, ...]:
 
 def _parent_of(process: int) -> int:
     try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
+        return psutil.Process(process).ppid()
+    except psutil.Error:
         return 0
-    return int(text.rpartition(")")[2].split()[1])
 
 
 def _words_of(process: int) -> list[str]:
     try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
+        return psutil.Process(process).cmdline()
+    except psutil.Error:
         return []
 
 

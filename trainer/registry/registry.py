@@ -23,13 +23,13 @@ import regex
 
 from data_prep.errors import UserError
 from data_prep.files import storage
+from trainer.quiet_transformers import quiet_transformers
 from trainer.registry.names import check_names
 from trainer.registry.pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.delivery import find_or_create_experiment
 from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri, short
 from trainer.tracking.params import flatten
-from trainer.using.fill_mask import quiet_transformers
 from trainer.using.model_folder import check_model_folder, folder_digest, read_card
 from trainer.using.provenance import read_provenance
 

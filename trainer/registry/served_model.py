@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.errors import UserError
-from trainer.using.fill_mask import MASK_TOKEN, FillMask, quiet_transformers
+from trainer.quiet_transformers import quiet_transformers
+from trainer.using.fill_mask import MASK_TOKEN, FillMask
 from trainer.using.model_folder import FINETUNE_FILE, read_config, read_json
 from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.errors import UsageError
-from trainer.using.fill_mask import METASPACE, quiet_transformers
+from trainer.quiet_transformers import quiet_transformers
+from trainer.using.fill_mask import METASPACE
 from trainer.using.pretrained import (
     load_config,
     load_pretrained,

@@ -16,7 +16,8 @@ import numpy as np
 import regex
 
 from data_prep.errors import UsageError
-from trainer.using.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, quiet_transformers, word_start_of
+from trainer.quiet_transformers import quiet_transformers
+from trainer.using.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
 from trainer.using.pretrained import load_pretrained, load_text_tokenizer, max_length, refuse_random_weights
 
 if TYPE_CHECKING:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import regex
 
 from data_prep.errors import UsageError, UserError
+from trainer.quiet_transformers import quiet_transformers
+from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
 
 if TYPE_CHECKING:
     import tokenizers
@@ -72,8 +71,6 @@ class FillMask:
     """A model and its tokenizer, ready to fill masks on the CPU."""
 
     def __init__(self, model: MaskedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        from trainer.using.pretrained import max_length
-
         if tokenizer.mask_token_id is None:
             raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
         self.model = model.eval()
@@ -91,8 +88,6 @@ class FillMask:
         Raises:
             UserError: transformers cannot make a masked language model of it, or it holds no trained head.
         """
-        from trainer.using.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
-
         tokenizer = load_tokenizer(folder)
         model, missing = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
         refuse_random_weights(missing, folder, "a masked language model")
@@ -282,28 +277,3 @@ def shorten(text: str) -> str:
 
 def _listed(candidates: tuple[Candidate, ...]) -> str:
     return ", ".join(f"{item.token} {item.probability:.3f}" for item in candidates)
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Within the block transformers shows no progress bars and no warnings, and asks no hub for anything."""
-    import torch
-    from huggingface_hub import constants  # the variable HF_HUB_OFFLINE is only read when this is first imported
-    from transformers.utils import logging as transformers_logging
-
-    if not torch.cuda.is_available():
-        # Saving and fitting go through accelerate, which imports a deepspeed that is there, which would warn of that.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    offline = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = True
-    level = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.ERROR)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = offline
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

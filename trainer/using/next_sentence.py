@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.errors import UsageError, UserError
 from data_prep.settings import read_yaml
-from trainer.using.fill_mask import quiet_transformers
+from trainer.quiet_transformers import quiet_transformers
 from trainer.using.pretrained import load_config, load_pretrained, load_text_tokenizer, max_length
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.errors import UserError
-from trainer.using.fill_mask import quiet_transformers
+from trainer.quiet_transformers import quiet_transformers
 from trainer.using.model_folder import read_config
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import yaml
 
 from data_prep.commands import tokenizer
 from data_prep.errors import UsageError, UserError
+from data_prep.tokenizer_training.report import GroupReport, read_report
 from data_prep.tokenizing.hugging_face import check_parity
-from data_prep.tokenizing.report import GroupReport, read_report
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerInfo
 
 MULTILINGUAL = {"fr": "fr", "de": "de", "zh": "zh", "ko": "ko", "ar": "ar_web"}
@@ -114,7 +114,7 @@ def test_a_killed_training_leaves_no_tokenizer_and_is_run_again(small_corpus: Pa
     """Killed in the middle of the sampling: the same command then makes what an undisturbed one does."""
     code = (
         "import os, signal, sys\n"
-        "from data_prep.tokenizing import sampling\n"
+        "from data_prep.tokenizer_training import sampling\n"
         "from data_prep.__main__ import main\n"
         "add_text = sampling.TrainingSample.add_text\n"
         "def killing(self, *arguments):\n"

@@ -23,8 +23,8 @@ from data_prep.data_set.shards import Record, read_records, write_shard
 from data_prep.data_set.verify import verify_shards
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from data_prep.deduplication.signature_files import SignatureFiles, open_signatu
 from data_prep.deduplication.signatures import signatures
 from data_prep.deduplication.similarity_search import MAX_LEADERS, band_keys, choose_bands
 from data_prep.errors import UserError
+from data_prep.execution.executors import run_units
 from data_prep.files import storage
-from data_prep.preparing.executors import run_units
 from data_prep.preparing.plan import make_plan
 from data_prep.preparing.prepare import prepare_shards
 from data_prep.tokenizing.tokenizer import Tokenizer

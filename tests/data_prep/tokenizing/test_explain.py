@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.explain import WordMerges, explain, vocabulary_lines
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 
 TEXT = [
     "low lower lowest new newer newest wide wider widest <sep> the slow snow",

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.errors import UserError
 from data_prep.text.cleaning import Normalisation, normalise, replace_surrogates
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.hugging_face import ADVERSARIAL_LINES, check_parity, write_hugging_face_tokenizer
 from data_prep.tokenizing.tokenizer import (
     CLS_TOKEN_ID,
@@ -22,7 +23,6 @@ from data_prep.tokenizing.tokenizer import (
     Tokenizer,
     TokenizerSettings,
 )
-from data_prep.tokenizing.training import train_tokenizer
 
 TEXT = [
     "The first rule of the house: nobody reads the letters of the others, and nobody hides them either.",

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from data_prep.errors import UsageError, UserError
 from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
 from data_prep.text.sentences import sentence_starts
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import (
     FILE_NAMES,
     MASK_TOKEN_ID,
@@ -27,7 +28,6 @@ from data_prep.tokenizing.tokenizer import (
     Tokenizer,
     TokenizerSettings,
 )
-from data_prep.tokenizing.training import train_tokenizer
 from tests.made_up_documents import SMALL, documents
 
 

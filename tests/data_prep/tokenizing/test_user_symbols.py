@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.adversarial_lines import lines_with_symbols
 from data_prep.tokenizing.hugging_face import check_parity
 from data_prep.tokenizing.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS, Tokenizer, TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 from data_prep.tokenizing.user_symbols import cuts_of_unreachable_pieces
 
 SYMBOLS = ("<sep>", "@user", "\u2603", "\u4e2dx", "ab", "abc", "b", "[mask]", "<0x", "\\d", "(?:", "x]", "-^", "][")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from data_prep.errors import UserError
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 from trainer.data import shard_set as shard_set_module
 from trainer.data import verified
 from trainer.data.order import WINDOW_SHARDS

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from data_prep.data_set.manifest_records import SourceRecord
 from data_prep.errors import UserError
 from data_prep.text.cleaning import Normalisation
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 from tests.foreign_tokenizers import WRITERS
 from trainer.config import RunConfig
 from trainer.exporting import checks, files
@@ -23,6 +23,7 @@ from trainer.exporting.export import export_model
 from trainer.exporting.model_card import TrainingFacts, model_card
 from trainer.model.families import MODERNBERT_OPTIONS
 from trainer.model.pretraining import PretrainingModel
+from trainer.quiet_transformers import quiet_transformers
 
 FACTS = TrainingFacts(
     checkpoint="step-00000010",
@@ -103,7 +104,7 @@ def left_behind(output: Path) -> list[Path]:
 
 def test_the_folder_loads_as_model_masked_model_pretraining_model_and_pipeline(exported, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with checks.quiet_transformers():
+    with quiet_transformers():
         _, info = transformers.BertForPreTraining.from_pretrained(exported, output_loading_info=True)
         assert not any(info.values())
         assert transformers.AutoModel.from_pretrained(exported).config.model_type == "bert"
@@ -185,7 +186,7 @@ def test_modernbert_is_exported_as_transformers_modernbert(tokenizer_folder, tmp
     config = make_config("none", {**MODERN, **options})
     report = export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out", FACTS)
     assert report.parity.num_logits > 100 * 384
-    with checks.quiet_transformers():
+    with quiet_transformers():
         _, info = transformers.ModernBertForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
         assert not any(info.values())
         assert transformers.AutoModel.from_pretrained(tmp_path / "out").config.model_type == "modernbert"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from data_prep.errors import UserError
+from data_prep.tokenizer_training.training import train_tokenizer
 from data_prep.tokenizing.tokenizer import TokenizerSettings
-from data_prep.tokenizing.training import train_tokenizer
 from tests.trainer.toy_run import CONFIG, make_run, make_tokenizer, make_weights
 from trainer.checkpoints.format import step_folder
 from trainer.exporting.source import read_source

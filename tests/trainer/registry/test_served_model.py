@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from data_prep.errors import UserError
+from trainer.quiet_transformers import quiet_transformers
 from trainer.registry.registry import register
 from trainer.registry.served_model import load_served
 from trainer.tracking.mlflow_server import connect
-from trainer.using.fill_mask import quiet_transformers
 
 TEXT, OTHER = "the cat sat on the mat", "a dog ran to it"
 LONG = "the cat slept in the garden " * 20  # the model takes 32 tokens

@@ -1,4 +1,4 @@
-"""Running idempotent work units on an engine: in this process, in a pool of processes, or elsewhere.
+"""Running idempotent work units on an executor: in this process, in a pool of processes, or elsewhere.
 
 A unit's task writes its result under a final name as its last act, so a unit may be done twice without harm.
 Tasks keep what is dear to load (the tokenizer) in a cache of their own process.
@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from data_prep.errors import UserError
+from data_prep.execution.worker_server import START_METHOD, start_worker_server
 from data_prep.files import storage
-from data_prep.preparing.worker_server import START_METHOD, start_worker_server
 
 MAX_BROKEN_POOLS = 3
 
@@ -29,7 +29,7 @@ Unit = TypeVar("Unit")
 Result = TypeVar("Result")
 
 
-class Engine(Protocol):
+class Executor(Protocol):
     """What runs units; `with` gives back what it holds."""
 
     def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
@@ -43,7 +43,7 @@ class Engine(Protocol):
         """
         ...
 
-    def __enter__(self) -> Engine: ...
+    def __enter__(self) -> Executor: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -51,17 +51,17 @@ class Engine(Protocol):
 
 
 def run_units(
-    task: Callable[[Unit], Result], units: Sequence[Unit], engine: Engine | int
+    task: Callable[[Unit], Result], units: Sequence[Unit], executor: Executor | int
 ) -> Iterator[tuple[Unit, Result]]:
-    """`Engine.run`; a number stands for a pool of so many processes, which ends with the units."""
-    if isinstance(engine, int):
-        with ProcessEngine(engine) as pool:
+    """`Executor.run`; a number stands for a pool of so many processes, which ends with the units."""
+    if isinstance(executor, int):
+        with ProcessExecutor(executor) as pool:
             yield from pool.run(task, units)
     else:
-        yield from engine.run(task, units)
+        yield from executor.run(task, units)
 
 
-class ProcessEngine:
+class ProcessExecutor:
     """Runs units in processes of this machine, which are kept from one run to the next.
 
     With one worker, or one unit, the units run in this process, in order.
@@ -72,7 +72,7 @@ class ProcessEngine:
         self._pool: ProcessPoolExecutor | None = None
         self._others: set[multiprocessing.process.BaseProcess] = set()
 
-    def __enter__(self) -> ProcessEngine:
+    def __enter__(self) -> ProcessExecutor:
         return self
 
     def __exit__(

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from data_prep.preparing import worker_server
-from data_prep.preparing.worker_server import needs_workers
+from data_prep.execution import worker_server
+from data_prep.execution.worker_server import needs_workers
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,6 @@ def test_one_core_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.spawn
 def test_it_imports_little_itself() -> None:
-    code = "import sys, data_prep.preparing.worker_server; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    code = "import sys, data_prep.execution.worker_server; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert not {"numpy", "pydantic", "fsspec", "sentencepiece", "pyarrow"} & set(output.split())

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForPreTraining
 
+from tests.padded_batches import to_padded
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import Loader, Position
-from trainer.data.padded import to_padded
 from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.errors import UserError
-from data_prep.preparing.executors import run_units
+from data_prep.execution.executors import run_units
 
 _TASKS = textwrap.dedent(
     """
@@ -21,7 +21,7 @@ _TASKS = textwrap.dedent(
     from pathlib import Path
     from data_prep.errors import UserError
     from data_prep.files import storage
-    from data_prep.preparing.executors import ProcessEngine, run_units
+    from data_prep.execution.executors import ProcessExecutor, run_units
 
     def whoami(task):
         folder, run, number = task
@@ -62,20 +62,20 @@ _TASKS = textwrap.dedent(
             print(sorted(result for _, result in run_units(killed_once, [(folder, n) for n in range(8)], 2)))
         elif sys.argv[1] == "whoami":
             storage.configure({"s3://somewhere": {"profile": "research"}})
-            with ProcessEngine(2) as engine:
+            with ProcessExecutor(2) as executor:
                 tasks = [[(folder, run, number) for number in range(4)] for run in range(2)]
-                runs = [[result for _, result in run_units(whoami, run, engine)] for run in tasks]
+                runs = [[result for _, result in run_units(whoami, run, executor)] for run in tasks]
             pids = [{pid for pid, _ in run} for run in runs]
             print(pids[0] == pids[1], len(pids[0]), os.getpid() in pids[0], {tuple(names) for _, names in runs[1]})
         elif sys.argv[1] == "warm":
-            with ProcessEngine(2) as engine:
-                engine.warm_up(warm, folder)
-                pids = {pid for _, (pid, _) in engine.run(whoami, [(folder, 0, number) for number in range(8)])}
+            with ProcessExecutor(2) as executor:
+                executor.warm_up(warm, folder)
+                pids = {pid for _, (pid, _) in executor.run(whoami, [(folder, 0, number) for number in range(8)])}
             print({int(path.name[5:]) for path in folder.glob("warm-*")} <= pids | {0}, len(pids))
         elif sys.argv[1] == "given_up":
             try:
-                with ProcessEngine(2) as engine:
-                    engine.warm_up(waits, folder)
+                with ProcessExecutor(2) as executor:
+                    executor.warm_up(waits, folder)
                     while not list(folder.glob("begun-*")):
                         time.sleep(0.02)
                     raise UserError("the plan is bad")

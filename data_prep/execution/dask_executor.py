@@ -18,8 +18,8 @@ import distributed
 from distributed.comm import CommClosedError
 
 from data_prep.errors import UsageError, UserError
+from data_prep.execution.executors import Result, Unit
 from data_prep.files import storage
-from data_prep.preparing.executors import Result, Unit
 
 CONNECT_SECONDS = 20.0
 WORKER_SECONDS = 60.0
@@ -27,7 +27,7 @@ WORKER_SECONDS = 60.0
 _one_at_a_time = threading.Lock()  # a process's tokenizer is not for several threads
 
 
-class DaskEngine:
+class DaskExecutor:
     """Runs units on the workers of a scheduler such as tcp://10.0.0.1:8786."""
 
     def __init__(self, scheduler: str) -> None:
@@ -56,7 +56,7 @@ class DaskEngine:
                 f"'dask worker {self._scheduler} --nthreads 1 --nworkers N'"
             ) from None
 
-    def __enter__(self) -> DaskEngine:
+    def __enter__(self) -> DaskExecutor:
         return self
 
     def __exit__(
@@ -65,7 +65,7 @@ class DaskEngine:
         self._client.close()
 
     def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
-        """See `data_prep.preparing.executors.Engine`; a unit whose worker is lost is begun again on another by Dask."""
+        """See `executors.Executor`; a unit whose worker is lost is begun again on another by Dask."""
         if not units:
             return
         call = functools.partial(_run_unit, task, storage.options())

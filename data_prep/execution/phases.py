@@ -1,4 +1,4 @@
-"""A phase of preparation: tasks whose result files say that they are done, run on an engine where they are not."""
+"""A phase of preparation: tasks whose result files say that they are done, run on an executor where they are not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from data_prep.errors import UserError
+from data_prep.execution.executors import Executor, run_units
 from data_prep.files import storage
 from data_prep.files.locks import Lock
-from data_prep.preparing.executors import Engine, run_units
 from data_prep.progress import Progress
 
 # A network file system may show a file of another machine's only a moment later.
@@ -21,9 +21,9 @@ Task = TypeVar("Task")
 
 @dataclass(frozen=True)
 class PhaseRunner:
-    """Runs phases on an engine for as long as the output folder's lock is held."""
+    """Runs phases on an executor for as long as the output folder's lock is held."""
 
-    engine: Engine | int
+    executor: Executor | int
     lock: Lock
 
     def run(
@@ -49,7 +49,7 @@ class PhaseRunner:
         total = sum(map(amount, tasks))
         with Progress(title, total, *unit) as progress:
             progress.skip(total - sum(map(amount, waiting)))
-            for task, _ in run_units(task_function, waiting, self.engine):
+            for task, _ in run_units(task_function, waiting, self.executor):
                 self.lock.check()
                 progress.add(amount(task))
         if waiting:

@@ -15,9 +15,9 @@ from data_prep.config import PreparationConfig, load_config
 from data_prep.errors import UserError
 from data_prep.inputs.input_files import find_inputs, find_units
 from data_prep.settings import validate_settings
-from data_prep.tokenizing import sampling
-from data_prep.tokenizing.sampling import CorpusCounts, draw_sample, language_label
-from data_prep.tokenizing.training_sample import TrainingSample
+from data_prep.tokenizer_training import sampling
+from data_prep.tokenizer_training.sampling import CorpusCounts, draw_sample, language_label
+from data_prep.tokenizer_training.training_sample import TrainingSample
 
 WORDS = "river village teacher engine letter garden winter morning harbour library \u4f60\u597d caf\u00e9".split()
 

@@ -11,18 +11,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.data_set.manifest_records import MAX_VOCAB_SIZE
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, clean_paragraphs, has_too_many_marks
+from data_prep.tokenizer_training.report import measure, write_report
+from data_prep.tokenizer_training.sampling import CorpusCounts
+from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample
 from data_prep.tokenizing.hugging_face import compare_with_hugging_face, write_hugging_face_files
 from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
-from data_prep.tokenizing.report import measure, write_report
-from data_prep.tokenizing.sampling import CorpusCounts
 from data_prep.tokenizing.sentencepiece_model import LIBRARY_VERSION, open_model, train_model, vocabulary_of
-from data_prep.tokenizing.special_tokens import SPECIAL_TOKENS
+from data_prep.tokenizing.special_tokens import MAX_VOCAB_SIZE, SPECIAL_TOKENS
 from data_prep.tokenizing.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer, fingerprint_of
-from data_prep.tokenizing.training_sample import MAX_LINE_BYTES, TrainingSample
 
 SOURCE, LANGUAGE = "corpus", "unknown"
 """What the report calls texts of which nothing is known."""
@@ -35,7 +34,7 @@ def train_tokenizer(
 ) -> TokenizerInfo:
     """Train a tokenizer on a sample of the documents (raw text), as `train_on_sample` does.
 
-    For texts at hand; `data_prep.tokenizing.sampling` draws the same sample of files over all cores.
+    For texts at hand; `data_prep.tokenizer_training.sampling` draws the same sample of files over all cores.
     """
     sample, counts = TrainingSample(settings.sample_bytes, settings.seed), CorpusCounts()
     for document in documents:

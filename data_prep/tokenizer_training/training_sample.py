@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from data_prep.tokenizing.bounded_choice import EVEN, Choice, key_of
+from data_prep.tokenizer_training.bounded_choice import EVEN, Choice, key_of
 
 MAX_LINE_BYTES = 4_192
 """SentencePiece's trainer silently drops longer lines."""

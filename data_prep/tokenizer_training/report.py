@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import normalise
+from data_prep.tokenizer_training.sampling import CorpusCounts
+from data_prep.tokenizer_training.training_sample import HeldOutDocument, TrainingSample
 from data_prep.tokenizing.info import REPORT_NAME as REPORT_NAME
-from data_prep.tokenizing.sampling import CorpusCounts
 from data_prep.tokenizing.special_tokens import UNK_TOKEN_ID
 from data_prep.tokenizing.tokenizer import Tokenizer
-from data_prep.tokenizing.training_sample import HeldOutDocument, TrainingSample
 from data_prep.validation import first_problem
 
 _LONGEST_PIECES = 12

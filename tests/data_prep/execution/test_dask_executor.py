@@ -1,4 +1,4 @@
-"""The Dask engine with a real scheduler and real workers: the same bytes as one process, whoever is killed."""
+"""The Dask executor with a real scheduler and real workers: the same bytes as one process, whoever is killed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 
 from data_prep.config import load_config
 from data_prep.errors import UsageError, UserError
+from data_prep.execution import dask_executor
+from data_prep.execution.dask_executor import DaskExecutor
 from data_prep.files import storage
 from data_prep.inputs.rejects import BadInput
-from data_prep.preparing import dask_executor
-from data_prep.preparing.dask_executor import DaskEngine
 from data_prep.preparing.plan import Plan, make_plan
 from data_prep.preparing.prepare import prepare_shards
 from data_prep.tokenizing.tokenizer import Tokenizer
@@ -96,12 +96,12 @@ def test_no_scheduler_and_no_worker_are_told(scheduler: str, monkeypatch: pytest
     monkeypatch.setattr(dask_executor, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(dask_executor, "WORKER_SECONDS", 0.2)
     with pytest.raises(UserError, match="no Dask scheduler answers at tcp://127.0.0.1:9 "):
-        DaskEngine("tcp://127.0.0.1:9")
+        DaskExecutor("tcp://127.0.0.1:9")
     with pytest.raises(UsageError, match="is no address"):
-        DaskEngine("nonsense://x")
+        DaskExecutor("nonsense://x")
     monkeypatch.setattr(dask_executor, "CONNECT_SECONDS", 20)
     with pytest.raises(UserError, match="has no worker; start some"):
-        DaskEngine(scheduler)
+        DaskExecutor(scheduler)
 
 
 @pytest.mark.fault(
@@ -122,11 +122,11 @@ def test_row_12_half_of_the_dask_workers_killed_half_way_gives_the_bytes_of_one_
         done_at_the_kill.append(len(done))
         workers[0].send_signal(signal.SIGKILL)
 
-    with DaskEngine(scheduler) as engine:
-        engine._client.wait_for_workers(2, timeout=60)
+    with DaskExecutor(scheduler) as executor:
+        executor._client.wait_for_workers(2, timeout=60)
         killer = threading.Thread(target=kill_one)
         killer.start()
-        prepare_shards(plan, tokenizer, str(tmp_path / "out"), engine)
+        prepare_shards(plan, tokenizer, str(tmp_path / "out"), executor)
         killer.join()
     assert workers[0].wait(10) == -signal.SIGKILL and workers[1].poll() is None
     assert 3 <= done_at_the_kill[0] < len(plan.units)
@@ -138,13 +138,13 @@ def test_errors_come_back_as_themselves_and_options_go_along(
 ) -> None:
     corpus = tmp_path / "bad.jsonl"
     corpus.write_bytes(small_corpus.read_bytes() + b'{"text": 5}\n')
-    with DaskEngine(scheduler) as engine:
+    with DaskExecutor(scheduler) as executor:
         with pytest.raises(BadInput, match="bad.jsonl line 201 has a number for 'text'"):
-            prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(tmp_path / "out"), engine)
+            prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(tmp_path / "out"), executor)
         assert not (tmp_path / "out" / "manifest.json").exists()
         storage.configure({"s3://somewhere": {"profile": "research"}})
         try:
-            found = sorted(result for _, result in engine.run(configured_prefixes, [3, 1, 2]))
+            found = sorted(result for _, result in executor.run(configured_prefixes, [3, 1, 2]))
         finally:
             storage.configure({})
     assert [unit for unit, _, _ in found] == [1, 2, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from data_prep.tokenizing.training_sample import MAX_LINE_BYTES, TrainingSample, chop
+from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample, chop
 
 
 def sample_of(texts: list[str], sample_bytes: int = 1_000, seed: int = 0) -> TrainingSample:

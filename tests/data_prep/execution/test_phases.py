@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from data_prep.errors import UserError
+from data_prep.execution import phases
+from data_prep.execution.phases import PhaseRunner, unfinished
 from data_prep.files import storage
-from data_prep.preparing import phases
-from data_prep.preparing.phases import PhaseRunner, unfinished
 
 
 class Lock:

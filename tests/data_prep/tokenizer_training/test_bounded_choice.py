@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.tokenizing.bounded_choice import EVEN, Choice, key_of, tempering
+from data_prep.tokenizer_training.bounded_choice import EVEN, Choice, key_of, tempering
 
 Offers = list[tuple[int, int]]  # (hash, bytes)
 

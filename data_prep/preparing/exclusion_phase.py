@@ -15,9 +15,9 @@ from data_prep.deduplication.near_duplicates import (
     shard_signatures_url,
     signatures_url,
 )
+from data_prep.execution.phases import PhaseRunner
 from data_prep.files import storage
 from data_prep.preparing.mapping import MapTask
-from data_prep.preparing.phases import PhaseRunner
 from data_prep.preparing.plan import Plan, absolute
 
 
