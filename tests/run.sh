@@ -10,7 +10,7 @@
 #
 # Without arguments the run fails where its tests reach less of data_prep and trainer than pyproject.toml's floor
 # (tool.coverage.report); of a part nothing is asked. Lines of ranks and other processes count, killed ones excepted.
-# It comes in two parts, each with its summary: the tests without processes of their own, then the others; what failed in
+# It comes in two parts, each with its summary: those that stand others beside them, then the rest; what failed in
 # either stands at the end once more. The lines that no test reaches, by file: coverage report, as the end says.
 # CLOZEWORKS_VENV names the environment's folder (default: .venv in the repository root).
 
@@ -83,7 +83,7 @@ if ((!whole)); then
 fi
 failures=$root/.pytest_cache/v/cache/lastfailed # pytest's own note, which knows those of both parts
 rm -f "$failures"
-# Tests without processes of their own share the cores, a worker on each; then come the others, which need them all.
+# Tests of one process at a time share the cores, a worker on each; then come the others, which need them all.
 status=0
 cores=$(env -u OMP_NUM_THREADS nproc) # which counts that variable's threads where it is set
 with_processes="spawn or launcher"

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.spawn
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = """
 prepare_environment() {

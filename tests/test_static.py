@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.spawn
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
 RUFF_FOLDERS = (*PACKAGES, "tests")

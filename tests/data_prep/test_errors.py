@@ -101,7 +101,6 @@ run_command(command)
 """
 
 
-@pytest.mark.spawn
 @pytest.mark.parametrize("length", [1, 1_000_000], ids=["in the buffer", "over the buffer"])
 @pytest.mark.parametrize("end", ["well", "exit"])
 def test_a_reader_that_is_gone_ends_a_command_quietly(length, end):
@@ -109,12 +108,10 @@ def test_a_reader_that_is_gone_ends_a_command_quietly(length, end):
     assert ended == (READER_GONE_STATUS, "")
 
 
-@pytest.mark.spawn
 def test_an_error_is_told_though_the_reader_of_the_output_is_gone():
     assert ended_by_its_reader([sys.executable, "-c", PROGRAM, "1", "fail"]) == (1, "error: too bad\n")
 
 
-@pytest.mark.spawn
 @pytest.mark.parametrize(
     "words",
     [

@@ -51,7 +51,6 @@ def run(shell: str, *words: str, unbuffered: bool = False, **variables: str) -> 
         return done.returncode, done.stdout, done.stderr, pipe.read()
 
 
-@pytest.mark.spawn
 @pytest.mark.parametrize("unbuffered", [False, True])
 @pytest.mark.parametrize("length", ["1", "100000"])
 @pytest.mark.parametrize("end", ["well", "exit"])
@@ -61,13 +60,11 @@ def test_results_that_cannot_be_written_are_an_error(tmp_path: Path, length: str
     assert (status, errors) == (1, f"progress\n{LOST}")
 
 
-@pytest.mark.spawn
 def test_the_commands_own_error_is_told_too(tmp_path: Path) -> None:
     status, _, errors, _ = run(f'exec "$@" > {tmp_path / "full"}', "1", "fail")
     assert (status, errors) == (1, f"progress\nerror: too bad\n{LOST}")
 
 
-@pytest.mark.spawn
 @pytest.mark.parametrize(
     ("redirection", "output"),
     [("2> FULL", "r\u00e9sult\n"), ("2>&-", "r\u00e9sult\n"), (">&-", ""), ("<&- >&- 2>&-", "")],
@@ -77,7 +74,6 @@ def test_the_work_is_done_whatever_becomes_of_the_streams(tmp_path: Path, redire
     assert (found[0], found[1], found[3]) == (0, output, b"worked")
 
 
-@pytest.mark.spawn
 def test_a_letter_that_a_stream_does_not_have_is_written_out() -> None:
     found = run('exec "$@"', "1", "well", PYTHONIOENCODING="ascii")
     assert found == (0, r"r\xe9sult" + "\n", "progress\n", b"worked")

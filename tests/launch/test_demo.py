@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.spawn
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = """
 prepare_environment() { touch "$root/prepared"; export PATH=$root/bin:$PATH; }

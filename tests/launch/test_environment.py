@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.spawn
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOLS = "bash cat cut date dirname du flock grep id ls mkdir mv sed tail timeout uname".split()
 

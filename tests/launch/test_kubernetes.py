@@ -15,7 +15,6 @@ from launch.kubernetes.pytorch_job import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "launch" / "kubernetes" / "pytorch_job.py"
-pytestmark = pytest.mark.spawn
 
 
 def job(*arguments: str) -> subprocess.CompletedProcess[str]:

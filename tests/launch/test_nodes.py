@@ -30,7 +30,6 @@ NASTY = [
 ]
 
 
-@pytest.mark.spawn
 @pytest.mark.fault(
     row="48",
     fault="shell metacharacters in file names, experiment names and settings of a run on several hosts",
@@ -102,7 +101,6 @@ def test_a_host_is_here_where_its_address_is():
     assert not is_here("192.0.2.1") and not is_here("node.invalid")
 
 
-@pytest.mark.spawn
 def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_TOKEN": "hf_secret_word"}

@@ -16,7 +16,6 @@ from launch.pretrain import check_output_dir, main
 from trainer.config import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.spawn
 
 
 def pretrain(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

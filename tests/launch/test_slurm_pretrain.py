@@ -53,7 +53,6 @@ def read(environment: dict[str, str], name: str) -> list[str]:
     return Path(environment["STATE"], name).read_text().splitlines()
 
 
-@pytest.mark.spawn
 def test_the_job_asks_for_a_signal_and_starts_torchrun_on_every_node(slurm):
     submitted = pretrain(slurm, "--nodes", "3-4", "--gpus", "4", "--sbatch", "--time=1:00:00", "--",
                          "--config", "a b.yaml", "output_dir=it's here")  # fmt: skip
@@ -77,7 +76,6 @@ def test_the_job_asks_for_a_signal_and_starts_torchrun_on_every_node(slurm):
     assert not Path(slurm["STATE"], "requeued").exists()
 
 
-@pytest.mark.spawn
 @pytest.mark.parametrize(
     ("status", "requeued"), [("75", True), ("76", True), ("137", True), ("1", False), ("143", False)]
 )
@@ -87,7 +85,6 @@ def test_a_run_that_can_go_on_is_requeued_and_a_failed_or_ended_one_is_not(statu
     assert read(slurm, "status") == ["0" if requeued else status]
 
 
-@pytest.mark.spawn
 def test_after_so_many_requeues_it_ends(slurm):
     pretrain(slurm | {"RANKS_STATUS": "75", "SLURM_RESTART_COUNT": "3"}, "--requeues", "3", "--", "--config", "x")
     assert not Path(slurm["STATE"], "requeued").exists() and read(slurm, "status") == ["75"]
@@ -108,7 +105,6 @@ def test_mistakes_are_told_before_anything_is_submitted(slurm, arguments, messag
     assert result.returncode == 2 and message in result.stderr and not list(Path(slurm["STATE"]).iterdir())
 
 
-@pytest.mark.spawn
 def test_help_and_dry_run_submit_nothing(slurm):
     assert "--nodes 3-4" in pretrain(slurm, "--help").stdout
     slurm = slurm | {"CLOZEWORKS_VENV": sys.prefix}

@@ -17,8 +17,6 @@ from trainer.tracking.mlflow_server import connect
 
 STRANGE = "it's; touch broken & $(touch broken) `touch broken` | tee broken > broken %h -rf"
 
-pytestmark = pytest.mark.spawn
-
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -26,6 +24,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.spawn
 @pytest.mark.fault(
     row="48",
     fault="shell metacharacters in the names of input, folders, experiment and run of a preparation and a training",

@@ -72,7 +72,6 @@ def test_row_37_an_export_overwrites_nothing(
     assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("mine.txt", "mine")]
 
 
-@pytest.mark.spawn
 @pytest.mark.fault(
     row="38",
     fault="the upload of a version breaks in the middle",
@@ -104,7 +103,6 @@ def test_row_38_a_broken_upload_leaves_the_alias_and_the_same_call_ends_right(
         assert (pull(f"models:/{name}@champion", None, proxy.endpoint) / "model.safetensors").is_file()
 
 
-@pytest.mark.spawn
 @pytest.mark.fault(row="38", fault="the answer to a version's creation is lost", required="one version, not two")
 @pytest.mark.parametrize("retries", [0, 2])
 def test_row_38_a_version_whose_creation_was_not_answered_is_not_made_twice(
@@ -122,7 +120,6 @@ def test_row_38_a_version_whose_creation_was_not_answered_is_not_made_twice(
     assert client.get_model_version_by_alias(name, "champion").version == registration.version
 
 
-@pytest.mark.spawn
 @pytest.mark.fault(row="33", fault="the registry refuses a version", required="clear message; nothing lost on disk")
 def test_row_33_a_registry_that_refuses_is_told(
     exported: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch

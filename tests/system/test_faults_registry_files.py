@@ -244,7 +244,6 @@ def test_row_45_a_crafted_tokenizer_model_is_told(
     assert not (desk / "out").exists()
 
 
-@pytest.mark.spawn
 @pytest.mark.fault(
     row="46", fault="a model in the registry that asks for trust_remote_code", required="never trusted by default"
 )

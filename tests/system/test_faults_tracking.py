@@ -45,7 +45,6 @@ def is_write(request: Any) -> bool:
     return request.method == "POST" and request.target.endswith(("/runs/log-batch", "/runs/create"))
 
 
-@pytest.mark.spawn
 @pytest.mark.fault(
     row="32",
     fault="the MLflow server answers 500, breaks connections, loses answers or is slow",
@@ -87,7 +86,6 @@ def test_row_32_a_server_in_trouble_gets_every_point_once(
     observed(f"{fault.kind} ({fault.happened} requests): all {NUM_STEPS + 100} points arrived, in order, once")
 
 
-@pytest.mark.spawn
 @pytest.mark.fault(
     row="32",
     fault="the MLflow server is killed in the middle and comes back later",
@@ -127,7 +125,6 @@ def test_row_32_a_server_killed_in_the_middle_has_every_point_once_after_its_res
     assert resumed.run_id in resumed.view_hint and "pass1word" not in resumed.view_hint
 
 
-@pytest.mark.spawn
 @pytest.mark.fault(
     row="32",
     fault="the compute node reaches no server at all, from the start to the end",

@@ -44,7 +44,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_checkpoint(run, folder / "export").output
 
 
-@pytest.mark.spawn
 def test_mlflow_models_serve_fills_masks_over_http(tiny_hugging_face: Path, database: str, tmp_path: Path) -> None:
     registration = register(
         always_answers("▁cat", tiny_hugging_face, tmp_path / "model"), "birds", "champion", database

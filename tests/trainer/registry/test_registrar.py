@@ -211,7 +211,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.spawn
 def test_what_registers_ends_with_the_training_even_by_sigkill() -> None:
     """It waits for its request, which the test could still give."""
     command = [sys.executable, "-c", TRAINING]
@@ -225,7 +224,6 @@ def test_what_registers_ends_with_the_training_even_by_sigkill() -> None:
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], "a zombie waits for its parent alone"
 
 
-@pytest.mark.spawn
 def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -235,7 +233,6 @@ def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path
     assert ended.returncode == -signal.SIGTERM and not ended.stderr
 
 
-@pytest.mark.spawn
 def test_a_failure_is_told_and_the_next_start_registers(tmp_path: Path, database: str) -> None:
     output_dir = make_run(tmp_path / "run", make_tokenizer(tmp_path / "tokenizer"))
     folder = step_folder(output_dir, 20)

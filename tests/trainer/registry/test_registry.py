@@ -252,7 +252,6 @@ def test_a_server_that_is_away_is_told_in_one_paragraph(exported: Path, monkeypa
         register(exported, "birds", None, "http://me:secret1@127.0.0.1:1")
 
 
-@pytest.mark.spawn
 def test_a_version_goes_through_a_real_server_and_back(exported: Path, mlflow_server: Any, tmp_path: Path) -> None:
     registration = register(exported, "birds", "champion", mlflow_server.uri)
     assert registration.tracking_uri == mlflow_server.uri

@@ -82,7 +82,6 @@ def run_python(program: str, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.spawn
 def test_a_database_whose_making_is_killed_is_not_there_and_is_made_the_next_time(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/new.db"
     assert run_python(DYING, uri).wait(300) == -signal.SIGKILL
