@@ -95,13 +95,16 @@ def test_tarfile_asks_for_as_much_as_a_header_says(kind: bytes) -> None:
     assert file.most >= 1 << 40, "_BoundedFile of data_set/shards.py may be taken out"
 
 
-@pytest.mark.parametrize("headers", [b"99999999999999999999 a=b\n", b"22 GNU.sparse.map=x,y\n"])
-def test_tarfile_raises_other_errors_than_its_own(headers: bytes) -> None:
-    header = tarfile.TarInfo("name")
-    header.type, header.size = tarfile.XHDTYPE, len(headers)
-    file = io.BytesIO(header.tobuf() + headers.ljust(512, b"\0") + tarfile.TarInfo("a").tobuf() + bytes(10240))
-    with pytest.raises(Exception, match=".") as caught:
-        tarfile.open(fileobj=file, mode="r:").getmembers()
-    assert not isinstance(caught.value, tarfile.TarError), (
+def test_tarfile_raises_other_errors_than_its_own() -> None:
+    """Which of the two depends on the release of Python."""
+    raised = []
+    for headers in (b"99999999999999999999 a=b\n", b"22 GNU.sparse.map=x,y\n"):
+        header = tarfile.TarInfo("name")
+        header.type, header.size = tarfile.XHDTYPE, len(headers)
+        file = io.BytesIO(header.tobuf() + headers.ljust(512, b"\0") + tarfile.TarInfo("a").tobuf() + bytes(10240))
+        with pytest.raises(Exception, match=".") as caught:
+            tarfile.open(fileobj=file, mode="r:").getmembers()
+        raised.append(caught.value)
+    assert not all(isinstance(error, tarfile.TarError) for error in raised), (
         "read_records of data_set/shards.py need not catch ValueError and OverflowError"
     )
