@@ -144,6 +144,7 @@ _install() {
     _say "installing clozeworks${extras:+ with [$extras]} and its dependencies, versions from ${CLOZEWORKS_CONSTRAINTS##*/} (about 200 MB)"
     _pip "$log" -e "$CLOZEWORKS_ROOT${extras:+[$extras]}" ||
         _pip_failed "$log" "the installation of clozeworks failed"
+    _mend_scripts
     _say "installed: $(du -sh "$CLOZEWORKS_VENV" | cut -f1) in $((SECONDS - started)) s"
 }
 
@@ -173,6 +174,27 @@ sys.exit(m.version('torch').partition('+')[0] != '$version')" 2>/dev/null; then
         _say "installing torch $version (with CUDA on Linux: several GB)"
     fi
     _pip "$log" "torch==$version" || _pip_failed "$log" "the installation of torch failed"
+}
+
+# Let the scripts that a package brings as they are (deepspeed) begin with a line of sh where their path has a space or
+# is long: pip puts Python's path after their "#!", of which the system takes one word and not more than 127 bytes.
+_mend_scripts() {
+    local script first
+    [[ $CLOZEWORKS_VENV == *[[:space:]]* || ${#CLOZEWORKS_VENV} -gt 100 ]] || return 0
+    for script in "$CLOZEWORKS_VENV"/bin/*; do
+        { IFS= read -r first <"$script"; } 2>/dev/null || continue
+        [[ $first == "#!$CLOZEWORKS_VENV/bin/python"* ]] || continue
+        {
+            cat <<'LINES'
+#!/bin/sh
+'''exec' "$(dirname "$0")/python" "$0" "$@"
+' '''
+LINES
+            tail -n +2 "$script"
+        } >"$script.new"
+        cat "$script.new" >"$script" # which keeps the script's permissions
+        rm "$script.new"
+    done
 }
 
 _pip() {

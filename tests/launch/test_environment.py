@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TOOLS = "bash cat cut date dirname du flock grep id ls mkdir mv sed tail timeout uname".split()
+TOOLS = "bash cat cut date dirname du flock grep id ls mkdir mv rm sed tail timeout uname".split()
 
 # Stands in for the environment's Python: pip writes its arguments to a file and answers as the test wants.
 PYTHON = """#!{bash}
@@ -149,6 +149,18 @@ def test_a_failed_installation_is_not_taken_for_done(machine: Machine) -> None:
     machine.write_python()
     assert machine.run().returncode == 0
     assert len(machine.pip_calls()) == 2
+
+
+@pytest.mark.parametrize("name", ["a b", "long" * 40])
+def test_a_packages_own_script_runs_where_the_environments_path_is_no_word(tmp_path: Path, name: str) -> None:
+    machine = Machine(tmp_path / name)
+    script, other = machine.venv / "bin" / "deepspeed", machine.venv / "bin" / "activate"
+    machine.add_command("deepspeed", f"#!{machine.venv}/bin/python\nimport sys\nprint(sys.argv[1:])\n", script.parent)
+    other.write_text("deactivate () {\n")
+    assert machine.run().returncode == 0
+    done = subprocess.run([script, "x y", "$z"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['x y', '$z']\n", "")
+    assert other.read_text() == "deactivate () {\n" and not list(script.parent.glob("*.new"))
 
 
 def test_without_a_new_enough_python_it_says_what_to_install(machine: Machine) -> None:
