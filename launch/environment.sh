@@ -177,7 +177,7 @@ sys.exit(m.version('torch').partition('+')[0] != '$version')" 2>/dev/null; then
 }
 
 # Let the scripts that a package brings as they are (deepspeed) begin with a line of sh where their path has a space or
-# is long: pip puts Python's path after their "#!", of which the system takes one word and not more than 127 bytes.
+# is long: pip puts Python's path after their "#!", of which the system takes one word, of 127 or 255 bytes at most.
 _mend_scripts() {
     local script first
     [[ $CLOZEWORKS_VENV == *[[:space:]]* || ${#CLOZEWORKS_VENV} -gt 100 ]] || return 0

@@ -151,7 +151,7 @@ def test_a_failed_installation_is_not_taken_for_done(machine: Machine) -> None:
     assert len(machine.pip_calls()) == 2
 
 
-@pytest.mark.parametrize("name", ["a b", "long" * 40])
+@pytest.mark.parametrize("name", ["a b", f"{'long' * 40}/{'er' * 60}"])
 def test_a_packages_own_script_runs_where_the_environments_path_is_no_word(tmp_path: Path, name: str) -> None:
     machine = Machine(tmp_path / name)
     script, other = machine.venv / "bin" / "deepspeed", machine.venv / "bin" / "activate"
