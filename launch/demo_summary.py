@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from data_prep.data_set.manifest import Manifest, read_manifest
@@ -107,22 +108,22 @@ def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any], vo
     uri = os.environ.get("MLFLOW_TRACKING_URI") or status["tracking_uri"]
     exports, see_curves = [], f"open {uri}" if "@" not in uri else "open your MLflow server"
     if uri.startswith("sqlite:"):
-        exports = [f"  export MLFLOW_TRACKING_URI={uri}"]
-        see_curves = f"mlflow ui --backend-store-uri {uri}"
+        exports = [f"  export MLFLOW_TRACKING_URI={quote(uri)}"]
+        see_curves = f"mlflow ui --backend-store-uri {quote(uri)}"
     is_presets = vocab_size == read_yaml(find_config("tiny_cpu"))["model"]["vocab_size"]
     longer = ("" if is_presets else f"model.vocab_size={vocab_size} ") + f"training.max_steps={2 * status['max_steps']}"
     cpu = "DS_ACCELERATOR=cpu " if os.environ.get("DS_ACCELERATOR") == "cpu" else ""
     return "\n".join(
         [
             "Go on (in the repository root):",
-            f"  source {environment}/bin/activate",
+            f"  source {quote(str(environment / 'bin' / 'activate'))}",
             *exports,
             f"  {see_curves}    # loss curves, model versions",
-            f'  python launch/fill_mask.py --model {model} "The function returns a [MASK] of strings."',
+            f'  python launch/fill_mask.py --model {quote(model)} "The function returns a [MASK] of strings."',
             "  # train for longer: the same output_dir resumes where it stopped",
             f"  {cpu}deepspeed --num_gpus {ranks} launch/pretrain.py --config configs/tiny_cpu.yaml \\",
-            f"      output_dir={demo}/run data.shards={demo}/shards {longer}",
-            f"  # remove all of it: rm -rf {demo} {environment}",
+            f"      {quote(f'output_dir={demo}/run')} {quote(f'data.shards={demo}/shards')} {longer}",
+            f"  # remove all of it: rm -rf {quote(str(demo))} {quote(str(environment))}",
         ]
     )
 

@@ -217,7 +217,7 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             ;;
         *)
             prepare_environment "${1:-}"
-            _say "ready: source $CLOZEWORKS_VENV/bin/activate"
+            _say "ready: source $(printf %q "$CLOZEWORKS_VENV/bin/activate")"
             ;;
     esac
 fi

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from data_prep.arguments import Joined, local_output
@@ -247,17 +248,17 @@ def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | N
     from data_prep.files import storage
     from trainer.registry.registry import register
 
-    server = f" --tracking-uri {storage.hide_secrets(arguments.tracking_uri)}" if arguments.tracking_uri else ""
-    alias = f" --alias {arguments.alias}" if arguments.alias else ""
+    server = f" --tracking-uri {quote(storage.hide_secrets(arguments.tracking_uri))}" if arguments.tracking_uri else ""
+    alias = f" --alias {quote(arguments.alias)}" if arguments.alias else ""
     try:
         registration = register(folder, arguments.register, arguments.alias, arguments.tracking_uri, run_id)
     except UserError as error:
         raise UserError(
             f"{error}. The fitted model is whole in {folder}; once that is mended: python launch/register.py --model "
-            f"{folder} --name {arguments.register}{alias}{server}"
+            f"{quote(str(folder))} --name {quote(arguments.register)}{alias}{server}"
         ) from error
     say(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
-    say(f"  python launch/predict.py --model {registration.model_uri}{server} --input FILE --output FILE")
+    say(f"  python launch/predict.py --model {quote(registration.model_uri)}{server} --input FILE --output FILE")
 
 
 def say(text: str) -> None:

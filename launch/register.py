@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from shlex import quote
 
 from data_prep.errors import UsageError, run_command
 from trainer.registry.names import check_names, check_promoted
@@ -151,9 +152,10 @@ def answer_lines(served: ServedModel) -> list[str]:
 def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
     """The lines by which others get the model."""
     uri, server = registration.model_uri, registration.tracking_uri
-    command = f"python launch/predict.py --model {uri} --tracking-uri {server} --input FILE --output FILE"
+    where = f"--model {quote(uri)} --tracking-uri {quote(server)}"
+    command = f"python launch/predict.py {where} --input FILE --output FILE"
     if task == "fill-mask":
-        command = f"python launch/fill_mask.py --model {uri} --tracking-uri {server} {INPUT_EXAMPLE!r}"
+        command = f"python launch/fill_mask.py {where} {quote(INPUT_EXAMPLE)}"
     pipeline = f"  mlflow.transformers.load_model({uri!r})  # a {task} pipeline\n" if task else ""
     return (
         f"\nmodel: {uri}\n"

@@ -102,6 +102,18 @@ def test_the_commands_to_go_on_carry_the_runs_addresses(demo: Path, monkeypatch:
         shlex.split(line, comments=True)
 
 
+def test_the_commands_to_go_on_hold_where_a_folder_has_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unquoted, the last of them would remove another folder."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////my home/mlflow.db")
+    monkeypatch.setenv("VIRTUAL_ENV", "/my home/it's/.venv")
+    text = demo_summary.next_commands(Path("/my home/demo"), "models:/demo@best", 2, STATUS, 300)
+    words = [shlex.split(line.replace("# remove all of it:", "")) for line in text.replace("\\\n", " ").splitlines()]
+    assert ["source", "/my home/it's/.venv/bin/activate"] in words
+    assert ["export", "MLFLOW_TRACKING_URI=sqlite:////my home/mlflow.db"] in words
+    assert any({"output_dir=/my home/demo/run", "data.shards=/my home/demo/shards"} <= set(line) for line in words)
+    assert words[-1] == ["rm", "-rf", "/my home/demo", "/my home/it's/.venv"]
+
+
 def test_a_password_in_the_address_is_not_printed(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example.org")
     assert "secret" not in demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS, 300)

@@ -13,6 +13,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -171,5 +172,5 @@ def view_hint(tracking_uri: str, experiment_id: str | None, run_id: str | None) 
         path = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
         return storage.hide_secrets(tracking_uri.rstrip("/")) + path
     if tracking_uri.startswith("sqlite:"):
-        return f"mlflow ui --backend-store-uri {storage.hide_secrets(tracking_uri)}"
+        return f"mlflow ui --backend-store-uri {quote(storage.hide_secrets(tracking_uri))}"
     return storage.hide_secrets(tracking_uri)
