@@ -184,6 +184,7 @@ _mend_scripts() {
     for script in "$CLOZEWORKS_VENV"/bin/*; do
         { IFS= read -r first <"$script"; } 2>/dev/null || continue
         [[ $first == "#!$CLOZEWORKS_VENV/bin/python"* ]] || continue
+        cp -p "$script" "$script.new" # for its permissions
         {
             cat <<'LINES'
 #!/bin/sh
@@ -192,8 +193,7 @@ _mend_scripts() {
 LINES
             tail -n +2 "$script"
         } >"$script.new"
-        cat "$script.new" >"$script" # which keeps the script's permissions
-        rm "$script.new"
+        mv "$script.new" "$script"
     done
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TOOLS = "bash cat cut date dirname du flock grep id ls mkdir mv rm sed tail timeout uname".split()
+TOOLS = "bash cat cp cut date dirname du flock grep id ls mkdir mv sed tail timeout uname".split()
 
 # Stands in for the environment's Python: pip writes its arguments to a file and answers as the test wants.
 PYTHON = """#!{bash}
