@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,16 @@ def test_quick_figures_are_not_kept_and_a_missing_corpus_is_told(
     assert "no --corpus is given" in capfd.readouterr().err
     with pytest.raises(UserError, match="--only nonsense: there is no such benchmark"):
         run(monkeypatch, [fake("tokenising")], "--only", "nonsense")
+
+
+@pytest.mark.parametrize("script", sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", README))))
+def test_every_script_that_readme_starts_finds_what_it_imports(script: str) -> None:
+    """As its user starts it: the folder of the repository is not on Python's path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, script, "--help"], cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith("usage:"), done.stderr
 
 
 def test_the_list_names_every_benchmark_and_every_script_is_there(capsys: pytest.CaptureFixture[str]) -> None:

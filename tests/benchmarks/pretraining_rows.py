@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from padded_batches import to_padded
 from torch.utils.data import Dataset
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from tests.padded_batches import to_padded
 from trainer.config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches

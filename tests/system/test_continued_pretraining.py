@@ -29,8 +29,8 @@ from data_prep.preparing.plan import make_plan
 from data_prep.preparing.prepare import prepare_shards
 from data_prep.settings import load_settings
 from data_prep.tokenizing.tokenizer import Tokenizer
+from tests.benchmarks.padded_batches import to_padded
 from tests.foreign_tokenizers import WRITERS
-from tests.padded_batches import to_padded
 from trainer.config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForPreTraining
 
-from tests.padded_batches import to_padded
+from tests.benchmarks.padded_batches import to_padded
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet, open_shard_set
