@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,9 +76,9 @@ def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
     for file in plan.inputs:
         if storage.stamp(file.url) == file.stamp:
             continue
-        if storage.size(file.url) != file.bytes or any(
-            _digest_now(plan, number) != digests[number] for number in plan.units_of(file.url)
-        ):
+        digests_now = (_digest_now(plan, number) for number in plan.units_of(file.url))
+        digests_then = (digests[number] for number in plan.units_of(file.url))
+        if storage.size(file.url) != file.bytes or any(map(operator.ne, digests_now, digests_then)):
             raise UserError(
                 f"input {storage.redact(file.url)} changed while it was read; "
                 "run the command again with --fresh once it is complete"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_prep.data_set.counting import token_counts_file
-from data_prep.data_set.file_check import content_problem, file_tasks
+from data_prep.data_set.file_check import FileTask, content_problem, file_tasks
 from data_prep.data_set.manifest import MANIFEST_NAME, Manifest
 from data_prep.data_set.manifest_records import ShardRecord
 from data_prep.data_set.shard_check import CheckTask, check_shard
@@ -65,9 +65,9 @@ def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | i
         storage.remove(storage.join(output, REPAIR_WORK))
         if others:
             raise UserError(
-                f"{storage.redact(output)}: {_listed(others)} cannot be rebuilt by this command, since 'shards --add-to' "
-                f"or 'remove' wrote it (rebuilt: {_listed(replaced) or 'nothing'}). Fix: restore it from a copy, or make "
-                "the data set again"
+                f"{storage.redact(output)}: {_listed(others)} cannot be rebuilt by this command, since "
+                f"'shards --add-to' or 'remove' wrote it (rebuilt: {_listed(replaced) or 'nothing'}). Fix: restore it "
+                "from a copy, or make the data set again"
             )
         if manifest.token_counts.name in damaged:
             _rewrite_token_counts(output, manifest, executor)
@@ -78,14 +78,14 @@ def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | i
 def _manifest(plan: Plan, output: str) -> Manifest:
     if plan.parent is not None:
         raise UsageError(
-            "--repair and --add-to contradict each other. Fix: repair with the command that made the data set, with its "
-            "--output; restore the shards of an addition from a copy"
+            "--repair and --add-to contradict each other. Fix: repair with the command that made the data set, with "
+            "its --output; restore the shards of an addition from a copy"
         )
     manifest = finished_manifest(plan, output)
     if manifest is None:
         raise UserError(
-            f"{storage.redact(output)} holds no {MANIFEST_NAME}, so there is nothing to repair. Fix: run the same command "
-            "without --repair, which makes the data set or goes on with it"
+            f"{storage.redact(output)} holds no {MANIFEST_NAME}, so there is nothing to repair. Fix: run the same "
+            "command without --repair, which makes the data set or goes on with it"
         )
     return manifest
 
@@ -130,18 +130,17 @@ def _rebuild(
     _check_inputs(plan, manifest, summary.digests)
     run_exclusions(plan, tasks, work, runner)
     names = {shard.name for shard in wanted}
-    of_plan = [
-        task for task in reduce_tasks(plan, tokenizer, work, summary, first_shard) if f"{task.name}.tar" in names
-    ]
-    built = {result.shard.name: result.shard for result in run_reduce(of_plan, runner)}
-    for shard in wanted:
-        if shard.name in built and built[shard.name] != shard:
+    mine = [task for task in reduce_tasks(plan, tokenizer, work, summary, first_shard) if f"{task.name}.tar" in names]
+    run_reduce(mine, runner)
+    built = [shard for shard in wanted if shard.name in {f"{task.name}.tar" for task in mine}]
+    for file in (file for shard in built for file in (shard, shard.index)):
+        if content_problem(FileTask(work, file)) is not None:
             raise UserError(
-                f"{storage.redact(output)}: {shard.name}, made once more, is not the one that {MANIFEST_NAME} names, so "
-                f"nothing was replaced (sha256 {built[shard.name].sha256}, not {shard.sha256}; made with clozeworks "
-                f"{manifest.clozeworks_version}). Fix: restore it from a copy, or make the data set again with --fresh"
+                f"{storage.redact(output)}: {file.name}, made once more, is not the one that {MANIFEST_NAME} names, so "
+                f"nothing was replaced (the data set was made with clozeworks {manifest.clozeworks_version}). Fix: "
+                "restore it from a copy, or make the data set again with --fresh"
             )
-    return [shard for shard in wanted if shard.name in built]
+    return built
 
 
 def _check_inputs(plan: Plan, manifest: Manifest, digests: Sequence[str]) -> None:
