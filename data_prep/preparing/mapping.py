@@ -176,12 +176,13 @@ def _write(
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     dropped: Counter[str] = Counter()
     smallest_ids: list[int] = []
-    num_read = 0
+    num_read = cut_words = 0
     with open(path, "wb") as file, _signature_writer(task) as signatures:
         writer = SectionWriter(file, len(task.destinations), tokenizer.token_dtype)
         for batch in _batches(documents):
             num_read += len(batch)
-            encoded = encode_documents(batch, tokenizer, task.settings, task.language, dropped)
+            encoded, num_cut = encode_documents(batch, tokenizer, task.settings, task.language, dropped)
+            cut_words += num_cut
             if not len(encoded.document_ids):
                 continue
             writer.add(encoded, task.destinations.of_many(encoded.document_ids))
@@ -197,6 +198,7 @@ def _write(
                 "dropped": dict(sorted(dropped.items())),
                 "sha256": found.sha256,
                 "beyond": found.beyond,
+                "cut_words": cut_words,
                 "smallest_id": min(smallest_ids, default=None),
                 "languages": dataclasses.asdict(found.languages),
             }
