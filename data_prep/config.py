@@ -69,7 +69,7 @@ class DocumentSettings(Settings):
 
     @property
     def worker_memory_bytes(self) -> int:
-        """Most memory that a worker takes for one document, in bytes; a shard's documents take about 100 each beside it.
+        """Most memory that a worker takes, in bytes; beside it a shard's documents take about 100 each.
 
         Measured with documents of 60 MB: the wide string of a text with an emoji, its bytes, a token for every byte.
         """

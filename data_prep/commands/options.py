@@ -84,8 +84,8 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
     add_workers(
         command,
         f"; each takes at most {WORKER_BASE_BYTES >> 20} MiB and {WORKER_DOCUMENT_COPIES} times "
-        f"documents.max_document_bytes of memory ({most / (1 << 30):.1f} GiB by default), and about 100 bytes for every "
-        "document of a shard",
+        f"documents.max_document_bytes of memory ({most / (1 << 30):.1f} GiB by default), and about 100 bytes for "
+        "every document of a shard",
     )
     command.add_argument(
         "--executor",

@@ -69,8 +69,8 @@ class RecordCounts:
         ]
         if self._text is not None:
             tables = (self._text.begins_word, self._text.num_bytes)
-            values = (np.concatenate([table[tokens] for tokens in _pieces(record.tokens)]) for table in tables)
-            columns += [np.add.reduceat(each, starts, dtype=np.int64) for each in values]
+            found = (np.concatenate([table[tokens] for tokens in _pieces(record.tokens)]) for table in tables)
+            columns += [np.add.reduceat(each, starts, dtype=np.int64) for each in found]
         for column, values in enumerate(columns):
             np.add.at(self.by_source[:, column], record.sources, values)
 

@@ -37,8 +37,8 @@ def estimate_report(plan: Plan, estimate: Estimate, num_workers: int, output: st
     documents = plan.config.documents
     yield (
         f"  at most {documents.worker_memory_bytes / (1 << 30):.1f} GiB of memory per process, as "
-        f"documents.max_document_bytes={documents.max_document_bytes} says, and about 100 bytes for every document of a "
-        "shard"
+        f"documents.max_document_bytes={documents.max_document_bytes} says, and about 100 bytes for every document "
+        "of a shard"
     )
     yield from _unsplittable(plan)
 

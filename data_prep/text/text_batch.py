@@ -93,7 +93,8 @@ def pieces_of_text(text: str) -> Iterator[tuple[str, bool]]:
     """
     start, is_cut = 0, False
     while len(text) - start > _PIECE_CHARACTERS:
-        cut = _CUT.search(text, start + _PIECE_CHARACTERS, start + MAX_WORD_BYTES)
+        # After a cut the piece ends with the word, so that another long one is another one.
+        cut = _CUT.search(text, start + _PIECE_CHARACTERS * (not is_cut), start + MAX_WORD_BYTES)
         stop = cut.start() + 1 if cut else len(text)
         if stop - start > MAX_WORD_BYTES // 4:  # else it has no more bytes
             head = text[start : start + MAX_WORD_BYTES].encode()[:MAX_WORD_BYTES].decode(errors="ignore")

@@ -243,8 +243,9 @@ def test_it_can_be_looked_at(data_set, capsys):
 
 
 def test_a_raw_word_too_long_for_memory_is_cut_at_a_character_and_counted(
-    tokenizer: ForeignTokenizer, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tokenizer = Tokenizer.load(folder)
     monkeypatch.setattr(text_batch, "MAX_WORD_BYTES", 100)
     monkeypatch.setattr(text_batch, "_PIECE_CHARACTERS", 10)
     text = "The old river. " * 10 + "\u4f60" * 100 + " and " + "x" * 250 + " end."
