@@ -99,7 +99,7 @@ def max_pairs_in_row(sequence_length: int) -> int:
 
 
 def max_pair_sequences(sequence_length: int) -> int:
-    """The most sequences in a row, dead places included."""
+    """The most sequences in a row, its padding included."""
     return sequence_length // SHORTEST_SINGLE + 1
 
 
