@@ -139,9 +139,9 @@ def local_write(url: str | Path) -> Iterator[Path]:
             final.parent.mkdir(parents=True, exist_ok=True)
             with _others_named(url, partial):
                 yield partial
-            _flush(partial)
+            flush(partial)
             os.replace(partial, final)
-            _flush(final.parent)
+            flush(final.parent)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -151,6 +151,15 @@ def copy(url: str | Path, to: str | Path) -> None:
     """Copy a file to another place, whole or not at all."""
     with local_write(to) as path, open_read(url) as source, open(path, "wb") as target:
         shutil.copyfileobj(source, target, _COPY_BYTES)
+
+
+def flush(path: Path) -> None:
+    """Wait until the content of a local file or folder is on the disk itself; of a folder that is its names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def list_names(folder: str | Path) -> list[str]:
@@ -323,12 +332,3 @@ def _rename_folder(folder: Path, final: Path) -> None:
     except OSError:
         if not final.is_dir():  # another process's copy serves as well
             raise
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file's or folder's content is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -34,12 +34,13 @@ def describe_batch(batch: Batch, tokenizer: Tokenizer, pair_labels: tuple[str, s
         sequences = [(begin, end) for begin, end in zip(inside, [*inside[1:], stop], strict=True) if text.filled[begin]]
         yield f"row {row}: {text.summary(first, stop)}, sequences: {len(sequences)}"
         for begin, end in sequences:
-            if begin not in labels:
+            if not types[begin:end].any():
                 yield f"  | {text.marked(begin, end)}"
                 continue
             cut = begin + int(np.argmax(types[begin:end]))
+            label = f"{labels[begin]} = {pair_labels[labels[begin]]}" if begin in labels else "no label"
             yield f"  A {text.marked(begin, cut)}"
-            yield f"  B {text.marked(cut, end)}   <- {labels[begin]} = {pair_labels[labels[begin]]}"
+            yield f"  B {text.marked(cut, end)}   <- {label}"
         yield ""
 
 
