@@ -128,7 +128,7 @@ def assert_every_printable_character_has_a_token(tokenizer: Tokenizer, required:
     assert set(byte_tokens) <= {"<0xC3>", "<0xAB>"}
 
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, object]] = {
     "default": {},
     "full coverage": {"character_coverage": 1.0},
     "lowest coverage": {"character_coverage": 0.98},
