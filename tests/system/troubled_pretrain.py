@@ -1,6 +1,7 @@
 """`launch/pretrain.py` with a fault that really happens at a chosen place: the environment's TROUBLE, a JSON object.
 
     {"kill": {"rank": 1, "step": 9}}                  SIGKILL before the second micro-batch of that step
+    {"kill": {"rank": 1, "step": 9, "worker": true}}  the same, of one of the rank's data workers
     {"kill": {"rank": 1, "writing": "step-00000009/rank-00001"}}   half of a file whose path holds this is on disk
     {"hang": {"rank": 0, "writing": "step-00000009/"}}              the disk never answers
     {"bad": {"9": "nan", "11": "gradient", "13": "spike"}}         what the model says in these steps
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -45,7 +47,10 @@ def wrap(place: Any, name: str, around: Callable[..., Any]) -> None:
 def die_in_step(original: Callable[..., Any], seed: int, step: int, slice_number: int) -> None:
     original(seed, step, slice_number)
     if step + 1 == TROUBLE["kill"].get("step") and slice_number % 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+        is_meant_for_worker = TROUBLE["kill"].get("worker", False)
+        victim = multiprocessing.active_children()[0].pid if is_meant_for_worker else os.getpid()
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
 
 
 def trouble_in_writing(original: Callable[..., Any], url: object) -> Any:
