@@ -202,6 +202,9 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UsageError(f"DeepSpeed refuses its settings (deepspeed: in the YAML): {problems}") from None
     set_timeout_on_all_groups(config.distributed)
+    if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
+        # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
+        engine.optimizer.loss_scaler.raise_error_at_min_scale = False
     return Engine(engine, config, ranks, initial)
 
 

@@ -1,4 +1,4 @@
-"""Rows 30, 34 and 53: numbers that are not finite, spikes, and too little memory, in a real training."""
+"""Rows 30, 34, 53 and 59: numbers that are not finite or cannot be read, spikes, too little memory, in real runs."""
 
 from __future__ import annotations
 
@@ -135,22 +135,22 @@ def test_row_53_a_stop_in_a_streak_leaves_the_good_checkpoints_from_which_the_ru
 )
 def test_row_53_a_due_save_waits_for_a_finite_step_and_a_run_that_ends_in_a_streak_fails(training, observed):
     bad = training(*OFTEN_SAVED, "training.max_steps=14")
-    steps = (3, 4, *range(7, 15))
+    steps = (3, 4, *range(9, 15))
     output = run(bad, 1, trouble={"bad": dict.fromkeys(map(str, steps), "gradient")}, status=1)
-    assert [int(step) for step in re.findall(r"saved \S*step-(\d+) in", output)] == [2, 5, 6]
-    assert list_steps(bad.output_dir) == ([6, 5], [])
+    assert [int(step) for step in re.findall(r"saved \S*step-(\d+) in", output)] == [2, 5, 6, 8]
+    assert list_steps(bad.output_dir) == ([8, 6], [])
     error = output[output.index("error: ") :]
-    assert "Traceback" not in output and f"the last good checkpoint is {step_folder(bad.output_dir, 6)}" in error
+    assert "Traceback" not in output and f"the last good checkpoint is {step_folder(bad.output_dir, 8)}" in error
     status = read_status(bad.output_dir)
-    assert status is not None and status["state"] == "failed" and "steps 7 to 14" in status["cause"]
-    named = re.search(r"--resume-from 6 --skip-samples (\d+:\d+)", error)
+    assert status is not None and status["state"] == "failed" and "steps 9 to 14" in status["cause"]
+    named = re.search(r"--resume-from 8 --skip-samples (\d+:\d+)", error)
     assert named is not None, error
 
-    run(bad, 1, "--resume-from", "6", "--skip-samples", named[1])
+    run(bad, 1, "--resume-from", "8", "--skip-samples", named[1])
     last = read_state(step_folder(bad.output_dir, 14))
-    assert (last.optimizer_steps, last.state.skipped_steps) == (4, 2), "the skipped samples are no updates"
+    assert (last.optimizer_steps, last.state.skipped_steps) == (6, 2), "the skipped samples are no updates"
     observed(
-        "the checkpoint of step 4 was saved after step 5; the run failed after its last step and finished from step 6",
+        "the checkpoint of step 4 was saved after step 5; the run failed after its last step and finished from step 8",
         lost="what the bad steps would have taught",
     )
 
@@ -169,3 +169,16 @@ def test_row_34_too_little_memory_is_met_in_the_rehearsal_step_with_what_to_lowe
     )
     assert "Traceback" not in output
     assert not (small.output_dir / "checkpoints").exists()
+
+
+@pytest.mark.fault(
+    row="59",
+    fault="NVML refuses every figure of the GPU, by an exception that is no RuntimeError (pretended on the CPU)",
+    required="the run goes on without these figures",
+)
+def test_row_59_a_run_goes_on_without_what_nvml_refuses_to_tell(training):
+    refused = training("training.max_steps=3", "checkpoint.every_steps=3", "evaluation.every_steps=3")
+    output = run(refused, 1, trouble={"nvml": True})
+    points = (refused.output_dir / "tracking" / "points.jsonl").read_text()
+    assert "step 3/3" in output and "system/cpu_utilization_percentage" in points
+    assert "system/gpu_0" not in points, "nothing is made up"

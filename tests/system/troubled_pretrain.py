@@ -6,6 +6,7 @@
     {"hang": {"rank": 0, "writing": "step-00000009/"}}              the disk never answers
     {"bad": {"9": "nan", "11": "gradient", "13": "spike"}}         what the model says in these steps
     {"memory": 268435456}                             bytes that may be allocated once the model stands
+    {"nvml": true}                                    the machine's figures are those of a GPU, and NVML refuses all
     {"half": true}                                    fp16 on the CPU, which is refused otherwise; it overflows
 
 The rows of a bad step are kept as `step-N.pt` in the folder of the environment's TROUBLE_ROWS, if it is set.
@@ -119,6 +120,20 @@ def allow_half_on_the_cpu() -> None:
         wrap(module, "check_precision", lambda original, *arguments: None)
 
 
+class NVMLError(Exception):
+    """As pynvml has it: no RuntimeError."""
+
+
+def refuse_nvml(*_: object) -> None:
+    raise NVMLError("Not Supported")
+
+
+def read_a_gpu_that_refuses() -> None:
+    for name in ("utilization", "power_draw", "mem_get_info"):
+        setattr(torch.cuda, name, refuse_nvml)
+    wrap(trainer.run, "SystemMetrics", lambda original, folder, device: original(folder, torch.device("cuda", 0)))
+
+
 def make_trouble() -> None:
     if TROUBLE.get("kill", {}).get("rank") == RANK:
         wrap(trainer.step, "seed_micro_batch", die_in_step)
@@ -129,6 +144,8 @@ def make_trouble() -> None:
         wrap(trainer.train, "take_step", bad.take_step)
         forward = PretrainingModel.forward
         PretrainingModel.forward = lambda *args, **options: bad.forward(forward, *args, **options)  # type: ignore[method-assign]
+    if "nvml" in TROUBLE:
+        read_a_gpu_that_refuses()
     if "half" in TROUBLE:
         allow_half_on_the_cpu()
     if "memory" in TROUBLE:
