@@ -136,7 +136,8 @@ def test_row_53_a_stop_in_a_streak_leaves_the_good_checkpoints_from_which_the_ru
 def test_row_53_a_due_save_waits_for_a_finite_step_and_a_run_that_ends_in_a_streak_fails(training, observed):
     bad = training(*OFTEN_SAVED, "training.max_steps=14")
     steps = (3, 4, *range(9, 15))
-    output = run(bad, 1, trouble={"bad": dict.fromkeys(map(str, steps), "gradient")}, status=1)
+    trouble = {"bad": dict.fromkeys(map(str, steps), "gradient")}
+    output = run(bad, 1, trouble=trouble, status=1)
     assert [int(step) for step in re.findall(r"saved \S*step-(\d+) in", output)] == [2, 5, 6, 8]
     assert list_steps(bad.output_dir) == ([8, 6], [])
     error = output[output.index("error: ") :]
@@ -145,6 +146,10 @@ def test_row_53_a_due_save_waits_for_a_finite_step_and_a_run_that_ends_in_a_stre
     assert status is not None and status["state"] == "failed" and "steps 9 to 14" in status["cause"]
     named = re.search(r"--resume-from 8 --skip-samples (\d+:\d+)", error)
     assert named is not None, error
+
+    output = run(bad, 1, trouble=trouble, status=1)
+    assert "resuming after step 8 of 14" in output and list_steps(bad.output_dir) == ([8, 6], []), "as often as it is"
+    assert f"the last good checkpoint is {step_folder(bad.output_dir, 8)}" in output[output.index("error: ") :]
 
     run(bad, 1, "--resume-from", "8", "--skip-samples", named[1])
     last = read_state(step_folder(bad.output_dir, 14))
@@ -177,8 +182,8 @@ def test_row_34_too_little_memory_is_met_in_the_rehearsal_step_with_what_to_lowe
     required="the run goes on without these figures",
 )
 def test_row_59_a_run_goes_on_without_what_nvml_refuses_to_tell(training):
-    refused = training("training.max_steps=3", "checkpoint.every_steps=3", "evaluation.every_steps=3")
+    refused = training("training.max_steps=6", "checkpoint.every_steps=6", "evaluation.every_steps=6")
     output = run(refused, 1, trouble={"nvml": True})
     points = (refused.output_dir / "tracking" / "points.jsonl").read_text()
-    assert "step 3/3" in output and "system/cpu_utilization_percentage" in points
+    assert "step 6/6" in output and "system/cpu_utilization_percentage" in points
     assert "system/gpu_0" not in points, "nothing is made up"

@@ -186,7 +186,8 @@ def test_a_checkpoint_that_is_due_is_saved_after_a_finite_step_and_never_in_a_st
     finite, bad = (due_after(**(CAUSES | ENDS)[cause], streak=streak) for streak in (False, True))
     assert (finite.save, finite.deferred_save) == (True, False)
     assert (bad.save, bad.deferred_save) == (False, True)
-    assert finite.log and (finite.stop, finite.end) == (bad.stop, bad.end) == (cause == "a stop", cause in ENDS)
+    assert (finite.log, bad.log) == (True, cause in ENDS), "what is saved or ends the run has been logged"
+    assert (finite.stop, finite.end) == (bad.stop, bad.end) == (cause == "a stop", cause in ENDS)
 
 
 @pytest.mark.parametrize("cause", [*CAUSES, *ENDS])
