@@ -7,6 +7,7 @@ import time
 from data_prep.errors import UserError
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.branching import leave_stored_course
+from trainer.checkpoints.format import step_folder
 from trainer.run import Run
 from trainer.watching.reporting import on_disk
 from trainer.watching.status import append_history
@@ -19,9 +20,11 @@ def save(run: Run, is_end: bool) -> None:
         UserError: it could not be saved, and the run ends here or is to stop then.
     """
     run.watchdog.mark(f"saving after step {run.state.step}")
+    run.save_is_deferred = False
     started_at = time.perf_counter()
     saved = checkpoint.save(run.config.output_dir, run.engine, run.state, run.config, run.data)
     if saved is not None:
+        run.saved_step = saved.step
         seconds = time.perf_counter() - started_at
         run.say(f"saved {saved.folder} in {seconds:.1f} s")
         values = {"step": saved.step, "seconds": round(seconds, 3)}
@@ -43,6 +46,28 @@ def save(run: Run, is_end: bool) -> None:
         )
     run.saved_at = time.monotonic()
     run.recorder.restart_clock()
+
+
+def defer_save(run: Run, is_last: bool) -> None:
+    """Leave the checkpoints as they are after a step that was not finite; the next finite one saves.
+
+    Raises:
+        UserError: there is no next one.
+    """
+    if is_last:
+        why = f", and the run ends with step {run.state.step:,}, which is not saved; {last_good_checkpoint(run)}"
+        raise UserError(run.health.nonfinite.describe(why, run.saved_step))
+    if not run.save_is_deferred:
+        step = f"step {run.state.step:,}, which is not finite"
+        run.warn(f"the checkpoint due at {step}, is saved after the next finite step; {last_good_checkpoint(run)}")
+    run.save_is_deferred = True
+
+
+def last_good_checkpoint(run: Run) -> str:
+    """Which checkpoint the same command would resume from, as a clause."""
+    if run.saved_step is None:
+        return "there is no checkpoint yet"
+    return f"the last good checkpoint is {step_folder(run.config.output_dir, run.saved_step)}"
 
 
 def settle(run: Run) -> None:

@@ -22,6 +22,7 @@ from trainer.config import RunConfig
 from trainer.data.from_settings import check_enough_data
 from trainer.data.loader import GlobalBatch
 from trainer.data.shard_set import check_own_tokenizer, check_tokenizer
+from trainer.data.workers import explain_lost_workers
 from trainer.data_version import open_data
 from trainer.engine import check_precision
 from trainer.global_batches import global_batches, samples_of
@@ -41,7 +42,7 @@ from trainer.ranks.leaving import end_process
 from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.run import Run, set_up
-from trainer.saving import save, settle
+from trainer.saving import defer_save, last_good_checkpoint, save, settle
 from trainer.schedule import learning_rate
 from trainer.step import StepResult, Wishes, take_step
 from trainer.tracking.mlflow_server import resolve_tracking_uri
@@ -88,7 +89,11 @@ def train(
             run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
         report_start(run, launched_at)
         try:
-            with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "in training"):
+            with (
+                watchdog.naming_lost_ranks(),
+                told_when_out_of_memory(ranks, "in training"),
+                explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run),
+            ):
                 settle(run)
                 ended = training_loop(run)
         except Exception as error:
@@ -140,20 +145,29 @@ def training_loop(run: Run) -> State:
             log_evaluation(run)
         if due.save:
             save(run, due.end)
+        elif due.deferred_save and not due.stop:
+            defer_save(run, is_last=due.end)
         if due.stop:
             cause = run.stop_signal.cause
-            run.say(f"stopped by {cause} after step {run.state.step:,}, which is saved; the same command goes on")
+            saved = (
+                "which is saved"
+                if due.save
+                else f"which is not finite, so nothing is saved; {last_good_checkpoint(run)}"
+            )
+            run.say(f"stopped by {cause} after step {run.state.step:,}, {saved}; the same command goes on")
             return "stopped"
     return "finished"
 
 
 @dataclass(frozen=True)
 class Due:
-    """What comes after a step; the same on all ranks."""
+    """What follows a step; the same on all ranks."""
 
     log: bool
     evaluation: bool
     save: bool
+    deferred_save: bool
+    """A checkpoint is due and is not saved, since the step is not finite."""
     stop: bool
     end: bool
 
@@ -162,14 +176,19 @@ def what_is_due(run: Run, result: StepResult) -> Due:
     """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved.
 
     A phase's last step is logged: speed is told by the places of a row, of which the next phase has others.
+
+    Nothing is saved in a streak of non-finite steps. A skipped step outside of one (`NonFiniteSteps.is_probe`) defers
+    a save, too, unless the run ends with it.
     """
     config, step = run.config, run.state.step
     last, stop = step == config.max_steps, result.counts.stop
     evaluation = last or step % config.evaluation.every_steps == 0
-    save = last or stop or result.counts.save or step % config.checkpoint.every_steps == 0
+    ends = last or stop
+    wanted = ends or run.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
+    save = wanted and not run.health.nonfinite.in_streak and (ends or not result.is_nonfinite)
     ends_phase = step in itertools.accumulate(config.steps_by_phase)
-    log = evaluation or save or ends_phase or step % config.logging.every_steps == 0
-    return Due(log, evaluation, save, stop and not last, last or stop)
+    log = evaluation or save or ends or ends_phase or step % config.logging.every_steps == 0
+    return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
 
 
 def wishes(run: Run) -> Wishes:
@@ -182,15 +201,19 @@ def wishes(run: Run) -> Wishes:
 def check_finite(run: Run, batch: GlobalBatch, result: StepResult) -> None:
     """Count steps in a row that were skipped because loss or gradient was not finite; all ranks alike.
 
+    A step that only showed that fp16's loss scale was too large is not one of them.
+
     Raises:
         UserError: there are too many of them.
     """
     if result.applied:
-        run.health.nonfinite.passed()
+        run.health.nonfinite.reset()
     elif result.is_nonfinite:
+        losses, nonfinite, engine = run.recorder.global_losses(result), run.health.nonfinite, run.engine
+        if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
+            return
         try:
-            losses = run.recorder.global_losses(result)
-            run.warn(run.health.nonfinite.met(run.state.step, samples_of(batch), losses))
+            run.warn(nonfinite.record(run.state.step, samples_of(batch), losses, run.saved_step))
         except UserError:
             log(run)
             raise

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from data_prep.settings import load_settings
+from trainer.checkpoints.checkpoint import ALONE
 from trainer.config import RunConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.evaluation_batches import EvaluationBatch, Origins, evaluation_batches, origins_of
 from trainer.data.shard_set import open_shard_set
+from trainer.engine import Engine
 from trainer.evaluation import add_scores, evaluate, length_names, metric_names, metrics_of, perplexity
 from trainer.model.pretraining import PredictionScores, PretrainingModel
 from trainer.ranks.distributed import Ranks
@@ -142,6 +144,24 @@ def test_figures_are_those_counted_prediction_by_prediction(setting):
     told = metrics_of(whole[None], ONE, BOUNDS)
     assert metrics == pytest.approx(told, rel=1e-5)
     assert metrics["valid/mlm_accuracy"] < metrics["valid/mlm_accuracy_top5"]
+
+
+def test_an_evaluation_is_without_dropout_and_training_goes_on_with_it(setting):
+    """With dropout 0.5 everywhere, through the engine's own verbs."""
+    config, exact = setting
+    half = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
+    model = PretrainingModel(config.model.model_copy(update=half), True)
+    model.initialise(1)
+    model.train()
+    engine = Engine(model, config, ALONE, {})
+    batches, origins = batches_of(config), origins_of([open_shard_set(config.data.shards)])
+    found = evaluate(engine, batches, ALONE, origins, config.evaluation)
+    assert all(module.training for module in model.modules()), "training goes on without dropout"
+    expected = evaluate(Engine(exact, config, ALONE, {}), batches, ALONE, origins, config.evaluation)
+    exact.eval()
+    assert found == expected
+    first, second = (model(batches[0].batch).mlm_loss_sum.item() for _ in range(2))
+    assert first != second, "this model drops nothing at all"
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
