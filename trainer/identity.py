@@ -75,9 +75,10 @@ def may_differ(name: str) -> bool:
 
 def _facts_of_settings(config: RunConfig) -> tuple[dict[str, Fact], dict[str, Fact]]:
     """The resolved settings that have to be equal, and those that may differ; without secrets."""
-    values = without_secrets(config).model_dump(mode="json")
+    shown = without_secrets(config)
+    values = shown.model_dump(mode="json")
     # One component may be given by its URL alone, or as a list of one.
-    values["data"]["shards"] = [each.model_dump(mode="json") for each in without_secrets(config).data.components]
+    values["data"]["shards"] = [each.model_dump(mode="json") for each in shown.data.components]
     facts = {name: _fact(value) for name, value in _flatten(values)}
     per_host = {name: fact for name, fact in facts.items() if may_differ(name)}
     return {name: fact for name, fact in facts.items() if name not in per_host}, per_host

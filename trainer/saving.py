@@ -16,7 +16,7 @@ def save(run: Run, is_end: bool) -> None:
     """Save a checkpoint; where that fails, the last good one stays, and training goes on if there is more to do.
 
     Raises:
-        UserError: it could not be saved, and the run ends here, is to stop then, or has saved nothing at its second try.
+        UserError: it could not be saved, and the run ends here, is to stop then, or saved nothing at its second try.
     """
     run.watchdog.mark(f"saving after step {run.state.step}")
     started_at = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a start does before its first step: a new course begins, and what earlier starts did not register is."""
+"""What a start does before its first step, and what becomes of a run whose saves fail."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from data_prep.errors import UserError
 from trainer import saving
 from trainer.checkpoints.format import TrainState
 
@@ -31,3 +32,48 @@ def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
     saving.settle(SimpleNamespace(config=config, state=state, registrar=registrar, say=lambda text: None))
     assert did == done
     saving.settle(SimpleNamespace(config=config, state=state, registrar=None, say=lambda text: None))
+
+
+def run_with(has_checkpoint: bool) -> SimpleNamespace:
+    """What a save needs of a run whose policy is to continue."""
+    config = SimpleNamespace(checkpoint=SimpleNamespace(on_failed_save="continue"), output_dir="run")
+    return SimpleNamespace(
+        config=config,
+        has_checkpoint=has_checkpoint,
+        failed_saves=0,
+        state=TrainState(step=80),
+        engine=None,
+        data=None,
+        uploader=None,
+        registrar=None,
+        say=lambda text: None,
+        watchdog=SimpleNamespace(mark=lambda doing: None),
+        recorder=SimpleNamespace(restart_clock=lambda: None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("has_checkpoint", "saves", "ends_at"),
+    [
+        (False, "xx", 2),
+        (False, "xoxxx", None),
+        (False, "oxxx", None),
+        (True, "xxx", None),
+    ],
+    ids=["none was ever saved", "the second was", "the first was", "it was resumed from one"],
+)
+def test_a_run_without_any_checkpoint_ends_at_its_second_failed_save_whatever_the_policy(
+    has_checkpoint: bool, saves: str, ends_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, taken = run_with(has_checkpoint), 0
+    monkeypatch.setattr(saving, "on_disk", lambda run, write: None)
+    try:
+        for outcome in saves:
+            taken += 1
+            saved = SimpleNamespace(folder="folder", step=80) if outcome == "o" else None
+            monkeypatch.setattr(saving.checkpoint, "save", lambda *_, saved=saved: saved)
+            saving.save(run, is_end=False)
+    except UserError as error:
+        assert "neither was any before it" in str(error) and ends_at == taken
+    else:
+        assert ends_at is None

@@ -99,11 +99,9 @@ def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
 def describe_differences(variants: Sequence[_Variant]) -> str:
     """Each name in which the variants differ, with the values and who has them; empty where they do not differ.
 
-    Where a variant has a problem, names that one of them did not get to are left out.
+    A variant with a problem is not asked for names that it lacks, since it may not have got to them.
     """
-    names = list(dict.fromkeys(name for variant in variants for name in variant.facts))
-    if any(variant.problem is not None for variant in variants):
-        names = [name for name in names if all(name in variant.facts for variant in variants)]
+    names = dict.fromkeys(name for variant in variants for name in variant.facts)
     found = [text for name in names if (text := _describe(name, variants)) is not None]
     more = f"; and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
     return "; ".join(found[:_MOST_NAMES]) + more
@@ -132,6 +130,8 @@ def told_by_the_different(digests: Sequence[bytes], text: str, ranks: Ranks) -> 
 def _describe(name: str, variants: Sequence[_Variant]) -> str | None:
     by_value: dict[str, tuple[str, list[int], str]] = {}
     for variant in variants:
+        if name not in variant.facts and variant.problem is not None:
+            continue
         digest, shown = variant.facts.get(name, ["", _NOT_SET])
         by_value.setdefault(digest, (shown, [], variant.host))[1].extend(variant.ranks)
     if len(by_value) == 1:
