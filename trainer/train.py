@@ -108,11 +108,11 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     try:
+        storage.configure(config.storage_options)  # first: messages leave out the secrets that are known by it
         check_precision(config, device_type())
         check_sections(config, world_size, device_type())
         check_upload_wait(config, world_size)
         resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
-        storage.configure(config.storage_options)
         shard_sets = open_data(config, allow_change)
         check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
         check_own_tokenizer(shard_sets[0])

@@ -68,7 +68,6 @@ def refuse_unshared(folder: str, ranks: Ranks) -> None:
 
 def _write_nonce(folder: str) -> tuple[str, str | None]:
     """Write a file that nobody else could have written; its nonce, and what stood in the way."""
-    _remove_nonces(folder)  # of a start that was killed
     nonce = secrets.token_hex(16)
     try:
         with open(Path(folder, PREFIX + nonce), "x", encoding="ascii") as file:
@@ -98,6 +97,7 @@ def _why_unseen(path: Path, nonce: str) -> str | None:
 
 
 def _remove_nonces(folder: str) -> None:
+    """Remove the file of this start, and of those that were killed before they did."""
     for path in Path(folder).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             path.unlink()

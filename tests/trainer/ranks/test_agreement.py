@@ -115,6 +115,11 @@ def test_a_problem_of_one_rank_ends_all_with_its_status_and_its_rank(outcomes):
     assert outcomes(stated) == [(f"rank 1 ({HOST}): shards are not there", 7, [])] * 2
 
 
+def test_a_problem_of_a_rank_that_otherwise_states_the_same_is_no_agreement(outcomes):
+    stated = [facts(UserError("too little memory"), seed=1), facts(seed=1)]
+    assert outcomes(stated) == [(f"rank 0 ({HOST}): too little memory", 1, [])] * 2
+
+
 def test_a_difference_in_the_settings_is_told_rather_than_the_problem_that_follows_from_it(outcomes):
     stated = [facts(precision="fp32", data="x"), facts(UsageError("fp16 needs CUDA"), precision="fp16")]
     for text, _, _ in outcomes(stated):

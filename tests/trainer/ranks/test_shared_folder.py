@@ -59,6 +59,13 @@ def test_folders_of_their_own_are_refused_on_all_ranks_with_host_and_path_and_no
     assert os.listdir(mine) == os.listdir(other) == []
 
 
+def test_the_one_of_many_hosts_that_does_not_see_it_is_found(refusals, tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: threading.current_thread().name)
+    (tmp_path / "shared").mkdir()
+    told = refusals(*[tmp_path / "shared"] * 11, tmp_path / "missing")
+    assert {status for _, status in told} == {2} and "and rank 11 (" in told[0][0]
+
+
 def test_a_file_that_another_host_sees_late_is_waited_for(refusals, tmp_path):
     shared, late = tmp_path / "shared", tmp_path / "late"
     shared.mkdir()
