@@ -69,6 +69,8 @@ class Run:
     """Of the checkpoint from which the same command would resume."""
     save_is_deferred: bool = False
     """Whether a checkpoint was due at a step that was not finite, and has not been saved since."""
+    failed_saves: int = 0
+    """Of this process."""
     uploader: Uploader | None = None
     registrar: Registrar | None = None
     """On rank 0, where the run registers its model."""

@@ -17,12 +17,13 @@ def save(run: Run, is_end: bool) -> None:
     """Save a checkpoint; where that fails, the last good one stays, and training goes on if there is more to do.
 
     Raises:
-        UserError: it could not be saved, and the run ends here or is to stop then.
+        UserError: it could not be saved, and the run ends here, is to stop then, or saved nothing at its second try.
     """
     run.watchdog.mark(f"saving after step {run.state.step}")
     run.save_is_deferred = False
     started_at = time.perf_counter()
     saved = checkpoint.save(run.config.output_dir, run.engine, run.state, run.config, run.data)
+    run.failed_saves += saved is None
     if saved is not None:
         run.saved_step = saved.step
         seconds = time.perf_counter() - started_at
@@ -43,6 +44,12 @@ def save(run: Run, is_end: bool) -> None:
             f"the checkpoint of step {run.state.step:,} was not saved, for the reason warned of, and "
             "checkpoint.on_failed_save=stop; see to it and start the same command again, which goes on from the last "
             "good one"
+        )
+    elif run.saved_step is None and run.failed_saves > 1:
+        raise UserError(
+            f"the checkpoint of step {run.state.step:,} was not saved, for the reason warned of, and neither was any "
+            "before it: the run would lose all its work whatever checkpoint.on_failed_save says. Fix: see to the "
+            "reason and start the same command again"
         )
     run.saved_at = time.monotonic()
     run.recorder.restart_clock()

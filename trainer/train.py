@@ -21,15 +21,17 @@ from trainer.checkpoints.upload import check_upload_wait
 from trainer.config import RunConfig
 from trainer.data.from_settings import check_enough_data
 from trainer.data.loader import GlobalBatch
-from trainer.data.shard_set import check_own_tokenizer, check_tokenizer
+from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
 from trainer.data.workers import explain_lost_workers
 from trainer.data_version import open_data
 from trainer.engine import check_precision
 from trainer.global_batches import global_batches, samples_of
+from trainer.identity import facts_of
 from trainer.only_training import only_training
 from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable
 from trainer.preflight.launch_checks import refuse_exposed
 from trainer.preflight.preflight import cheap_findings
+from trainer.ranks.agreement import agree
 from trainer.ranks.distributed import (
     Ranks,
     barrier,
@@ -39,6 +41,7 @@ from trainer.ranks.distributed import (
     leave_groups,
 )
 from trainer.ranks.leaving import end_process
+from trainer.ranks.shared_folder import refuse_unshared
 from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.run import Run, set_up
@@ -63,28 +66,23 @@ def train(
     `branch` goes back to an earlier checkpoint first (`trainer/checkpoints/branching.py`); `stop_signal` listens now.
 
     Raises:
-        UserError: data, tokenizer, checkpoints or DeepSpeed's settings do not fit, or another training is running.
+        UserError: data, tokenizer, checkpoints or DeepSpeed's settings do not fit, another training is running, or the
+            ranks do not run the same.
     """
     launched_at = time.time()
-    check_precision(config, device_type())
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    check_sections(config, world_size, device_type())
-    check_upload_wait(config, world_size)
-    resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
-    storage.configure(config.storage_options)
-    shard_sets = open_data(config, allow_change)
-    check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
-    check_own_tokenizer(shard_sets[0])
-    check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
+    opened = open_or_explain(config, allow_change)
     stop_signal = stop_signal or StopSignal()
     ranks = initialize_distributed(config.distributed, config.training.deterministic)
     stop_signal.ranks_have_met()
     watchdog = watch(config, ranks)
     with contextlib.ExitStack() as held:
         with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "while it was set up"):
+            shard_sets = agreed(config, allow_change, branch, opened, ranks)
             refuse_exposed(lambda found: gather_objects(found, ranks))
             refuse_unwritable(config, ranks)
             held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
+            if config.checkpoint.upload_to is None:
+                refuse_unshared(config.output_dir, ranks)
             warn_of_findings(config, ranks)
             run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
         report_start(run, launched_at)
@@ -103,6 +101,46 @@ def train(
             raise
         all_registered = leave(run, ended)
     end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
+
+
+def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | UserError:
+    """Check the run as far as one rank can and open its data; of several ranks' the error, for all ranks to compare.
+
+    A rank that ended here alone would have the others wait for it until `distributed.meeting_timeout_seconds`.
+
+    Raises:
+        UserError: this is the only rank, and something does not fit.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        storage.configure(config.storage_options)  # first: messages leave out the secrets that are known by it
+        check_precision(config, device_type())
+        check_sections(config, world_size, device_type())
+        check_upload_wait(config, world_size)
+        resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
+        shard_sets = open_data(config, allow_change)
+        check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
+        check_own_tokenizer(shard_sets[0])
+        check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
+    except UserError as error:
+        if world_size == 1:
+            raise
+        return error
+    return shard_sets
+
+
+def agreed(
+    config: RunConfig, allow_change: bool, branch: Branch | None, opened: list[ShardSet] | UserError, ranks: Ranks
+) -> list[ShardSet]:
+    """The run's data, once all ranks have found that they run the same; before anything else that they do together.
+
+    Raises:
+        UserError: they do not (`RanksDiffer`), or one of them cannot run at all.
+    """
+    if ranks.world_size > 1:
+        agree(facts_of(config, allow_change, branch, opened), ranks, warn_on_stderr)
+    assert not isinstance(opened, UserError), "what one rank cannot do ends all"
+    return opened
 
 
 def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:

@@ -4,6 +4,7 @@
     {"kill": {"rank": 1, "step": 9, "worker": true}}  the same, of one of the rank's data workers
     {"kill": {"rank": 1, "writing": "step-00000009/rank-00001"}}   half of a file whose path holds this is on disk
     {"hang": {"rank": 0, "writing": "step-00000009/"}}              the disk never answers
+    {"full": {"rank": 0, "writing": "rank-00000"}}                  there is no space for it
     {"bad": {"9": "nan", "11": "gradient", "13": "spike"}}         what the model says in these steps
     {"memory": 268435456}                             bytes that may be allocated once the model stands
     {"nvml": true}                                    the machine's figures are those of a GPU, and NVML refuses all
@@ -15,6 +16,7 @@ The rows of a bad step are kept as `step-N.pt` in the folder of the environment'
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -62,6 +64,8 @@ def trouble_in_writing(original: Callable[..., Any], url: object) -> Any:
             if is_meant("kill", url):
                 os.truncate(partial, partial.stat().st_size // 2)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if is_meant("full", url):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if is_meant("hang", url):
                 (Path(os.environ["TROUBLE_ROWS"]) / "hanging").touch()
                 while True:
@@ -137,7 +141,7 @@ def read_a_gpu_that_refuses() -> None:
 def make_trouble() -> None:
     if TROUBLE.get("kill", {}).get("rank") == RANK:
         wrap(trainer.step, "seed_micro_batch", die_in_step)
-    if {"kill", "hang"} & TROUBLE.keys():
+    if {"kill", "full", "hang"} & TROUBLE.keys():
         wrap(storage, "local_write", trouble_in_writing)
     if "bad" in TROUBLE:
         bad = BadSteps(TROUBLE["bad"])

@@ -1,4 +1,4 @@
-"""What a start does before its first step, and what becomes of a checkpoint that falls on a step that is not finite."""
+"""What a start does before its first step, and what becomes of saves that fail or fall on a step that is not finite."""
 
 from __future__ import annotations
 
@@ -74,3 +74,48 @@ def test_without_a_checkpoint_none_is_named() -> None:
     with pytest.raises(UserError, match="there is no checkpoint yet") as raised:
         saving.defer_save(run, is_last=True)
     assert "--resume-from" not in str(raised.value)
+
+
+def run_with(has_checkpoint: bool) -> SimpleNamespace:
+    """What a save needs of a run whose policy is to continue."""
+    config = SimpleNamespace(checkpoint=SimpleNamespace(on_failed_save="continue"), output_dir="run")
+    return SimpleNamespace(
+        config=config,
+        saved_step=40 if has_checkpoint else None,
+        failed_saves=0,
+        state=TrainState(step=80),
+        engine=None,
+        data=None,
+        uploader=None,
+        registrar=None,
+        say=lambda text: None,
+        watchdog=SimpleNamespace(mark=lambda doing: None),
+        recorder=SimpleNamespace(restart_clock=lambda: None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("has_checkpoint", "saves", "ends_at"),
+    [
+        (False, "xx", 2),
+        (False, "xoxxx", None),
+        (False, "oxxx", None),
+        (True, "xxx", None),
+    ],
+    ids=["none was ever saved", "the second was", "the first was", "it was resumed from one"],
+)
+def test_a_run_without_any_checkpoint_ends_at_its_second_failed_save_whatever_the_policy(
+    has_checkpoint: bool, saves: str, ends_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, taken = run_with(has_checkpoint), 0
+    monkeypatch.setattr(saving, "on_disk", lambda run, write: None)
+    try:
+        for outcome in saves:
+            taken += 1
+            saved = SimpleNamespace(folder="folder", step=80) if outcome == "o" else None
+            monkeypatch.setattr(saving.checkpoint, "save", lambda *_, saved=saved: saved)
+            saving.save(run, is_end=False)
+    except UserError as error:
+        assert "neither was any before it" in str(error) and ends_at == taken
+    else:
+        assert ends_at is None

@@ -31,7 +31,9 @@ class CheckpointSettings(Settings):
         "valid/mlm_loss", description="metric of the evaluation that keep_best goes by"
     )
     on_failed_save: Literal["continue", "stop"] = Field(
-        "continue", description="continue trains on with the last good one and a warning; stop ends the run"
+        "continue",
+        description="continue trains on with the last good one and a warning, and ends a run that has none at its "
+        "second failed save; stop ends the run",
     )
     upload_to: str | None = Field(
         None,
