@@ -20,6 +20,7 @@ from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
 from trainer.deepspeed_file import with_deepspeed_file
 from trainer.preflight.launch_checks import check_launch
+from trainer.ranks.stacks import log_environment
 from trainer.sample_range import parse_ranges
 
 
@@ -91,6 +92,7 @@ def main() -> None:
         return
     check_output_dir(config.output_dir)
     check_launch()
+    os.environ.update(log_environment(os.environ))  # before torch is imported
     from trainer.ranks.stop_signal import StopSignal
 
     stop_signal = StopSignal()  # before the imports below, which take seconds

@@ -38,6 +38,7 @@ from trainer.ranks.distributed import (
     leave_groups,
 )
 from trainer.ranks.leaving import end_process
+from trainer.ranks.stacks import STACKS_FOLDER
 from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.run import Run, set_up
@@ -46,8 +47,8 @@ from trainer.schedule import learning_rate
 from trainer.step import StepResult, Wishes, take_step
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 from trainer.watching.memory import peak_memory_of_ranks, told_when_out_of_memory
-from trainer.watching.reporting import log, log_evaluation, report_end, report_start
-from trainer.watching.status import record_end
+from trainer.watching.reporting import log, log_evaluation, report_end, report_start, report_stop
+from trainer.watching.status import record_end, record_loss_of_writer
 from trainer.watching.status_records import State
 
 
@@ -76,7 +77,7 @@ def train(
     check_own_tokenizer(shard_sets[0])
     check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
     stop_signal = stop_signal or StopSignal()
-    ranks = initialize_distributed(config.distributed, config.training.deterministic)
+    ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
     stop_signal.ranks_have_met()
     watchdog = watch(config, ranks)
     with contextlib.ExitStack() as held:
@@ -84,6 +85,8 @@ def train(
             refuse_exposed(lambda found: gather_objects(found, ranks))
             refuse_unwritable(config, ranks)
             held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
+            if ranks.is_first:  # not before: the folder may be another run's
+                watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
             warn_of_findings(config, ranks)
             run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
         report_start(run, launched_at)
@@ -96,7 +99,11 @@ def train(
             run.tracker.log_pictures()
             run.tracker.close("FAILED")
             raise
-        all_registered = leave(run, ended)
+        try:
+            all_registered = leave(run, ended)
+        except Exception as error:
+            report_end(run, "failed", str(error))
+            raise
     end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
 
 
@@ -141,8 +148,7 @@ def training_loop(run: Run) -> State:
         if due.save:
             save(run, due.end)
         if due.stop:
-            cause = run.stop_signal.cause
-            run.say(f"stopped by {cause} after step {run.state.step:,}, which is saved; the same command goes on")
+            report_stop(run)
             return "stopped"
     return "finished"
 
@@ -217,13 +223,11 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
 
 
 def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
-    """Start the watchdog of this rank; on rank 0 it notes on disk why the run ended."""
-
-    def note(verdict: str) -> None:
-        if ranks.is_first and Path(config.output_dir).is_dir():  # which a run that has not been set up may lack
-            record_end(Path(config.output_dir), "failed", verdict)
-
-    watchdog = Watchdog(config.health, ranks, note)
+    """Start the watchdog of this rank; on rank 1 it notes on disk that rank 0, which notes all else, was lost."""
+    output_dir = Path(config.output_dir)
+    watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
+    if ranks.rank == 1:
+        watchdog.on_leaving = lambda verdict: record_loss_of_writer(output_dir, verdict)
     watchdog.start()
     return watchdog
 
