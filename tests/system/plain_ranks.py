@@ -31,13 +31,19 @@ class Rank:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
-def start(training: Training, num_ranks: int, *more: str, trouble: dict[str, Any] | None = None) -> list[Rank]:
+def start(
+    training: Training,
+    num_ranks: int,
+    *more: str,
+    trouble: dict[str, Any] | None = None,
+    address: str = "127.0.0.1",
+) -> list[Rank]:
     """Start the ranks of a training as a launcher would; one alone is started without any such environment."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     env = {name: value for name, value in os.environ.items() if name not in names}
     env |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **training.env}
     if num_ranks > 1:
-        env |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        env |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
     script = PRETRAIN
     if trouble is not None:
         env, script = env | {"TROUBLE": json.dumps(trouble), "TROUBLE_ROWS": str(training.folder)}, TROUBLED

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from data_prep.terminal import counted
 from trainer.ranks.launcher import watch_launcher
 
 STOPPED_EXIT_STATUS = 75
@@ -113,5 +114,5 @@ class StopSignal:
 def describe_requests(requests: Sequence[str | None]) -> str:
     """Who asked for a stop and why, of what each rank has as its `request`, in the order of ranks."""
     asked = [request for request in requests if request is not None]
-    more = f" and {len(asked) - _NAMED} more ranks" if len(asked) > _NAMED else ""
+    more = f" and {counted(len(asked) - _NAMED, 'more rank')}" if len(asked) > _NAMED else ""
     return ", ".join(asked[:_NAMED]) + more
