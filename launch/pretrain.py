@@ -2,8 +2,8 @@
 
 The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run
 without GPU or shards. Exit status: 0 all steps done, 2 wrong usage or configuration, 1 failed on the way, 75 stopped
-by a signal (or the loss of its launcher) after saving, 76 a rank was lost or hung (start the same command again in both
-cases).
+by a signal (or the loss of its launcher) after saving, 76 a rank was lost, hung or not reached (start the same command
+again in both cases).
 """
 
 from __future__ import annotations
