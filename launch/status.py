@@ -120,12 +120,15 @@ def cause_of_death(status: dict[str, Any], now: float, is_alive: bool | None) ->
 
     `is_alive`: whether its process runs, where that can be seen from here; otherwise the heartbeat tells.
     """
-    heartbeat = status.get("heartbeat_at")
-    if status["state"] != "running" or is_alive or (is_alive is None and heartbeat is None):
+    if status["state"] != "running" or is_alive:
         return None
-    if is_alive is None and now - heartbeat <= DEAD_AFTER_SECONDS:
-        return None
-    what = "has ended" if is_alive is False else f"has had no heartbeat for {long_duration(now - heartbeat)}"
+    if is_alive is False:
+        what = "has ended"
+    else:
+        heartbeat: float | None = status.get("heartbeat_at")
+        if heartbeat is None or now - heartbeat <= DEAD_AFTER_SECONDS:
+            return None
+        what = f"has had no heartbeat for {long_duration(now - heartbeat)}"
     return f"process {status.get('pid')} of {status.get('host')} {what} and noted no end; rerun the command to resume"
 
 

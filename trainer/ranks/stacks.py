@@ -116,5 +116,6 @@ def keep_flight_record(folder: Path, rank: int, seconds: float, read: Callable[[
 def _read_record() -> bytes:
     import torch
 
-    record: bytes = torch._C._distributed_c10d._dump_nccl_trace()
+    # Private, and only where torch was built with NCCL; 2.11 and 2.13 have it.
+    record: bytes = getattr(torch._C._distributed_c10d, "_dump_nccl_trace")()  # noqa: B009
     return record

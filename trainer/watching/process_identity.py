@@ -32,7 +32,8 @@ def is_alive(identity: Mapping[str, Any]) -> bool | None:
         return None
     if identity.get("pid") is None or identity.get("process_start_ticks") is None:
         return None
-    return start_ticks(identity["pid"]) == identity["process_start_ticks"]
+    started: int = identity["process_start_ticks"]
+    return start_ticks(identity["pid"]) == started
 
 
 def start_ticks(pid: int) -> int | None:
