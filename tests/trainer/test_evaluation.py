@@ -104,11 +104,12 @@ def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> d
     for batch in (b.batch for b in batches):
         with torch.no_grad():
             predictions = model.predict(batch)
-        starts = sorted(set(batch.cu_seqlens.tolist()))
+        starts, types = sorted(set(batch.cu_seqlens.tolist())), batch.token_type_ids.tolist()
 
-        def name(place: int, starts: list[int] = starts) -> str:
+        def name(place: int, starts: list[int] = starts, types: list[int] = types) -> str:
             begin = max(start for start in starts if start <= place)
-            tokens = min(start for start in starts if start > place) - begin - 3
+            end = min(start for start in starts if start > place)
+            tokens = end - begin - 2 - types[end - 1]  # a pair has a [SEP] more
             return length_names(BOUNDS)[bisect.bisect_right(BOUNDS, tokens)]
 
         parts = ((predictions.mlm_logits, batch.labels, batch.masked_positions, 0),)
@@ -143,7 +144,7 @@ def test_figures_are_those_counted_prediction_by_prediction(setting):
     assert metrics["valid/mlm_accuracy"] < metrics["valid/mlm_accuracy_top5"]
 
 
-@pytest.mark.parametrize("world_size", [3, 5])
+@pytest.mark.parametrize("world_size", [3, 4])
 def test_the_sums_of_all_ranks_are_those_of_one(setting, world_size):
     """The micro-batches are the same ones; float64 sums of them differ by their order alone."""
     config, model = setting
