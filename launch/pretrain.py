@@ -2,8 +2,8 @@
 
 The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run
 without GPU or shards. Exit status: 0 all steps done, 2 wrong usage or configuration, 1 failed on the way, 75 stopped
-by a signal (or the loss of its launcher) after saving, 76 a rank was lost or hung (start the same command again in both
-cases).
+by a signal (or the loss of its launcher) after saving, 76 a rank was lost, hung or not reached (start the same command
+again in both cases).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
 from trainer.deepspeed_file import with_deepspeed_file
 from trainer.preflight.launch_checks import check_launch
+from trainer.ranks.stacks import log_environment
 from trainer.sample_range import parse_ranges
 
 
@@ -93,6 +94,7 @@ def main() -> None:
         return
     check_output_dir(config.output_dir)
     check_launch()
+    os.environ.update(log_environment(os.environ))  # before torch is imported
     from trainer.ranks.stop_signal import StopSignal
 
     stop_signal = StopSignal()  # before the imports below, which take seconds

@@ -38,7 +38,7 @@ from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracking import MetricLog, NullTracker, Tracker
 from trainer.watching.health import Health
 from trainer.watching.recorder import Recorder
-from trainer.watching.status import read_status
+from trainer.watching.status import RunStatus, read_status
 from trainer.watching.unigram import training_counts, training_entropy_nats
 
 
@@ -74,6 +74,8 @@ class Run:
     uploader: Uploader | None = None
     registrar: Registrar | None = None
     """On rank 0, where the run registers its model."""
+    status: RunStatus | None = None
+    """On rank 0, once the run has begun."""
     system: SystemMetrics | None = None
     """Of rank 0's machine, on rank 0."""
 

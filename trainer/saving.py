@@ -70,6 +70,13 @@ def defer_save(run: Run, is_last: bool) -> None:
     run.save_is_deferred = True
 
 
+def state_of_checkpoint(run: Run, is_saved: bool) -> str:
+    """Whether a stop after this step saved it, and else what there is to resume from, as a clause."""
+    if is_saved:
+        return f"checkpoint saved at step {run.state.step:,}"
+    return f"step {run.state.step:,} is not finite, so nothing is saved; {last_good_checkpoint(run)}"
+
+
 def last_good_checkpoint(run: Run) -> str:
     """Which checkpoint the same command would resume from, as a clause."""
     if run.saved_step is None:

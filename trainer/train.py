@@ -42,16 +42,17 @@ from trainer.ranks.distributed import (
 )
 from trainer.ranks.leaving import end_process
 from trainer.ranks.shared_folder import refuse_unshared
+from trainer.ranks.stacks import STACKS_FOLDER
 from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.run import Run, set_up
-from trainer.saving import defer_save, last_good_checkpoint, save, settle
+from trainer.saving import defer_save, save, settle, state_of_checkpoint
 from trainer.schedule import learning_rate
 from trainer.step import StepResult, Wishes, take_step
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 from trainer.watching.memory import peak_memory_of_ranks, told_when_out_of_memory
-from trainer.watching.reporting import log, log_evaluation, report_end, report_start
-from trainer.watching.status import record_end
+from trainer.watching.reporting import log, log_evaluation, report_end, report_start, report_stop
+from trainer.watching.status import record_end, record_loss_of_writer
 from trainer.watching.status_records import State
 
 
@@ -72,7 +73,7 @@ def train(
     launched_at = time.time()
     opened = open_or_explain(config, allow_change)
     stop_signal = stop_signal or StopSignal()
-    ranks = initialize_distributed(config.distributed, config.training.deterministic)
+    ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
     stop_signal.ranks_have_met()
     watchdog = watch(config, ranks)
     with contextlib.ExitStack() as held:
@@ -83,6 +84,8 @@ def train(
             held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
             if config.checkpoint.upload_to is None:
                 refuse_unshared(config.output_dir, ranks)
+            if ranks.is_first:  # not before: the folder may be another run's
+                watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
             warn_of_findings(config, ranks)
             run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
         report_start(run, launched_at)
@@ -99,7 +102,11 @@ def train(
             run.tracker.log_pictures()
             run.tracker.close("FAILED")
             raise
-        all_registered = leave(run, ended)
+        try:
+            all_registered = leave(run, ended)
+        except Exception as error:
+            report_end(run, "failed", str(error))
+            raise
     end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
 
 
@@ -186,13 +193,7 @@ def training_loop(run: Run) -> State:
         elif due.deferred_save and not due.stop:
             defer_save(run, is_last=due.end)
         if due.stop:
-            cause = run.stop_signal.cause
-            saved = (
-                "which is saved"
-                if due.save
-                else f"which is not finite, so nothing is saved; {last_good_checkpoint(run)}"
-            )
-            run.say(f"stopped by {cause} after step {run.state.step:,}, {saved}; the same command goes on")
+            report_stop(run, state_of_checkpoint(run, due.save))
             return "stopped"
     return "finished"
 
@@ -278,13 +279,11 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
 
 
 def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
-    """Start the watchdog of this rank; on rank 0 it notes on disk why the run ended."""
-
-    def note(verdict: str) -> None:
-        if ranks.is_first and Path(config.output_dir).is_dir():  # which a run that has not been set up may lack
-            record_end(Path(config.output_dir), "failed", verdict)
-
-    watchdog = Watchdog(config.health, ranks, note)
+    """Start the watchdog of this rank; on rank 1 it notes on disk that rank 0, which notes all else, was lost."""
+    output_dir = Path(config.output_dir)
+    watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
+    if ranks.rank == 1:
+        watchdog.on_leaving = lambda verdict: record_loss_of_writer(output_dir, verdict)
     watchdog.start()
     return watchdog
 

@@ -47,6 +47,7 @@ def start(
     *more: str,
     trouble: dict[str, Any] | None = None,
     hosts: dict[int, Host] | None = None,
+    address: str = "127.0.0.1",
 ) -> list[Rank]:
     """Start the ranks of a training as a launcher would; one alone is started without any such environment.
 
@@ -56,7 +57,7 @@ def start(
     env = {name: value for name, value in os.environ.items() if name not in names}
     env |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **training.env}
     if num_ranks > 1:
-        env |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        env |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
     script = PRETRAIN
     if trouble is not None:
         env, script = env | {"TROUBLE": json.dumps(trouble), "TROUBLE_ROWS": str(training.folder)}, TROUBLED

@@ -18,8 +18,9 @@ import torch
 import torch.distributed
 
 from data_prep.errors import UsageError, UserError
-from trainer.ranks.leaving import end_process, first_line
+from trainer.ranks.leaving import end_process, first_line, tells_of_lost_peer
 from trainer.ranks.meeting import RankIsMissing, meet
+from trainer.ranks.stacks import flight_recorder_environment
 from trainer.settings.training import DistributedSettings
 
 
@@ -38,21 +39,26 @@ class Ranks:
         return self.rank == 0
 
 
-def initialize_distributed(settings: DistributedSettings, deterministic: bool = False) -> Ranks:
+def initialize_distributed(
+    settings: DistributedSettings, deterministic: bool = False, output_dir: Path | None = None
+) -> Ranks:
     """Start the process group that the environment describes; without one, a world of one.
 
-    `deterministic` asks torch for kernels that give the same bits every time (and an error where there is none).
+    `deterministic` asks torch for kernels that give the same bits every time (and an error where there is none);
+    with an `output_dir` NCCL writes the record of its collectives there after a timeout (`stacks.py`).
 
     gloo and the CPU where there is no CUDA device (or `DS_ACCELERATOR=cpu`), nccl and `cuda:LOCAL_RANK` otherwise.
 
     Raises:
-        UserError: the environment describes no group, its port is taken, or not all ranks came.
+        UserError: the environment describes no group, its port is taken, or not all ranks came (`RankIsMissing`).
     """
     _complete_environment()
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
     use_cuda = device_type() == "cuda"
+    if output_dir is not None:
+        os.environ.update(flight_recorder_environment(output_dir, use_cuda, os.environ))
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow, which would begin to report
@@ -81,20 +87,18 @@ def _start_group(backend: str, rank: int, world_size: int, settings: Distributed
         deepspeed.init_distributed(
             dist_backend=backend,
             auto_mpi_discovery=False,
-            timeout=timedelta(seconds=settings.meeting_timeout_seconds),
+            timeout=timedelta(seconds=settings.connect_timeout_seconds),
             verbose=False,
         )
-    except torch.distributed.DistError as error:
-        raise RankIsMissing(
-            f"a rank was lost between the ranks' meeting and their group, see its own message ({first_line(error)}); "
-            "start the same command again"
-        ) from None
     except RuntimeError as error:
-        if "gloo" not in str(error).lower():
+        if not isinstance(error, torch.distributed.DistError) and not tells_of_lost_peer(str(error)):
             raise
-        raise UserError(
-            f"the ranks met, and gloo does not connect them ({first_line(error)}); set GLOO_SOCKET_IFNAME to the "
-            "network interface by which the hosts see each other, and look for ranks that ended"
+        interface = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+        raise RankIsMissing(
+            "a rank was lost, or cannot be reached, between the ranks' meeting and their group: they did not connect "
+            f"within distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}). "
+            "Fix: see the message of the rank that ended, and start the same command again; where none ended, set "
+            f"{interface} to the network interface by which the hosts see each other"
         ) from None
     del store  # the group has its own
     set_timeout_on_all_groups(settings)

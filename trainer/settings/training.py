@@ -121,3 +121,8 @@ class DistributedSettings(Settings):
     meeting_timeout_seconds: Seconds = Field(
         600, description="how long the ranks wait for each other at the start before those that are missing are named"
     )
+    connect_timeout_seconds: Seconds = Field(
+        30,
+        description="how long a rank retries at the start to resolve MASTER_ADDR and to connect to it, and to connect "
+        "the process groups once all ranks have met; raise it where hosts start or names appear much later than others",
+    )
