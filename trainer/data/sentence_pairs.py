@@ -75,12 +75,6 @@ def max_pairs_in_row(sequence_length: int) -> int:
     return sequence_length // SHORTEST_PAIR
 
 
-def max_pair_sequences(sequence_length: int, task: PairTask) -> int:
-    """The most sequences in a row, dead places included."""
-    shortest = SHORTEST_PAIR if task == "next_sentence" else SHORTEST_SINGLE
-    return sequence_length // shortest + 1
-
-
 def plan_pairs(
     index: ShardIndex,
     itemsize: int,

@@ -109,10 +109,12 @@ class PretrainingModel(nn.Module):
             self.mlm_head.bias.copy_((counts / counts.sum()).log())
 
     def compile_blocks(self, backend: str = "inductor") -> None:
-        """Compile each block in place with torch.compile, for the fixed shapes of each phase.
+        """Compile each block in place with torch.compile, for the shapes of each phase.
 
-        Blocks of one kind share their graphs: the kinds times the phases, in training and in evaluation.
+        Blocks of one kind share their graphs: the kinds times the phases, in training and in evaluation. All shapes are
+        fixed but the capacity for sequences, which is one symbol of the graph.
         """
+        self.encoder.is_compiled = True
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
         for layer in self.encoder.layers:
             layer.compile(backend=backend, dynamic=False)

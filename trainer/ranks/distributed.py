@@ -31,6 +31,8 @@ class Ranks:
     world_size: int
     local_rank: int
     device: torch.device
+    host_group: torch.distributed.ProcessGroup | None = None
+    """All ranks over gloo, for tensors on the CPU; None where the default group is one."""
 
     @property
     def is_first(self) -> bool:
@@ -69,7 +71,12 @@ def initialize_distributed(settings: DistributedSettings, deterministic: bool = 
         # Left alone, the first start would compile a shared-memory op for minutes, and fail without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     _start_group("nccl" if use_cuda else "gloo", rank, world_size, settings)
-    return Ranks(rank, world_size, local_rank, torch.device("cuda", local_rank) if use_cuda else torch.device("cpu"))
+    if not use_cuda:
+        return Ranks(rank, world_size, local_rank, torch.device("cpu"))
+    host_group = torch.distributed.new_group(
+        backend="gloo", timeout=timedelta(seconds=settings.timeout_seconds), group_desc="hosts"
+    )
+    return Ranks(rank, world_size, local_rank, torch.device("cuda", local_rank), host_group)
 
 
 def _start_group(backend: str, rank: int, world_size: int, settings: DistributedSettings) -> None:
@@ -119,6 +126,14 @@ def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     total = values.detach().to(ranks.device, copy=True)
     if ranks.world_size > 1:
         torch.distributed.all_reduce(total)
+    return total
+
+
+def sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """The sum over ranks of a tensor on the CPU, whatever the device is doing; `values` is left as it is."""
+    total = values.clone()
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(total, group=ranks.host_group)
     return total
 
 
