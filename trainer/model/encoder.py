@@ -45,7 +45,9 @@ class Encoder(nn.Module):
         if self.is_compiled:
             torch._dynamo.mark_dynamic(batch.cu_seqlens, 0)  # a new graph would be an error, not a slow surprise
         dropout = config.attention_probs_dropout_prob if self.training else 0.0
-        kernel = choose_kernel(hidden_states.device, hidden_states.dtype, config.head_size, dropout)
+        kernel = choose_kernel(
+            hidden_states.device, hidden_states.dtype, config.head_size, dropout, batch.sequence_length
+        )
         reaches = {"global": None, "local": config.local_attention and config.local_attention // 2}
         thetas = {"global": config.global_rope_theta, "local": config.local_rope_theta}
         is_rotary = config.position_embedding == "rotary"
