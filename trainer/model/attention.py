@@ -4,8 +4,9 @@ Three ways to the same function:
 
 - varlen: on CUDA in fp16 or bf16, variable-length flash attention (`torch.nn.attention.varlen`), which has no dropout;
 - by_sequence: on the CPU, one call for each sequence, so that short sequences cost little;
-- masked: everywhere, with dropout, and on the CPU in fp32 where rows are so short that calls cost more than they save. Sequences never cross a row, so attention within rows, under a mask that joins
-  places of the same sequence, is the same function.
+- masked: everywhere; with dropout, and on the CPU in fp32 where rows are so short that calls cost more than they save.
+  Sequences never cross a row, so attention within rows, under a mask that joins positions of the same sequence, is the
+  same function.
 """
 
 from __future__ import annotations
