@@ -64,7 +64,7 @@ class ShardRecord(FileRecord):
     documents: Count
     sentences: Count
     tokens: Count
-    min_document_tokens: Count = Field(description="tokens of the shortest document; bounds the sequences in a row")
+    min_document_tokens: Count = Field(description="tokens of the shortest document")
 
 
 class SplitRecord(ManifestPart):

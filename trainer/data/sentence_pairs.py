@@ -39,8 +39,6 @@ IN_ORDER, IS_SWAPPED = 0, 1
 SPECIAL_PLACES = 3
 """[CLS] A [SEP] B [SEP]."""
 SHORTEST_PAIR = SPECIAL_PLACES + 2
-SHORTEST_SINGLE = 3
-"""[CLS] A [SEP]."""
 
 _NEXT_SENTENCE_BITS = (5, 4, 3, 2, 1, 0)
 """Lengths of Bs that agree in so many leading bits are cut to the shorter one; 0 bits match any two."""
@@ -96,11 +94,6 @@ class _Text:
 def max_pairs_in_row(sequence_length: int) -> int:
     """The most pairs that a row can hold."""
     return sequence_length // SHORTEST_PAIR
-
-
-def max_pair_sequences(sequence_length: int) -> int:
-    """The most sequences in a row, its padding included."""
-    return sequence_length // SHORTEST_SINGLE + 1
 
 
 def plan_pairs(

@@ -32,6 +32,8 @@ class Ranks:
     world_size: int
     local_rank: int
     device: torch.device
+    host_group: torch.distributed.ProcessGroup | None = None
+    """All ranks over gloo, for tensors on the CPU; None where the default group is one."""
 
     @property
     def is_first(self) -> bool:
@@ -74,26 +76,27 @@ def initialize_distributed(
     else:
         # Left alone, the first start would compile a shared-memory op for minutes, and fail without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    _start_group("nccl" if use_cuda else "gloo", rank, world_size, settings)
-    return Ranks(rank, world_size, local_rank, torch.device("cuda", local_rank) if use_cuda else torch.device("cpu"))
+    host_group = _start_groups("nccl" if use_cuda else "gloo", rank, world_size, settings)
+    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    return Ranks(rank, world_size, local_rank, device, host_group)
 
 
-def _start_group(backend: str, rank: int, world_size: int, settings: DistributedSettings) -> None:
-    """Start DeepSpeed's communication over `backend` once all ranks have come."""
+def _start_groups(
+    backend: str, rank: int, world_size: int, settings: DistributedSettings
+) -> torch.distributed.ProcessGroup | None:
+    """Start DeepSpeed's communication over `backend` once all ranks have come; returns `Ranks.host_group`."""
     import deepspeed
 
-    store = meet(rank, world_size, settings)
+    store, host_group = meet(rank, world_size, settings), None
+    timeout = timedelta(seconds=settings.connect_timeout_seconds)
     try:
-        deepspeed.init_distributed(
-            dist_backend=backend,
-            auto_mpi_discovery=False,
-            timeout=timedelta(seconds=settings.connect_timeout_seconds),
-            verbose=False,
-        )
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, verbose=False)
+        if backend != "gloo" and world_size > 1:
+            host_group = torch.distributed.new_group(backend="gloo", timeout=timeout, group_desc="hosts")
     except RuntimeError as error:
         if not isinstance(error, torch.distributed.DistError) and not tells_of_lost_peer(str(error)):
             raise
-        interface = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"
+        interface = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
         raise RankIsMissing(
             "a rank was lost, or cannot be reached, between the ranks' meeting and their group: they did not connect "
             f"within distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}). "
@@ -102,6 +105,7 @@ def _start_group(backend: str, rank: int, world_size: int, settings: Distributed
         ) from None
     del store  # the group has its own
     set_timeout_on_all_groups(settings)
+    return host_group
 
 
 def device_type() -> str:
@@ -123,6 +127,14 @@ def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     total = values.detach().to(ranks.device, copy=True)
     if ranks.world_size > 1:
         torch.distributed.all_reduce(total)
+    return total
+
+
+def sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """The sum over ranks of a tensor on the CPU, whatever the device is doing; `values` is left as it is."""
+    total = values.clone()
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(total, group=ranks.host_group)
     return total
 
 

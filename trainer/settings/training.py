@@ -64,7 +64,11 @@ class TrainingSettings(Settings):
     )
     activation_checkpointing: bool = Field(False, description="recompute each block in the backward to save memory")
     deterministic: bool = Field(False, description="deterministic kernels on CUDA (bitwise resume there; slower)")
-    compile: bool = Field(False, description="torch.compile the blocks (needs a C++ compiler on CPU)")
+    compile: Literal["auto", True, False] = Field(
+        "auto",
+        description="torch.compile the blocks and the MLM head with its loss; auto: where every rank has CUDA, Triton "
+        "and a C compiler (true needs a C++ compiler on the CPU)",
+    )
 
 
 class OptimizerSettings(Settings):

@@ -213,12 +213,28 @@ def test_pair_counts_are_reported(corpus) -> None:
     assert loader_of(corpus).pair_counts(0) is None
 
 
-def test_shapes_never_change(corpus, reference) -> None:
-    _, batches, _ = reference
+def test_shapes_never_change_but_for_the_room_for_sequences(corpus, reference) -> None:
+    mode, batches, _ = reference
     micro_batches = [batch for global_batch in batches for batch in global_batch.micro_batches]
-    names = ("input_ids", "cu_seqlens", "masked_positions", "labels", "cls_positions", "next_sentence_labels")
+    names = ("input_ids", "masked_positions", "labels", "cls_positions", "next_sentence_labels")
     assert len({tuple(getattr(batch, name).shape for name in names) for batch in micro_batches}) == 1
     assert len(micro_batches[0].labels) == 4 * np.ceil(0.15 * LENGTH)
+    assert {batch.has_segment_b for batch in micro_batches} == {mode != "none"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_room_for_sequences_is_near_their_number_with_documents_of_one_token(
+    tmp_path: Path, corpus_at: Callable, documents_of: Callable, mode: str
+) -> None:
+    """One document of one token in the corpus made room for 171 sequences in every row of 512, sentence pairs 103."""
+    documents = [[1], *documents_of(np.random.default_rng(3), 400, 600.0), *([[1]] * 30)]
+    corpus = corpus_at(tmp_path, [documents], [documents_of(np.random.default_rng(4), 3, 90.0)])
+    loader = loader_of(corpus, mode, micro_rows=32, global_rows=64, length=512)
+    batches = list(itertools.islice(loader, 5))
+    for batch in (micro_batch for global_batch in batches for micro_batch in global_batch.micro_batches):
+        real, capacity = len(batch.cu_seqlens.unique()) - 1, len(batch.cu_seqlens) - 1
+        assert real <= capacity <= 2 * real + 64
+        assert capacity < 32 * 20
 
 
 def test_slices_of_many_ranks_are_disjoint_complete_and_equal(corpus) -> None:

@@ -21,7 +21,6 @@ from trainer.data.sentence_pairs import (
     SPECIAL_PLACES,
     PairTask,
     fit_pairs,
-    max_pair_sequences,
     max_pairs_in_row,
     plan_pairs,
 )
@@ -143,8 +142,6 @@ def test_rows_hold_whole_pairs(index_of: IndexMaker, documents: list[list[int]],
     assert ((used > 0) & (used <= sequence_length)).all()
     num_pairs = np.bincount(segments.rows, weights=segments.types == SEGMENT_B)
     assert num_pairs.max() <= max_pairs_in_row(sequence_length)
-    num_sequences = np.bincount(segments.rows, weights=segments.types == SEGMENT_A) + (used < sequence_length)
-    assert num_sequences.max() <= max_pair_sequences(sequence_length)
     assert num_pairs.sum() + num_singles == (segments.types == SEGMENT_A).sum()
     assert (segments.types[np.flatnonzero(segments.types == SEGMENT_B) - 1] == SEGMENT_A).all()
     assert used.sum() == sum(plan.counts.filled_places for plan in plans)
