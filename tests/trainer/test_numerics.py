@@ -34,7 +34,6 @@ def test_ranks_that_lack_nothing_compile(found: list[str | None]) -> None:
     assert config.training.compile is True and warning is None
 
 
-@pytest.mark.fault(61, "one host resolves training.compile=auto differently", "no rank compiles, with a warning")
 def test_where_one_rank_lacks_something_none_compiles_and_the_warning_names_it(found: list[str | None]) -> None:
     found[1] = "a C compiler"
     config, warning = with_compilation_decided(config_of(), GPU_RANKS)

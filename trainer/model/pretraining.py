@@ -68,6 +68,8 @@ class PretrainingModel(nn.Module):
         self.mlm_head = MaskedLanguageModelHead(config)
         self.pooler = Pooler(config) if next_sentence else None
         self.next_sentence_head = NextSentenceHead(config) if next_sentence else None
+        self._mlm_loss_sum = self._sum_mlm_losses
+        """`compile_blocks` puts the compiled function here."""
 
     def forward(self, batch: Batch, scored: bool = False) -> PretrainingOutput | PredictionScores:
         """Loss sums and counts of `batch`, which must lie on the model's device; or the scores of each prediction."""
@@ -95,7 +97,7 @@ class PretrainingModel(nn.Module):
         logits: torch.Tensor = self.mlm_head(masked, self.encoder.embeddings.word_embeddings)
         return logits
 
-    def _mlm_loss_sum(
+    def _sum_mlm_losses(
         self, hidden_states: torch.Tensor, masked_positions: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
         return _loss_sum(self._mlm_logits(hidden_states, masked_positions), labels)
@@ -133,8 +135,7 @@ class PretrainingModel(nn.Module):
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
         for layer in self.encoder.layers:
             layer.compile(backend=backend, dynamic=False)
-        # As an attribute of the instance it takes the method's place.
-        self._mlm_loss_sum = torch.compile(self._mlm_loss_sum, backend=backend, dynamic=False)  # type: ignore[method-assign]
+        self._mlm_loss_sum = torch.compile(self._sum_mlm_losses, backend=backend, dynamic=False)
 
 
 def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

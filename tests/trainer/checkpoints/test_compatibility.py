@@ -98,7 +98,6 @@ def test_another_number_of_ranks_and_other_versions_are_harmless():
     assert len(lines) == 2
 
 
-@pytest.mark.fault(61, "a resume takes another attention kernel, torch build or compiles otherwise", "is reported")
 def test_what_changes_the_bits_of_a_loss_is_reported():
     saved = saved_with(CONFIG, numerics=NUMERICS | {"attention kernel": "varlen"})
     compiled = changed(CONFIG, "training", compile=True)
