@@ -108,9 +108,7 @@ def _make_engine(side: str, mode: str, config: RunConfig, device: torch.device) 
     return engine
 
 
-def our_steps(
-    shard_set: ShardSet, config: RunConfig, device: torch.device, num_steps: int, seed: int
-) -> list[Step]:
+def our_steps(shard_set: ShardSet, config: RunConfig, device: torch.device, num_steps: int, seed: int) -> list[Step]:
     """Packed micro-batches of our loader."""
     (phase,) = config.phases
     loader = Loader([shard_set], config.data, phase, Position(0, 0, 0), seed, 0, 1, lambda step: MLM_PROBABILITY, 0)
