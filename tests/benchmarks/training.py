@@ -7,8 +7,8 @@ The same model sizes (MLM alone, no attention dropout, fp32), documents, optimiz
 process each, on the CPU, in turns. Ours packs documents into rows, with tracking and a checkpoint as always. The peer
 groups documents by length (`train_sampling_strategy="group_by_length"`), pads to the longest of a batch, uses SDPA and
 logs nothing. Every seed draws other batches on both sides. Each turn trains twice, --short-steps steps and --steps
-more; the difference in CPU seconds (children included) and in tokens is the figure, so that starting, evaluation and the
-checkpoint cancel out, and other work on the machine hardly counts. Tokens are real ones, [CLS] and [SEP] included.
+more; the difference in CPU seconds (children included) and in tokens is the figure, so that starting, evaluation and
+the checkpoint cancel out, and other work on the machine hardly counts. Tokens are real ones, [CLS] and [SEP] included.
 Memory is the peak of the largest process.
 """
 
