@@ -306,7 +306,7 @@ def _speeds(comparison: Mapping[str, Any], workload: str, mode: str) -> tuple[fl
 
 def _range(seconds: Mapping[str, float], mode: str) -> str:
     found = sorted(value for name, value in seconds.items() if name.startswith(mode))
-    return f"{found[0]:.1f} to {found[-1]:.1f}"
+    return f"{figure(found[0])} to {figure(found[-1])}"
 
 
 def _median(runs: Sequence[Mapping[str, float]], name: str) -> float:
