@@ -15,7 +15,7 @@ import pytest
 
 from data_prep.errors import UserError
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import catalogue, plots, readme_blocks, reports, rows, running
+from tests.benchmarks import catalogue, corpus_part, plots, readme_blocks, reports, rows, running
 from tests.benchmarks.catalogue import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Row, figure
 
@@ -238,6 +238,37 @@ def test_bars_are_as_long_as_their_figures_and_names_cannot_break_the_picture() 
     ratios = plots.draw_ratios("title", [*compared, Row("slow", 1.0, 2.0, "peer", "MB/s", "more", 3)])
     assert re.findall(r">([\d.]+ x)<", ratios) == ["3.00 x", "0.500 x"]
     assert re.findall(r'<rect x="540" y="\d+" width="(\d+)"', ratios) == ["300", "1"]
+
+
+def test_corpora_are_read_from_json_lines_csv_and_tsv_and_cut_to_size(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt", encoding="utf-8") as lines:
+        lines.writelines(json.dumps({"text": f"été {number}"}) + "\n" for number in range(10))
+    (tmp_path / "b.csv").write_text('\ufefftext,label\n"one, ""two""\nthree",1\n', encoding="utf-8")
+    (tmp_path / "c.tsv").write_text('sentence\tlabel\na "quote\t0\n', encoding="utf-8")
+    corpora = corpus_part.corpora_of([f"english={tmp_path}/*.gz", f"reviews={tmp_path}/b.csv,{tmp_path}/c.tsv"])
+    assert {name: [Path(path).name for path in files] for name, files in corpora.items()} == {
+        "english": ["a.jsonl.gz"],
+        "reviews": ["b.csv", "c.tsv"],
+    }
+    assert corpus_part.take_part(corpora["english"], None, tmp_path / "unused") == corpora["english"]
+    reviews = corpus_part.take_part(corpora["reviews"], None, tmp_path / "reviews")
+    texts = [text for path in reviews for text in corpus_part.read_texts(path)]
+    assert texts == ['one, "two"\nthree', 'a "quote']
+    (part,) = corpus_part.take_part(corpora["english"], 20e-6, tmp_path / "part")
+    assert list(corpus_part.read_texts(part)) == ["été 0", "été 1", "été 2"], "seven bytes each"
+    with pytest.raises(SystemExit, match="no file matches"):
+        corpus_part.corpora_of([f"none={tmp_path}/*.txt"])
+
+
+def test_a_benchmark_gets_every_corpus_and_without_any_the_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").touch()
+    one = Benchmark(
+        "name", "something", "good.py", rows.tokenising, 1, ["--corpora", "{corpora}", "--work", "{work}"], []
+    )
+    inputs = running.Inputs(Path("w"), tmp_path, ["a=x", "b=y,z"], None, None, quick=False)
+    assert inputs.arguments(one) == ["--corpora", "a=x", "b=y,z", "--work", "w"]
+    inputs = running.Inputs(Path("w"), tmp_path, [], None, None, quick=False)
+    assert inputs.arguments(one) == ["--corpora", f"corpus={tmp_path}/*.jsonl.gz", "--work", "w"]
 
 
 @pytest.fixture
