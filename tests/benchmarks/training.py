@@ -1,7 +1,7 @@
 """Whole training loops side by side: `launch/pretrain.py` and transformers' Trainer, tokens a CPU second and memory.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/training.py --shards DIR ... [--config tiny_cpu small_gpu] [--steps 40]
-        [--short-steps 4] [--seeds 3] [--results FILE]
+    OMP_NUM_THREADS=1 python tests/benchmarks/training.py --shards DIR ... [--config tiny_cpu small_gpu] [--steps 49]
+        [--short-steps 1] [--seeds 3] [--results FILE]
 
 The same model sizes (MLM alone, no attention dropout, fp32), documents, optimizer and real tokens per step; one
 process each, on the CPU, in turns. Ours packs documents into rows, with tracking and a checkpoint as always. The peer
@@ -9,7 +9,8 @@ groups documents by length (`train_sampling_strategy="group_by_length"`), pads t
 logs nothing. Every seed draws other batches on both sides. Each turn trains twice, --short-steps steps and --steps
 more; the difference in CPU seconds (children included) and in tokens is the figure, so that starting, evaluation and
 the checkpoint cancel out, and other work on the machine hardly counts. Tokens are real ones, [CLS] and [SEP] included.
-Memory is the peak of the largest process.
+Memory is the peak of the largest process. Trainer sorts groups of 50 batches by length, longest first, so that 1 and 49
+steps are the whole of a group.
 """
 
 from __future__ import annotations
@@ -140,8 +141,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--config", nargs="+", default=["tiny_cpu", "small_gpu"], help="presets of family bert")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=4096, help="real tokens per step (default 4,096)")
-    parser.add_argument("--steps", type=int, default=40, help="steps that are compared (default 40)")
-    parser.add_argument("--short-steps", type=int, default=4, help="of the training that is subtracted (default 4)")
+    parser.add_argument("--steps", type=int, default=49, help="steps that are compared (default 49)")
+    parser.add_argument("--short-steps", type=int, default=1, help="of the training that is subtracted (default 1)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--work", help="folder for temporary files")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write everything as JSON")

@@ -28,6 +28,9 @@ from trainer.config import RunConfig
 from trainer.data.shard_set import open_shard_set
 from trainer.model.hugging_face import hugging_face_config
 
+POOL_STEPS = 200
+"""Steps that the documents are enough for: with fewer than 4 x 50, Trainer groups fewer batches at once."""
+
 
 class CountingCollator:
     """The peer's collator; counts real tokens and positions of every batch."""
@@ -69,17 +72,14 @@ def main() -> None:
 
 
 def train(config: RunConfig, output: Path, num_steps: int) -> dict[str, float]:
-    """One epoch of Trainer over as many documents as hold our number of real tokens.
-
-    All of them are trained on, so that no batch is left out for its length.
-    """
+    """The first steps of Trainer over enough documents for groups of their full size, 50 batches."""
     (phase,) = config.phases
     shard_set = open_shard_set(config.data.shards)
     pieces, tokens = [], 0
     for piece in pieces_of(shard_set, phase.sequence_length, config.training.seed):
         pieces.append(piece)
         tokens += len(piece)
-        if tokens >= num_steps * phase.global_batch_tokens:
+        if tokens >= POOL_STEPS * phase.global_batch_tokens:
             break
     collator = CountingCollator(config.model.vocab_size)
     trainer = Trainer(
@@ -88,10 +88,10 @@ def train(config: RunConfig, output: Path, num_steps: int) -> dict[str, float]:
         ),
         args=TrainingArguments(
             output_dir=str(output),
-            per_device_train_batch_size=max(1, round(len(pieces) / num_steps)),
+            per_device_train_batch_size=max(1, round(len(pieces) / POOL_STEPS)),
             train_sampling_strategy="group_by_length",
             seed=config.training.seed,
-            num_train_epochs=1,
+            max_steps=num_steps,
             learning_rate=config.optimizer.learning_rate,
             adam_beta2=config.optimizer.beta2,
             weight_decay=config.optimizer.weight_decay,
@@ -106,8 +106,8 @@ def train(config: RunConfig, output: Path, num_steps: int) -> dict[str, float]:
         data_collator=collator,
     )
     trainer.train()
-    real, positions = (sum(values) for values in zip(*collator.counts, strict=True))
-    assert real == tokens, "Trainer left out documents"
+    counts = collator.counts[:num_steps]  # it fetches one batch ahead
+    real, positions = (sum(values) for values in zip(*counts, strict=True))
     return {"tokens": real, "filled_share": real / positions}
 
 
