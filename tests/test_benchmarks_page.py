@@ -15,7 +15,7 @@ import pytest
 
 from data_prep.errors import UserError
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import catalogue, plots, readme_blocks, reports, rows, running
+from tests.benchmarks import catalogue, corpus_part, plots, readme_blocks, reports, rows, running
 from tests.benchmarks.catalogue import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Row, figure
 
@@ -74,33 +74,93 @@ def test_a_ratio_above_one_means_that_ours_is_better() -> None:
 
 
 def raw_tokenising() -> dict[str, Any]:
-    runs = {name: [{"seconds": seconds}] * 3 for name, seconds in (("ours", 2.0), ("sentencepiece", 8.0))}
-    runs["tokenizers"] = [{"seconds": seconds} for seconds in (1.0, 5.0, 90.0)]  # the median counts
+    """Two corpora: SentencePiece is faster by paragraph on one; gigatoken has other ids on that one."""
+
+    def corpus(text_mb: float, gigatoken_differs: int, **seconds: float) -> dict[str, Any]:
+        runs = {name: [{"cpu_seconds": value}] * 3 for name, value in seconds.items()}
+        runs["tokenizers"] = [{"cpu_seconds": value} for value in (1.0, 5.0, 90.0)]  # the median counts
+        differing = dict.fromkeys(runs, 0) | {"gigatoken": gigatoken_differs}
+        return {"text_mb": text_mb, "documents": 9, "documents_with_other_ids": differing, "runs": runs}
+
     machine = {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1, "python": "3.11.7"}
     return machine | {
         "date": "2026-01-02",
         "versions": {"sentencepiece": "0.2.3"},
         "command": "python /somewhere/tests/benchmarks/tokenising.py --corpus /corpora/books --work /w --runs 3",
-        "text_mb": 20.0,
-        "runs": runs,
+        "corpora": {
+            "long": corpus(20.0, 1, ours=2.0, sentencepiece=12.0, sentencepiece_paragraphs=8.0, gigatoken=1.0),
+            "short": corpus(10.0, 0, ours=4.0, sentencepiece=2.0, sentencepiece_paragraphs=2.5, gigatoken=5.0),
+        },
     }
 
 
 def test_a_scripts_report_becomes_rows_of_medians_without_the_machines_paths() -> None:
     report = reports.in_common_shape("tokenising", raw_tokenising(), rows.tokenising)
-    assert [(row["ours"], row["peer"], row["ratio"]) for row in report["rows"]] == [(10.0, 2.5, 4.0), (10.0, 4.0, 2.5)]
+    assert [(row["peer_name"], row["ours"], row["peer"]) for row in report["rows"]] == [
+        ("SentencePiece", 30.0 / 6.0, 30.0 / 10.0),  # by paragraph on one corpus, by document on the other
+        ("tokenizers (encode_batch_fast)", 30.0 / 6.0, 30.0 / 10.0),
+        ("gigatoken", 10.0 / 4.0, 10.0 / 5.0),  # the corpus on which it has the same ids
+    ]
+    assert [row["ratios"] for row in report["rows"]] == [
+        {"long": 4.0, "short": 0.5},
+        {"long": 2.5, "short": 1.25},
+        {"short": 1.25},
+    ]
+    assert reports.rows_of(report)[0].range == "0.500 (short) to 4.00 (long)"
+    assert reports.rows_of(report)[2].range == ""
     assert report["command"] == "python tokenising.py --corpus books --runs 3"
     assert report["machine"] == {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1}
     assert report["versions"] == {"sentencepiece": "0.2.3", "python": "3.11.7"}
-    assert report["date"] == "2026-01-02" and set(report["details"]) == {"text_mb", "runs"}
+    assert report["date"] == "2026-01-02" and set(report["details"]) == {"corpora"}
     argv = ["/somewhere/tests/benchmarks/peers_preparation.py", "--corpus", "../corpora/*.jsonl.gz"]
     assert reports.without_folders(argv) == "python tests/benchmarks/peers_preparation.py --corpus *.jsonl.gz"
+
+
+def test_resuming_and_masking_are_compared_with_every_peer_and_with_its_fastest_form() -> None:
+    def runs(seconds: float) -> list[dict[str, float]]:
+        return [{"cpu_seconds": seconds, "peak_mb": 100.0}] * 3
+
+    raw = raw_tokenising() | {
+        "tokens_before_the_stop": {"streamed": 100_000_000, "long": 50_000_000_000},
+        "runs": {
+            "streamed": {"ours": runs(0.5), "trainer": runs(50.0), "datasets": runs(0.25)},
+            "long": {"ours": runs(1.0)},
+        },
+    }
+    found = [(row.name, row.peer_name, row.ratio) for row in rows.resuming(raw) if row.unit == "CPU s"]
+    name = "resume after 100M tokens of a stream"
+    assert found[:2] == [(name, "datasets' state_dict", 0.5), (name, "Trainer, which skips", 100.0)]
+    assert found[2] == ("resume after 50G tokens of 100G planned", None, None)
+    speeds = {
+        "collator on lists 512": 1.0,
+        "collator on np arrays 512": 4.0,
+        "ours none 512": 20.0,
+        "ours none 128": 10.0,
+    }
+    throughput = {name: {"million_tokens_per_cpu_second": speed, "runs": [speed]} for name, speed in speeds.items()}
+    scale = {"tokens": 1e11, "shards": 20_000, "none": {"cpu_seconds": 1.0}}
+    compared = [row for row in rows.loader({"throughput": throughput, "start": {}, "scale": scale}) if row.ratio]
+    assert [(row.peer_name, row.ratio) for row in compared] == [("DataCollatorForLanguageModeling, np arrays", 5.0)]
+
+
+def test_training_is_told_over_corpora_and_seeds() -> None:
+    def runs(*speeds: float) -> list[dict[str, float]]:
+        return [
+            {"tokens": 100.0, "cpu_seconds": 100.0 / speed, "tokens_per_cpu_second": speed, "peak_mb": speed}
+            for speed in speeds
+        ]
+
+    models = {"tiny_cpu": {"english": {"ours": runs(20.0, 20.0), "transformers": runs(10.0, 5.0)}}}
+    speed, memory = rows.training({"models": models})
+    assert (speed.ours, speed.peer, speed.runs) == (20.0, pytest.approx(200.0 / 30.0), 2)
+    assert speed.ratios == {"english, seed 0": 2.0, "english, seed 1": 4.0}
+    assert (memory.ours, memory.peer, memory.ratio) == (20.0, 10.0, 0.5)
 
 
 def test_what_a_script_wrote_into_results_itself_is_brought_into_the_common_shape(tmp_path: Path) -> None:
     (tmp_path / "tokenising.json").write_text(json.dumps(raw_tokenising()))
     found = command.load_reports(tmp_path)
-    assert found["tokenising"]["rows"][0]["ratio"] == 4.0
+    assert found["tokenising"]["rows"][0]["ratio"] == pytest.approx(5.0 / 3.0)
     assert reports.read(tmp_path / "tokenising.json") == found["tokenising"]
 
 
@@ -180,6 +240,37 @@ def test_bars_are_as_long_as_their_figures_and_names_cannot_break_the_picture() 
     assert re.findall(r'<rect x="540" y="\d+" width="(\d+)"', ratios) == ["300", "1"]
 
 
+def test_corpora_are_read_from_json_lines_csv_and_tsv_and_cut_to_size(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt", encoding="utf-8") as lines:
+        lines.writelines(json.dumps({"text": f"été {number}"}) + "\n" for number in range(10))
+    (tmp_path / "b.csv").write_text('\ufefftext,label\n"one, ""two""\nthree",1\n', encoding="utf-8")
+    (tmp_path / "c.tsv").write_text('sentence\tlabel\na "quote\t0\n', encoding="utf-8")
+    corpora = corpus_part.corpora_of([f"english={tmp_path}/*.gz", f"reviews={tmp_path}/b.csv,{tmp_path}/c.tsv"])
+    assert {name: [Path(path).name for path in files] for name, files in corpora.items()} == {
+        "english": ["a.jsonl.gz"],
+        "reviews": ["b.csv", "c.tsv"],
+    }
+    assert corpus_part.take_part(corpora["english"], None, tmp_path / "unused") == corpora["english"]
+    reviews = corpus_part.take_part(corpora["reviews"], None, tmp_path / "reviews")
+    texts = [text for path in reviews for text in corpus_part.read_texts(path)]
+    assert texts == ['one, "two"\nthree', 'a "quote']
+    (part,) = corpus_part.take_part(corpora["english"], 20e-6, tmp_path / "part")
+    assert list(corpus_part.read_texts(part)) == ["été 0", "été 1", "été 2"], "seven bytes each"
+    with pytest.raises(SystemExit, match="no file matches"):
+        corpus_part.corpora_of([f"none={tmp_path}/*.txt"])
+
+
+def test_a_benchmark_gets_every_corpus_and_without_any_the_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").touch()
+    one = Benchmark(
+        "name", "something", "good.py", rows.tokenising, 1, ["--corpora", "{corpora}", "--work", "{work}"], []
+    )
+    inputs = running.Inputs(Path("w"), tmp_path, ["a=x", "b=y,z"], None, None, quick=False)
+    assert inputs.arguments(one) == ["--corpora", "a=x", "b=y,z", "--work", "w"]
+    inputs = running.Inputs(Path("w"), tmp_path, [], None, None, quick=False)
+    assert inputs.arguments(one) == ["--corpora", f"corpus={tmp_path}/*.jsonl.gz", "--work", "w"]
+
+
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository whose benchmarks are scripts of a line or two."""
@@ -226,7 +317,7 @@ def test_each_runs_on_its_own_and_what_cannot_run_says_why_and_stops_no_other(
     assert re.search(r"lacking needs no_such_package_a, which.*pip install no_such_package_a'", told.err)
     assert "the disk is full" in told.err and "failing ended with status 1" in told.err
     assert "not measured: lacking, failing" in told.err
-    assert "[3/3]" in told.out and "10.0 MB/s  2.50 SentencePiece  4.00 times better" in told.out
+    assert "[3/3]" in told.out and "5.00 MB/CPU s  3.00 SentencePiece  1.67 times better" in told.out
     assert [path.name for path in results.iterdir()] == ["tokenising.json"]
     details = reports.read(results / "tokenising.json")["details"]
     assert details["threads"] == "1" and details["arguments"] == ["--corpus", str(corpus)]
@@ -268,6 +359,11 @@ def test_the_list_names_every_benchmark_and_every_script_is_there(capsys: pytest
     assert len(set(names)) == len(names)
 
 
+def _leaves_out_peers(benchmark: Benchmark) -> bool:
+    """Whether its quick run does without the environment of the peers."""
+    return not {"--contestants", "--peers"}.isdisjoint(benchmark.quick)
+
+
 @pytest.mark.slow
 @pytest.mark.spawn
 @pytest.mark.timeout(1800)
@@ -281,7 +377,7 @@ def test_every_benchmark_that_needs_no_package_index_runs(
     own = [
         benchmark.name
         for benchmark in catalogue.BENCHMARKS
-        if not benchmark.peers_environment and "--labelled" not in benchmark.quick
+        if "--labelled" not in benchmark.quick and (not benchmark.peers_environment or _leaves_out_peers(benchmark))
     ]
     words = ["--quick", "--corpus", str(corpus), "--results", str(results), "--work", str(tmp_path), "--only", *own]
     assert command.main(words) == 0, capfd.readouterr().err

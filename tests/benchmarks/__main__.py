@@ -52,7 +52,9 @@ def run_all(arguments: argparse.Namespace) -> int:
     not_measured: list[str] = []
     with tempfile.TemporaryDirectory(prefix="clozeworks-benchmarks-", dir=arguments.work) as work:
         results = arguments.results or (Path(work) / "results" if arguments.quick else reports.RESULTS)
-        inputs = Inputs(Path(work), arguments.corpus, arguments.tokenizer, arguments.shards, arguments.quick)
+        inputs = Inputs(
+            Path(work), arguments.corpus, arguments.corpora, arguments.tokenizer, arguments.shards, arguments.quick
+        )
         if not arguments.quick:
             print(f"about {_time(sum(benchmark.minutes for benchmark in chosen))} in all", flush=True)
         for number, benchmark in enumerate(chosen, start=1):
@@ -150,6 +152,13 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         default=Path(corpora) / "pack_medium" if corpora else None,
         help="folder of *.jsonl.gz (default: pack_medium in the folder that CLOZEWORKS_CORPORA names)",
+    )
+    parser.add_argument(
+        "--corpora",
+        nargs="+",
+        default=[],
+        metavar="NAME=PATTERN[,PATTERN ...]",
+        help="texts on which tokenizing and preparation are compared with peers (default: --corpus)",
     )
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="made by python -m data_prep tokenizer")
     parser.add_argument("--shards", type=Path, metavar="DIR", help="made by python -m data_prep shards")

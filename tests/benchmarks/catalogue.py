@@ -14,7 +14,8 @@ class Benchmark:
     """One script with the arguments of its full and its quick run.
 
     `{corpus}` in an argument is a folder of jsonl.gz files, `{corpus_file}` the first of them, `{tokenizer}` and
-    `{shards}` what preparation makes of it, `{work}` a folder for what is written meanwhile.
+    `{shards}` what preparation makes of it, `{work}` a folder for what is written meanwhile. The argument `{corpora}`
+    becomes several: NAME=PATTERN of every corpus that peers are compared on.
     """
 
     name: str
@@ -44,20 +45,22 @@ TRANSFORMERS = ("transformers", "accelerate", "torch")
 BENCHMARKS = (
     Benchmark(
         "tokenising",
-        "MB/s of one core beside SentencePiece and tokenizers",
+        "MB per CPU second beside SentencePiece, tokenizers and gigatoken, over several corpora",
         "tokenising.py",
         rows.tokenising,
-        3,
-        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}"],
-        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}", "--limit-mb", "1", "--runs", "1"],
+        5,
+        ["--corpora", "{corpora}", "--work", "{work}"],
+        ["--corpora", "{corpora}", "--work", "{work}", "--limit-mb", "1", "--runs", "1", "--vocab-size", "512"]
+        + ["--contestants", "ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers"],
         packages=("sentencepiece", "tokenizers"),
+        peers_environment=True,
     ),
     Benchmark(
         "preparation",
-        "text to verified shards, seconds by part and memory, beside SentencePiece alone",
+        "text to verified shards by number of workers, seconds by part and memory",
         "preparation.py",
         rows.preparation,
-        9,
+        6,
         ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}", "--check-ids"],
         ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}", "--limit-mb", "1", "--runs", "1"],
         packages=("sentencepiece",),
@@ -76,12 +79,12 @@ BENCHMARKS = (
     ),
     Benchmark(
         "peers_preparation",
-        "text to shards beside datatrove and datasets.map",
+        "text to shards beside SentencePiece alone, datatrove and datasets.map, over several corpora",
         "peers_preparation.py",
         rows.peers_preparation,
-        4,
-        ["--corpus", "{corpus}/*.jsonl.gz", "--work", "{work}", "--limit-mb", "30"],
-        ["--corpus", "{corpus}/*.jsonl.gz", "--work", "{work}", "--limit-mb", "1", "--runs", "1"],
+        6,
+        ["--corpora", "{corpora}", "--work", "{work}"],
+        ["--corpora", "{corpora}", "--work", "{work}", "--limit-mb", "1", "--runs", "1", "--vocab-size", "512"],
         peers_environment=True,
     ),
     Benchmark(
@@ -90,8 +93,8 @@ BENCHMARKS = (
         "memory.py",
         rows.memory,
         5,
-        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}"],
-        ["--corpus", "{corpus}", "--tokenizer", "{tokenizer}", "--work", "{work}", "--limit-mb", "1", "--runs", "1"],
+        ["--corpora", "{corpora}", "--work", "{work}"],
+        ["--corpora", "{corpora}", "--work", "{work}", "--limit-mb", "1", "--runs", "1", "--vocab-size", "512"],
         peers_environment=True,
     ),
     Benchmark(
@@ -106,24 +109,25 @@ BENCHMARKS = (
     ),
     Benchmark(
         "resuming",
-        "from a stop to the next batch beside Trainer, which skips what it has seen",
+        "from a stop to the next batch beside datasets, StatefulDataLoader, mosaicml-streaming and Trainer",
         "resuming.py",
         rows.resuming,
         9,
         ["--work", "{work}"],
-        ["--work", "{work}", "--streamed-tokens", "1000000", "--indexed-tokens", "50000000", "--runs", "1"],
+        ["--work", "{work}", "--streamed-tokens", "1000000", "--indexed-tokens", "50000000", "--runs", "1", "--peers"],
         packages=TRANSFORMERS,
+        peers_environment=True,
     ),
     Benchmark(
         "encoder",
-        "training steps of bert_base beside transformers, SDPA",
+        "training steps of bert_base beside transformers, SDPA, its batches grouped by length",
         "encoder.py",
         rows.encoder,
-        12,
-        ["--shards", "{shards}", "--workloads", "documents", "full", "--modes", "eager", "--steps", "1"],
+        10,
+        ["--shards", "{shards}", "--workloads", "grouped", "full", "--modes", "eager", "--steps", "1"]
+        + ["--tokens", "2048"],
         ["--smoke", "--modes", "eager", "--precision", "fp32"],
         packages=TRANSFORMERS,
-        threads=0,
         results="encoder_{device}.json",
     ),
     Benchmark(
@@ -132,23 +136,21 @@ BENCHMARKS = (
         "encoder.py",
         rows.encoder,
         15,
-        ["--shards", "{shards}", "--workloads", "documents", "--steps", "1"],
-        ["--smoke", "--workloads", "documents", "--precision", "fp32"],
+        ["--shards", "{shards}", "--workloads", "grouped", "--steps", "1", "--tokens", "2048"],
+        ["--smoke", "--workloads", "grouped", "--precision", "fp32"],
         packages=TRANSFORMERS,
-        threads=0,
         results="encoder_{device}_compiled.json",
     ),
     Benchmark(
         "training",
-        "whole training loops and their memory beside Trainer with padded batches",
+        "whole training loops and their memory beside Trainer, which groups by length",
         "training.py",
         rows.training,
-        10,
+        20,
         ["--shards", "{shards}", "--work", "{work}"],
         ["--shards", "{shards}", "--work", "{work}", "--config", "tiny_cpu"]
-        + ["--steps", "2", "--warmup", "1", "--rounds", "1", "--length", "64", "--tokens", "256"],
+        + ["--steps", "2", "--short-steps", "1", "--seeds", "1", "--length", "64", "--tokens", "256"],
         packages=TRANSFORMERS,
-        threads=0,
     ),
     Benchmark(
         "pretraining",

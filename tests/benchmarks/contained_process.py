@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ def run_contained(
     gives them to this process, which is why nothing else may be started here at the same time.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _wait_for_children()  # what an earlier command left, such as its fork server, would count as this one's
     load = os.getloadavg()[0]
     with tempfile.TemporaryFile("w+") as errors:
         started_at = time.perf_counter()
@@ -41,15 +43,20 @@ def run_contained(
             errors.seek(0)
             told = errors.read()[-4000:]
             sys.exit(f"{' '.join(command)[:300]} failed with status {process.returncode}:\n{told}")
-    usages = [usage]
-    while True:
-        try:
-            usages.append(os.wait3(0)[2])
-        except ChildProcessError:
-            break
+    usages = [usage, *_wait_for_children()]
     return {
         "seconds": elapsed_seconds,
         "cpu_seconds": sum(one.ru_utime + one.ru_stime for one in usages),
         "peak_mb": max(one.ru_maxrss for one in usages) * 1024 / 1e6,
         "load_before": load,
     }
+
+
+def _wait_for_children() -> list[resource.struct_rusage]:
+    """What every child used, those that Linux gave to this process included."""
+    usages = []
+    while True:
+        try:
+            usages.append(os.wait3(0)[2])
+        except ChildProcessError:
+            return usages

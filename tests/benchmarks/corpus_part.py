@@ -1,30 +1,75 @@
-"""A part of a corpus, to try a benchmark on."""
+"""The corpora of a benchmark: files that a pattern names, or the beginning of each of them."""
 
 from __future__ import annotations
 
+import argparse
+import csv
+import glob
 import gzip
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+_TEXT_COLUMNS = ("text", "sentence")
+
+
+def add_argument(parser: argparse._ActionsContainer, required: bool = True) -> None:
+    """Add the option --corpora."""
+    parser.add_argument(
+        "--corpora",
+        nargs="+",
+        required=required,
+        metavar="NAME=PATTERN[,PATTERN ...]",
+        help="jsonl.gz files with the field text, or csv and tsv with a column text or sentence",
+    )
+
+
+def corpora_of(words: list[str]) -> dict[str, list[str]]:
+    """The files of every NAME=PATTERN[,PATTERN ...], sorted."""
+    corpora = {}
+    for word in words:
+        name, _, patterns = word.partition("=")
+        corpora[name] = sorted(path for pattern in patterns.split(",") for path in glob.glob(pattern))
+        if not corpora[name]:
+            sys.exit(f"--corpora {word}: no file matches")
+    return corpora
+
+
+def read_texts(path: str) -> Iterator[str]:
+    """The documents of a jsonl.gz, csv or tsv file."""
+    if path.endswith(".gz"):
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)["text"]
+        return
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        is_tsv = path.endswith(".tsv")
+        rows = csv.DictReader(
+            file, delimiter="\t" if is_tsv else ",", quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
+        )
+        for row in rows:
+            yield next(row[name] for name in _TEXT_COLUMNS if name in row)
 
 
 def take_part(files: list[str], limit_mb: float | None, folder: Path) -> list[str]:
-    """The files, or copies of the beginning of each that together hold about `limit_mb` MB of text."""
-    if not files:
-        sys.exit("no file matches --corpus")
-    if limit_mb is None:
+    """The files, or jsonl.gz copies of the beginning of each that together hold about `limit_mb` MB of text.
+
+    Files that are no jsonl.gz are always copied into it.
+    """
+    if limit_mb is None and all(path.endswith(".jsonl.gz") for path in files):
         return files
     folder.mkdir(parents=True)
-    whole = sum(os.path.getsize(path) for path in files)
+    whole = sum(map(os.path.getsize, files))
     parts = []
-    for path in files:
-        left = limit_mb * 1e6 * os.path.getsize(path) / whole
-        part = folder / os.path.basename(path)
-        with gzip.open(path, "rt", encoding="utf-8") as source, gzip.open(part, "wt", encoding="utf-8") as target:
-            for line in source:
-                target.write(line)
-                left -= len(json.loads(line)["text"].encode(errors="replace"))
+    for number, path in enumerate(files):
+        left = float("inf") if limit_mb is None else limit_mb * 1e6 * os.path.getsize(path) / whole
+        part = folder / f"{number:02d}-{os.path.basename(path).partition('.')[0]}.jsonl.gz"
+        with gzip.open(part, "wt", encoding="utf-8") as target:
+            for text in read_texts(path):
+                target.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                left -= len(text.encode(errors="replace"))
                 if left <= 0:
                     break
         parts.append(str(part))

@@ -5,15 +5,17 @@
     python tests/benchmarks/encoder.py --smoke                               (a tiny model: does it run at all)
 
 Each model is trained by both sides (`encoder_contestants.py`), eager and compiled (transformers: torch.compile of the
-whole model; ours: of the blocks), all in turns in one process: a round is one pass over a few batches, the figure is
-the median of the rounds, and a first round warms up and is not counted. Every side may then choose its best mode and,
-where several are tried (--tokens), its best micro-batch. Tokens are real ones, [CLS] and [SEP] included, padding not.
-Workloads:
+whole model; ours: of the blocks), all in turns in one process. A round is one pass over a few batches that are drawn
+with a seed of its own; the figure is the median of the rounds. A pass before the first round (compiled: before each)
+warms up and is not counted. Every side may then choose its best mode and, where several are tried (--tokens), its best
+micro-batch. Tokens are real ones, [CLS] and [SEP] included, padding not. On the CPU, seconds are CPU seconds, which
+other work on the machine hardly changes. Workloads:
 
 - documents: each of its own length, cut at --length; ours packs them, the peer pads every batch to its longest (to a
   multiple of 8), in random order, as `DataCollatorForLanguageModeling` gives them;
-- grouped: the same, and the peer's batches hold documents of like length (Trainer's `group_by_length`);
-- full: every row is one document of exactly --length places, so that nobody pads.
+- grouped: the same, and the peer's batches hold documents of like length, as Trainer's
+  `train_sampling_strategy="group_by_length"` does; every batch has about our number of tokens, which is kinder;
+- full: every row is one document of exactly --length tokens, so that nobody pads.
 
 MFU divides by the data sheet; "matmul" by what products of the blocks' own size reach on this machine, alone, in the
 run itself: the floor under any implementation. Without --shards the documents' lengths are log-normal.
@@ -36,7 +38,7 @@ import machine
 import numpy as np
 import torch
 from encoder_arguments import parse, settings_of
-from encoder_contestants import MLM_PROBABILITY, POOL_BATCHES, Contestant, Peer, make_contestants, our_steps
+from encoder_contestants import MLM_PROBABILITY, POOL_BATCHES, Contestant, Peer, Step, make_contestants, our_steps
 from encoder_table import print_table
 
 from data_prep.errors import UserError
@@ -91,12 +93,15 @@ def compare(config: RunConfig, device: torch.device, arguments: argparse.Namespa
         for workload in arguments.workloads:
             shard_set = open_documents(workload, Path(folder), config, arguments)
             found["lengths"][workload] = described_lengths(shard_set, arguments.length)
-            ours = our_steps(shard_set, config, device, arguments.steps)
-            theirs = peer.steps(shard_set, grouped=workload == "grouped")
-            for contestant in contestants:
-                contestant.steps = ours if contestant.is_ours else theirs
+            batches = [
+                (
+                    our_steps(shard_set, config, device, arguments.steps, seed),
+                    peer.steps(shard_set, workload == "grouped", seed),
+                )
+                for seed in range(arguments.rounds)
+            ]
             print(f"  {workload}:", flush=True)
-            found["workloads"][workload] = race(contestants, arguments.rounds, found)
+            found["workloads"][workload] = race(contestants, batches, found)
             if arguments.profile:
                 found["operations"][workload] = profile(contestants, device)
     return found
@@ -121,42 +126,49 @@ def contestants_of(config: RunConfig, device: torch.device, arguments: argparse.
         ) from None
 
 
-def race(contestants: Sequence[Contestant], rounds: int, found: dict[str, Any]) -> dict[str, Any]:
-    """Tokens a second of each, in turns; None for one whose memory ran out."""
-    seconds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+def race(
+    contestants: Sequence[Contestant], rounds: Sequence[tuple[list[Step], list[Step]]], found: dict[str, Any]
+) -> dict[str, Any]:
+    """Tokens per second of each, in turns, on our and the peer's batches of every round; None where memory ran out."""
+    runs: dict[str, list[dict[str, float]]] = {contestant.name: [] for contestant in contestants}
     running = list(contestants)
-    for number in range(rounds + 1):
+    for number, (ours, theirs) in enumerate(rounds):
         for contestant in tuple(running):
+            contestant.steps = ours if contestant.is_ours else theirs
             try:
-                elapsed_seconds = contestant.run()
+                if number == 0 or contestant.is_compiled:
+                    contestant.run()
+                seconds = contestant.run()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 running.remove(contestant)
                 contestant.engine.clear_gradients()
                 continue
-            if number:
-                seconds[contestant.name].append(elapsed_seconds)
+            tokens, positions = (sum(getattr(step, name) for step in contestant.steps) for name in _COUNTS)
+            runs[contestant.name].append({"tokens": tokens, "positions": positions, "seconds": seconds})
     return {
-        contestant.name: _figures(contestant, seconds[contestant.name], found) if contestant in running else None
+        contestant.name: _figures(contestant, runs[contestant.name], found) if contestant in running else None
         for contestant in contestants
     }
 
 
-def _figures(contestant: Contestant, seconds: list[float], found: dict[str, Any]) -> dict[str, Any]:
-    tokens = sum(step.num_tokens for step in contestant.steps)
-    places = sum(step.num_places for step in contestant.steps)
-    speed = tokens / statistics.median(seconds)
+_COUNTS = ("num_tokens", "num_places")
+
+
+def _figures(contestant: Contestant, runs: list[dict[str, float]], found: dict[str, Any]) -> dict[str, Any]:
+    tokens, positions, seconds = (sum(run[name] for run in runs) for name in ("tokens", "positions", "seconds"))
+    speeds = [run["tokens"] / run["seconds"] for run in runs]
+    speed = statistics.median(speeds)
     flops, peak = found["flops_per_token"] * speed, found["peak_flops"]
     print(f"    {contestant.name}: {speed:,.0f} tokens/s", flush=True)
     return {
         "tokens_per_second": speed,
-        "milliseconds_per_batch": 1000.0 * tokens / speed / len(contestant.steps),
-        "tokens": tokens,
-        "filled_share": tokens / places,
+        "milliseconds_per_batch": 1000.0 * seconds / (len(runs) * len(contestant.steps)),
+        "filled_share": tokens / positions,
         "mfu": flops / peak if peak else None,
         "share_of_matmul": flops / found["matmul_flops"],
-        "runs_tokens_per_second": [tokens / elapsed_seconds for elapsed_seconds in seconds],
+        "runs_tokens_per_second": speeds,
     }
 
 
@@ -183,12 +195,13 @@ def matmul_flops(config: RunConfig, device: torch.device, rounds: int = 5) -> fl
     for _ in range(rounds):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        started_at = time.perf_counter()
+        clock = time.perf_counter if device.type == "cuda" else time.process_time
+        started_at = clock()
         for _ in range(repeats):
             torch.nn.functional.linear(rows, weight)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = max(best, 2.0 * sizes[0] * sizes[1] * sizes[2] * repeats / (time.perf_counter() - started_at))
+        best = max(best, 2.0 * sizes[0] * sizes[1] * sizes[2] * repeats / (clock() - started_at))
     return best
 
 

@@ -34,7 +34,9 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), help="default: both; on CUDA bf16")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="default: both")
     parser.add_argument("--steps", type=int, help="batches in a round (default 2; on CUDA 8)")
-    parser.add_argument("--rounds", type=int, help="timed rounds (default 3; on CUDA 5)")
+    parser.add_argument(
+        "--rounds", type=int, help="timed rounds, each with batches of its own seed (default 3; on CUDA 5)"
+    )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--only-backward", action="store_true", help="forward and backward without the optimizer step")
     parser.add_argument("--profile", action="store_true", help="say where each spends its time")

@@ -7,6 +7,7 @@ precision measured, master weights, gradients and AdamW in fp32). Batches lie on
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,14 @@ class Contestant:
     def is_ours(self) -> bool:
         return self.name.startswith("ours")
 
+    @property
+    def is_compiled(self) -> bool:
+        return self.name.endswith("compiled")
+
     def run(self) -> float:
-        """Train on all batches once; returns seconds."""
+        """Train on all batches once; returns seconds, on the CPU CPU seconds, which other work hardly changes."""
         clock = StepClock(self.engine.device)
+        cpu_started_at = time.process_time()
         clock.mark()
         for step in self.steps:
             self.engine.backward(step.compute_loss(self.engine))
@@ -63,6 +69,8 @@ class Contestant:
             else:
                 self.engine.step()
         clock.mark()
+        if self.engine.device.type == "cpu":
+            return time.process_time() - cpu_started_at
         return sum(clock.seconds())
 
 
@@ -100,10 +108,10 @@ def _make_engine(side: str, mode: str, config: RunConfig, device: torch.device) 
     return engine
 
 
-def our_steps(shard_set: ShardSet, config: RunConfig, device: torch.device, num_steps: int) -> list[Step]:
+def our_steps(shard_set: ShardSet, config: RunConfig, device: torch.device, num_steps: int, seed: int) -> list[Step]:
     """Packed micro-batches of our loader."""
     (phase,) = config.phases
-    loader = Loader([shard_set], config.data, phase, Position(0, 0, 0), 0, 0, 1, lambda step: MLM_PROBABILITY, 0)
+    loader = Loader([shard_set], config.data, phase, Position(0, 0, 0), seed, 0, 1, lambda step: MLM_PROBABILITY, 0)
     batches = [step.micro_batches[0] for step in itertools.islice(loader, num_steps)]
     return [_our_step(batch, device) for batch in batches]
 
@@ -144,7 +152,7 @@ class Peer:
         )
         self._config, self._device, self._num_steps = config, device, num_steps
 
-    def steps(self, shard_set: ShardSet, grouped: bool) -> list[Step]:
+    def steps(self, shard_set: ShardSet, grouped: bool, seed: int) -> list[Step]:
         """Batches of about our number of tokens: of those that Trainer would make, the ones filled as all are together.
 
         `grouped` sorts by length within a pool of batches, as its `group_by_length` does; else documents come as they
@@ -153,7 +161,7 @@ class Peer:
         (phase,) = self._config.phases
         wanted = phase.micro_batch_tokens * max(POOL_BATCHES, self._num_steps)
         pieces, total = [], 0
-        for piece in pieces_of(shard_set, self._config.data.sequence_length):
+        for piece in pieces_of(shard_set, self._config.data.sequence_length, seed):
             if total >= wanted:
                 break
             pieces.append(piece)
@@ -175,8 +183,8 @@ class Peer:
         return Step(lambda engine: engine.module(**batch).loss, tokens, batch["input_ids"].numel())
 
 
-def pieces_of(shard_set: ShardSet, length: int) -> Iterator[list[int]]:
-    """Documents in a random order, cut into pieces of at most `length` places with [CLS] and [SEP]."""
+def pieces_of(shard_set: ShardSet, length: int, seed: int) -> Iterator[list[int]]:
+    """Documents in a random order, cut into pieces of at most `length` tokens with [CLS] and [SEP]."""
     shards = shard_set.shards("train")
     tokens = [shard.read_tokens() for shard in shards]
     documents = []
@@ -185,7 +193,7 @@ def pieces_of(shard_set: ShardSet, length: int) -> Iterator[list[int]]:
         starts = document_starts(index, shard.itemsize)
         stops = starts + index.document_lengths
         documents += [(number, start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    for which in itertools.cycle(np.random.default_rng(0).permutation(len(documents))):
+    for which in itertools.cycle(np.random.default_rng(seed).permutation(len(documents))):
         number, start, stop = documents[which]
         for first in range(start, stop, length - 2):
             ids = tokens[number][first : min(first + length - 2, stop)]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
+import json
 import os
 import platform
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
-def described(*packages: str) -> dict[str, Any]:
-    """Machine, versions of the packages and of Python, command, and what else the machine was doing."""
+def described(*packages: str, python: str = sys.executable) -> dict[str, Any]:
+    """Machine, versions of the packages (as `python` finds them) and of Python, command, and load average."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": _versions(packages, python),
         "command": " ".join(["python", *map(_without_folders, sys.argv)]),
         "load_average": os.getloadavg()[0],
     }
@@ -34,10 +36,21 @@ def peak_memory_mb() -> float:
     return 0.0
 
 
+def _versions(packages: Sequence[str], python: str) -> dict[str, str]:
+    code = "import importlib.metadata as m, json, sys; print(json.dumps({p: m.version(p) for p in sys.argv[1:]}))"
+    done = subprocess.run([python, "-c", code, *packages], check=True, stdout=subprocess.PIPE, text=True)
+    versions: dict[str, str] = json.loads(done.stdout)
+    return versions
+
+
 def _without_folders(argument: str) -> str:
-    """An absolute path by its last part: where things lay on that machine is nobody's business."""
+    """An absolute path by its last part, those of NAME=FILE,FILE by their last two: the rest is nobody's business."""
     option, equals, value = argument.rpartition("=")
-    return option + equals + (Path(value).name if value.startswith("/") else value)
+    paths = [Path(path) for path in value.split(",")]
+    kept = 2 if equals else 1
+    return (
+        option + equals + ",".join("/".join(path.parts[-kept:]) if path.is_absolute() else str(path) for path in paths)
+    )
 
 
 def _cpu_name() -> str:

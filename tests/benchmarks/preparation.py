@@ -1,14 +1,13 @@
-"""How fast preparation is beside SentencePiece's own `encode`, where its time goes, and what memory a worker takes.
+"""How fast preparation is by number of workers, where its time goes, and what memory a worker takes.
 
     python tests/benchmarks/preparation.py --corpus ../shared/corpora/pack_medium [--limit-mb 20] [--tokenizer DIR]
         [--workers 1 2] [--runs 3] [--check-ids] [--scale 1 4 16] [--scale-workers 1] [--results FILE.json]
 
-In turns, each in processes of its own on as many cores as it has workers: SentencePiece encodes the normalised
-documents, which it finds in memory (100 a call, one thread), and `python -m data_prep shards` makes shards of the
-files, from starting Python to the manifest. MB are those of the normalised text for both. Then one run in this way's
-process, with a stop-watch around each part, says where the time goes. `--scale` repeats the corpus, with
-deduplication off, and gives time and the memory of the largest process; `--runs 0` leaves it at that. The same table
-is written beside the results, as .md.
+In turns, on as many cores as it has workers, `python -m data_prep shards` makes shards of the files, from starting
+Python to the manifest. MB are those of the normalized text. Then one run in this way's process, with a stop-watch
+around each part, says where the time goes; --check-ids compares every id with SentencePiece's. `--scale` repeats the
+corpus, with deduplication off, and gives time and the memory of the largest process; `--runs 0` leaves it at that.
+Beside its peers preparation stands in `peers_preparation.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import gzip
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -53,9 +51,6 @@ def main() -> None:
         }
     arguments.results.parent.mkdir(exist_ok=True)
     arguments.results.write_text(json.dumps(report, indent=1, default=str) + "\n")
-    text = _table(report)
-    arguments.results.with_suffix(".md").write_text(text)
-    print(text)
 
 
 def _parse() -> argparse.Namespace:
@@ -86,14 +81,10 @@ def _measure(arguments: argparse.Namespace, files: list[Path], tokenizer: Path, 
         return json.loads(answer.stdout.splitlines()[-1])
 
     report: dict[str, Any] = {"text_mb": sum(len(text.encode()) for text in _texts(arguments.corpus)) / 1e6}
-    report |= {"sentencepiece": [], "shards": {str(number): [] for number in arguments.workers}, "scale": {}}
+    report |= {"shards": {str(number): [] for number in arguments.workers}, "scale": {}}
     for run in range(arguments.runs):
-        turns: list[int] = [0, *arguments.workers]  # 0 is SentencePiece's
-        for number in turns[:: -1 if run % 2 else 1]:
-            if number:
-                report["shards"][str(number)].append(_make_shards(files, tokenizer, work / "shards", number))
-            else:
-                report["sentencepiece"].append(child("sentencepiece"))
+        for number in arguments.workers[:: -1 if run % 2 else 1]:
+            report["shards"][str(number)].append(_make_shards(files, tokenizer, work / "shards", number))
     if arguments.runs:
         report["parts"] = child("parts")
     if arguments.check_ids:
@@ -156,23 +147,6 @@ def _calls(texts: list[str]) -> Iterator[list[str]]:
     return (texts[start : start + _DOCUMENTS_A_CALL] for start in range(0, len(texts), _DOCUMENTS_A_CALL))
 
 
-def sentencepiece_alone(arguments: argparse.Namespace) -> dict[str, float]:
-    import sentencepiece
-
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(arguments.tokenizer / "tokenizer.model"))
-    texts = list(_texts(arguments.corpus))
-    load = os.getloadavg()[0]
-    started_at, cpu_started_at = time.perf_counter(), time.process_time()
-    num_tokens = sum(len(ids) for call in _calls(texts) for ids in processor.encode(call, num_threads=1))
-    return {
-        "seconds": time.perf_counter() - started_at,
-        "cpu_seconds": time.process_time() - cpu_started_at,
-        "documents": len(texts),
-        "tokens": num_tokens,
-        "load_before": load,
-    }
-
-
 def check_ids(arguments: argparse.Namespace) -> dict[str, int]:
     """Compare the ids that preparation writes with SentencePiece's own over the whole corpus."""
     import sentencepiece
@@ -225,66 +199,9 @@ def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 _CHILDREN: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "sentencepiece": sentencepiece_alone,
     "parts": seconds_by_part,
     "check_ids": check_ids,
 }
-
-
-def _table(report: dict[str, Any]) -> str:
-    machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items() if not isinstance(value, dict))
-    lines = [f"Preparation of {report['text_mb']:.1f} MB of text; {machine}"]
-    if report["sentencepiece"]:
-        lines += ["", *_speed_table(report), "", *_parts_table(report["parts"])]
-    if "ids" in report:
-        ids = report["ids"]
-        lines += ["", f"{ids['documents_that_differ']} of {ids['documents']:,} documents ({ids['tokens']:,} tokens) "]
-        lines[-1] += "have other ids than SentencePiece gives them."
-    if report["scale"]:
-        lines += ["", *_scale_table(report)]
-    return "\n".join(lines) + "\n"
-
-
-def _speed_table(report: dict[str, Any]) -> Iterator[str]:
-    def median(runs: list[dict[str, float]], name: str) -> float:
-        return statistics.median(run[name] for run in runs)
-
-    text_mb, alone = report["text_mb"], median(report["sentencepiece"], "seconds")
-    one = median(report["shards"]["1"], "seconds") if "1" in report["shards"] else None
-    yield (
-        f"| what, median of {len(report['sentencepiece'])} | seconds | CPU seconds | MB/s | times SentencePiece | "
-        "times one worker | peak MB of a process |"
-    )
-    yield "|---|---|---|---|---|---|---|"
-    cpu_seconds = median(report["sentencepiece"], "cpu_seconds")
-    yield f"| SentencePiece's encode alone | {alone:.2f} | {cpu_seconds:.2f} | {text_mb / alone:.2f} | 1.00 | | |"
-    for number, runs in report["shards"].items():
-        seconds = median(runs, "seconds")
-        ratio = f"{one / seconds:.2f}" if one else ""
-        yield (
-            f"| shards, {number} worker{'s' * (number != '1')} | {seconds:.2f} | "
-            f"{median(runs, 'cpu_seconds'):.2f} | {text_mb / seconds:.2f} | "
-            f"{alone / seconds:.2f} | {ratio} | {max(run['peak_mb'] for run in runs):.0f} |"
-        )
-
-
-def _parts_table(parts: dict[str, float]) -> Iterator[str]:
-    yield "| part, one worker | seconds | share |"
-    yield "|---|---|---|"
-    total = sum(parts.values())
-    for part, seconds in sorted(parts.items(), key=lambda item: -item[1]):
-        yield f"| {part} | {seconds:.2f} | {seconds / total:.1%} |"
-
-
-def _scale_table(report: dict[str, Any]) -> Iterator[str]:
-    yield "| times the corpus | MB | tokens | seconds | CPU seconds | MB/s | peak MB of a process | MB written |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for times, run in report["scale"].items():
-        amount = report["text_mb"] * int(times)
-        yield (
-            f"| {times} | {amount:.0f} | {run['tokens']:,.0f} | {run['seconds']:.1f} | {run['cpu_seconds']:.1f} | "
-            f"{amount / run['seconds']:.2f} | {run['peak_mb']:.0f} | {run['output_mb']:.0f} |"
-        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from data_prep.errors import UserError
 from tests.benchmarks import readme_tables
 from tests.benchmarks.readme_tables import Reports
-from tests.benchmarks.reports import Row, figure, machine_of, rows_of
+from tests.benchmarks.reports import Report, Row, figure, machine_of, rows_of
 
 _BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end of benchmarks: \2 -->\n)", re.DOTALL)
 
@@ -39,23 +39,33 @@ def names_in(text: str) -> list[str]:
 
 def overview(reports: Reports) -> Iterator[str]:
     """Every figure that a peer has too."""
-    yield "| what | ours | peer | | times better | runs |"
-    yield "|---|---|---|---|---|---|"
-    for row in compared_rows(reports):
-        assert row.peer is not None and row.ratio is not None
-        yield (
-            f"| {row.name} | {figure(row.ours)} {row.unit} | {figure(row.peer)} {row.unit} | {row.peer_name} | "
-            f"{figure(row.ratio)} | {row.runs} |"
-        )
+    yield "| what | ours | peer | | times better | from (on) to (on) | runs | date, load average |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for report in _told(reports):
+        when = f"{report['date']}, {report['machine']['load_average']:.1f}"
+        for row in rows_of(report):
+            if row.peer is None or row.ratio is None:
+                continue
+            yield (
+                f"| {row.name} | {figure(row.ours)} {row.unit} | {figure(row.peer)} {row.unit} | {row.peer_name} | "
+                f"{figure(row.ratio)} | {row.range} | {row.runs} | {when} |"
+            )
     yield ""
     machines = sorted({machine_of(report) for report in reports.values()})
-    yield f"Medians of so many runs in turns with the peer's, on {' and '.join(machines)}; each file says which."
+    yield (
+        f"Measured in turns with the peer, medians, on {' and '.join(machines)}; each file says which. Only ratios "
+        "within a row compare: other rows are of other runs, texts, machines and loads. A figure over several corpora "
+        "is that of all their text together."
+    )
 
 
 def compared_rows(reports: Reports) -> list[Row]:
     """The rows of the overview: every figure that a peer has, but for what `encoder` and `downstream` tell more of."""
-    told = [report for report in reports.values() if report["benchmark"] not in ("encoder_compiled", "downstream")]
-    return [row for report in told for row in rows_of(report) if row.ratio is not None]
+    return [row for report in _told(reports) for row in rows_of(report) if row.ratio is not None]
+
+
+def _told(reports: Reports) -> list[Report]:
+    return [report for report in reports.values() if report["benchmark"] not in ("encoder_compiled", "downstream")]
 
 
 BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {

@@ -8,36 +8,79 @@ from typing import Any
 
 from data_prep.errors import UserError
 from tests.benchmarks.encoder_table import PEER
-from tests.benchmarks.reports import Report, machine_of
+from tests.benchmarks.reports import Report, figure, machine_of
+from tests.benchmarks.rows import fastest_collator
 
 Reports = Mapping[str, Report]
 """By the name of their file without .json."""
 
 
 def preparation(reports: Reports) -> Iterator[str]:
-    """The whole command by number of workers."""
-    report = _needed(reports, "preparation")
-    found = report["details"]
-    text_mb, runs = found["text_mb"], found["sentencepiece"]
-    alone = _median(runs, "seconds")
+    """Ours beside the peers by corpus; then the whole command by number of workers, and by size."""
+    report = _needed(reports, "peers_preparation")
+    corpora = report["details"]["corpora"]
     yield (
-        f"`{report['command']}`: {text_mb:.0f} MB of text, the whole way to verified shards with exact deduplication "
-        f"and sentences ({machine_of(report)}, medians of {len(runs)}; every run in "
-        "`tests/benchmarks/results/preparation.json`):"
+        f"`{report['command']}`: the whole way to verified shards with exact deduplication and sentences, MB of text "
+        f"per CPU second of one core beyond starting, every corpus with a tokenizer of its own ({_measured(report)}, "
+        f"medians of {len(next(iter(corpora.values()))['runs']['ours'])} runs in turns):"
     )
     yield ""
-    yield "| what | seconds | MB/s | times SentencePiece | peak MB of a process |"
-    yield "|---|---|---|---|---|"
-    yield f"| SentencePiece's `encode` alone | {alone:.1f} | {text_mb / alone:.2f} | 1.00 | |"
-    for number, runs in found["shards"].items():
-        seconds, peak = _median(runs, "seconds"), max(run["peak_mb"] for run in runs)
-        yield (
-            f"| `shards`, {number} worker{'s' * (number != '1')} | {seconds:.1f} | {text_mb / seconds:.2f} | "
-            f"{alone / seconds:.2f} | {peak:.0f} |"
-        )
+    yield from _by_corpus(corpora, _PREPARED)
+    yield ""
+    starts = [found["runs"] for found in corpora.values()]
+    seconds = [statistics.median(_median(runs[name], "start_cpu_seconds") for runs in starts) for name in _STARTING]
+    yield (
+        "Starting (two documents) takes "
+        + ", ".join(f"{name} {one:.1f}" for name, one in zip(_STARTING, seconds, strict=True))
+        + " CPU s."
+    )
+    if "preparation" in reports:
+        yield ""
+        yield _workers(reports["preparation"])
     if "preparation_scale" in reports:
         yield ""
         yield _scale(reports["preparation_scale"])
+
+
+_SENTENCEPIECE = ("sentencepiece", "sentencepiece_paragraphs")
+_PREPARED = {
+    "ours": ("ours",),
+    "SentencePiece's `encode` alone": _SENTENCEPIECE,
+    "datasets.map + tokenizers": ("datasets",),
+    "datatrove": ("datatrove",),
+}
+_STARTING = ("ours", "datasets", "datatrove")
+
+
+def _by_corpus(corpora: Mapping[str, Any], named: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """MB per CPU second of each by corpus, of its fastest form; in brackets how many times as fast ours is."""
+    yield f"| MB per CPU second (times ours is faster) | {' | '.join(corpora)} |"
+    yield "|---" * (len(corpora) + 1) + "|"
+    for name, forms in named.items():
+        cells = []
+        for found in corpora.values():
+            ours, seconds = (
+                min(_median(found["runs"][form], "cpu_seconds") for form in those) for those in (("ours",), forms)
+            )
+            ratio = "" if name == "ours" else f" ({figure(seconds / ours)})"
+            cells.append(f"{figure(found['text_mb'] / seconds)}{ratio}")
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _workers(report: Report) -> str:
+    """The whole command by number of workers, wall time."""
+    details = report["details"]
+    seconds = [f"{_median(runs, 'seconds'):.1f}" for runs in details["shards"].values()]
+    peak = max(run["peak_mb"] for runs in details["shards"].values() for run in runs)
+    return (
+        f"By number of workers (`{report['command']}`, {_measured(report)}): {details['text_mb']:.0f} MB with "
+        f"{_listed(list(details['shards']))} workers took {_listed(seconds)} s, the largest process {peak:.0f} MB."
+    )
+
+
+def _measured(report: Report) -> str:
+    """Machine, date and load average."""
+    return f"{machine_of(report)}, {report['date']}, load average {report['machine']['load_average']:.1f}"
 
 
 def _scale(report: Report) -> str:
@@ -46,7 +89,7 @@ def _scale(report: Report) -> str:
     seconds, peaks = ([f"{run[name]:,.0f}" for run in runs] for name in ("seconds", "peak_mb"))
     tokens = f"{runs[-1]['tokens'] / 1e6:,.0f} million tokens"
     return (
-        f"Time grows with the corpus and memory hardly does (`{report['command']}`, {machine_of(report)}): "
+        f"Time grows with the corpus and memory hardly does (`{report['command']}`, {_measured(report)}): "
         f"{_listed(sizes)} MB of text ({tokens} the last) took {_listed(seconds)} s, the largest process "
         f"{_listed(peaks)} MB."
     )
@@ -60,32 +103,30 @@ def loader(reports: Reports) -> Iterator[str]:
     """Throughput by form of sample, and starting."""
     report = _needed(reports, "loader")
     found = report["details"]["throughput"]
-    peer = found["collator on lists 512"]["million_tokens_per_second"]
+    form, peer = fastest_collator(report["details"])
 
     def speed(mode: str, length: int) -> str:
-        return f"{found[f'ours {mode} {length}']['million_tokens_per_second']:.1f}"
+        return f"{found[f'ours {mode} {length}']['million_tokens_per_cpu_second']:.1f}"
 
     yield (
-        f"**What the loader gives**, measured by `{report['command']}` ({machine_of(report)}; one core, "
-        f"micro-batches of 65,536 places; `DataCollatorForLanguageModeling` gave {peer:.1f} in the same run):"
+        f"**What the loader gives**, measured by `{report['command']}` ({_measured(report)}; micro-batches of 65,536 "
+        f"tokens; `DataCollatorForLanguageModeling` gave {peer:.1f} in the same run in its fastest form, {form}):"
     )
     yield ""
-    yield "| million tokens a second | MLM | next-sentence pairs | sentence-order pairs |"
+    yield "| million tokens per CPU second | MLM | next-sentence pairs | sentence-order pairs |"
     yield "|---|---|---|---|"
     for length in (512, 128):
         cells = " | ".join(speed(mode, length) for mode in ("none", "next_sentence", "sentence_order"))
         yield f"| length {length} | {cells} |"
-    worker = found["ours none 512 through one worker"]["million_tokens_per_second"]
-    yield f"| length 512, one worker process | {worker:.1f} | | |"
     yield ""
     start, scale = report["details"]["start"], report["details"]["scale"]
-    seconds = {name: entry["seconds"] for name, entry in start.items()}
+    seconds = {name: entry["cpu_seconds"] for name, entry in start.items()}
     yield (
         f"From the manifest to the first batch, at the beginning or in the middle of an epoch: "
-        f"{_range(seconds, 'none')} s with MLM, {_range(seconds, 'next_sentence')} s with pairs, which plan every "
-        f"shard at the start of an epoch, in every process that builds batches. With MLM "
+        f"{_range(seconds, 'none')} CPU s with MLM, {_range(seconds, 'next_sentence')} CPU s with pairs, which plan "
+        f"every shard at the start of an epoch, in every process that builds batches. With MLM "
         f"{scale['tokens'] / 1e9:.0f} billion tokens in {scale['shards']:,} shards took "
-        f"{scale['none']['seconds']:.1f} s and {scale['none']['peak_memory_mb']} MB."
+        f"{scale['none']['cpu_seconds']:.1f} CPU s and {scale['none']['peak_memory_mb']} MB."
     )
 
 
@@ -102,55 +143,72 @@ def encoder(reports: Reports) -> Iterator[str]:
 def _encoder_table(name: str, report: Report) -> Iterator[str]:
     details = report["details"]
     first = details["comparisons"][0]
-    lengths = first["lengths"]["documents"]
+    lengths = first["lengths"]["grouped"]
+    seconds = "CPU second" if name == "encoder_cpu" else "second"
     yield (
-        f"`{first['preset']}` at length {details['length']}, {machine_of(report)}, documents of mean "
-        f"{lengths['mean']:.0f} tokens, micro-batches of {first['micro_batch_tokens']:,} places, medians of "
-        f"{details['rounds']} rounds (`tests/benchmarks/results/{name}.json`):"
+        f"`{first['preset']}` at length {details['length']}, {_measured(report)}, documents of mean "
+        f"{lengths['mean']:.0f} tokens, the peer's batches grouped by length, micro-batches of "
+        f"{first['micro_batch_tokens']:,} tokens, medians of {details['rounds']} seeds "
+        f"(`tests/benchmarks/results/{name}.json`):"
     )
     yield ""
-    yield "| real tokens a second | ours | transformers | ratio | ratio on rows that are all full |"
-    yield "|---|---|---|---|---|"
+    yield f"| real tokens per {seconds} | ours | transformers | ratio | by seed | ratio on rows that are all full |"
+    yield "|---|---|---|---|---|---|"
     for comparison in details["comparisons"]:
-        ours, theirs, ratio = _speeds(comparison, "documents", "eager")
+        ours, theirs, ratio = _speeds(comparison, "grouped", "eager")
         full = f"{_speeds(comparison, 'full', 'eager')[2]:.2f}" if "full" in comparison["workloads"] else ""
-        yield f"| {comparison['precision']} | {ours:,.0f} | {theirs:,.0f} | {ratio:.2f} | {full} |"
+        runs = (
+            comparison["workloads"]["grouped"][f"{side} eager"]["runs_tokens_per_second"] for side in ("ours", PEER)
+        )
+        ratios = [one / other for one, other in zip(*runs, strict=True)]
+        yield (
+            f"| {comparison['precision']} | {ours:,.0f} | {theirs:,.0f} | {ratio:.2f} | "
+            f"{min(ratios):.2f} to {max(ratios):.2f} | {full} |"
+        )
 
 
 def _compiled(name: str, report: Report) -> Iterator[str]:
     told = []
+    (workload,) = report["details"]["comparisons"][0]["workloads"]
     for comparison in report["details"]["comparisons"]:
         gains = {}
         for side, place in (("ours", 0), (PEER, 1)):
-            eager, compiled = (_speeds(comparison, "documents", mode)[place] for mode in ("eager", "compiled"))
+            eager, compiled = (_speeds(comparison, workload, mode)[place] for mode in ("eager", "compiled"))
             gains[side] = f"{(compiled / eager - 1.0) * 100.0:+.0f}%"
         told.append(f"{comparison['precision']} {gains[PEER]} for the peer and {gains['ours']} for ours")
-    filled = report["details"]["comparisons"][0]["workloads"]["documents"][f"{PEER} eager"]["filled_share"]
+    filled = report["details"]["comparisons"][0]["workloads"][workload][f"{PEER} eager"]["filled_share"]
     yield (
-        f"What compiling changed (`tests/benchmarks/results/{name}.json`, batches of the peer's that were {filled:.0%} "
-        f"filled): {'; '.join(told)}."
+        f"What compiling changed (`tests/benchmarks/results/{name}.json`, {_measured(report)}, batches of the peer's "
+        f"that were {filled:.0%} filled): {'; '.join(told)}."
     )
 
 
 def training(reports: Reports) -> Iterator[str]:
-    """The whole loop beside Trainer."""
+    """The whole loop beside Trainer, by corpus."""
     report = _needed(reports, "training")
     details = report["details"]
     yield (
-        f"`{report['command']}`: the whole loop at length {details['length']}, {details['tokens_a_step']:,} real "
-        f"tokens a step, {machine_of(report)}, documents padded by the peer and packed by ours:"
+        f"`{report['command']}`: the whole loop at length {details['length']}, {details['tokens_per_step']:,} real "
+        f"tokens per step, {_measured(report)}; the peer groups documents by length, ours packs them; tokens per CPU "
+        "second, the range over the seeds of the batches in brackets:"
     )
     yield ""
-    yield "| | tokens/s ours | Trainer | ratio | places filled by Trainer | peak MB ours | Trainer | ratio |"
+    yield "| | ours | Trainer | ratio | positions filled by Trainer | peak MB ours | Trainer | ratio |"
     yield "|---|---|---|---|---|---|---|---|"
-    for config, runs in details["models"].items():
-        speeds = [_median(runs[side], "tokens_per_second") for side in ("ours", PEER)]
-        peaks = [_median(runs[side], "peak_mb") for side in ("ours", PEER)]
-        filled = _median(runs[PEER], "filled_share")
-        yield (
-            f"| `{config}` | {speeds[0]:,.0f} | {speeds[1]:,.0f} | {speeds[0] / speeds[1]:.2f} | {filled:.0%} | "
-            f"{peaks[0]:,.0f} | {peaks[1]:,.0f} | {peaks[1] / peaks[0]:.2f} |"
-        )
+    for config, corpora in details["models"].items():
+        for corpus, runs in corpora.items():
+            ratios = [
+                ours["tokens_per_cpu_second"] / theirs["tokens_per_cpu_second"]
+                for ours, theirs in zip(runs["ours"], runs[PEER], strict=True)
+            ]
+            speeds = [_median(runs[side], "tokens_per_cpu_second") for side in ("ours", PEER)]
+            peaks = [_median(runs[side], "peak_mb") for side in ("ours", PEER)]
+            filled = _median(runs[PEER], "filled_share")
+            yield (
+                f"| `{config}`, {corpus} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | {speeds[0] / speeds[1]:.2f} "
+                f"({min(ratios):.2f} to {max(ratios):.2f}) | {filled:.0%} | {peaks[0]:,.0f} | {peaks[1]:,.0f} | "
+                f"{peaks[1] / peaks[0]:.2f} |"
+            )
 
 
 def pretraining(reports: Reports) -> Iterator[str]:
@@ -248,7 +306,7 @@ def _speeds(comparison: Mapping[str, Any], workload: str, mode: str) -> tuple[fl
 
 def _range(seconds: Mapping[str, float], mode: str) -> str:
     found = sorted(value for name, value in seconds.items() if name.startswith(mode))
-    return f"{found[0]:.1f} to {found[-1]:.1f}"
+    return f"{figure(found[0])} to {figure(found[-1])}"
 
 
 def _median(runs: Sequence[Mapping[str, float]], name: str) -> float:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,8 @@ class Row:
     better: Literal["more", "less"]
     runs: int
     """Of which the figures are the medians."""
-    note: str = ""
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    """By corpus or seed, where there are several; the figures are then of all of them together."""
 
     @property
     def ratio(self) -> float | None:
@@ -37,6 +38,14 @@ class Row:
         if self.peer is None:
             return None
         return self.ours / self.peer if self.better == "more" else self.peer / self.ours
+
+    @property
+    def range(self) -> str:
+        """The lowest and the highest of the ratios and what they were measured on; empty for a single one."""
+        if len(self.ratios) < 2:
+            return ""
+        low, high = (pick(self.ratios, key=lambda name: self.ratios[name]) for pick in (min, max))
+        return f"{figure(self.ratios[low])} ({low}) to {figure(self.ratios[high])} ({high})"
 
 
 Report = dict[str, Any]

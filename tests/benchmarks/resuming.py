@@ -1,17 +1,21 @@
-"""How long a run that was stopped waits for its data: our loader beside Trainer, which skips what it has seen.
+"""How long a run that was stopped waits for its data: ours beside peers that save their position, and Trainer.
 
     python tests/benchmarks/resuming.py [--streamed-tokens 100000000] [--indexed-tokens 10000000000] [--runs 3]
-        [--results FILE]
+        [--peers datasets torchdata torchdata_indexed streaming] [--results FILE]
 
-Seconds from opening the data to the batch that training goes on with, each turn in a process of its own. Trainer
-resumes from a checkpoint of its own whose step says how much was seen (`ignore_data_skip=False`, its default: both go
-on at the same sample). What it trains computes nothing here, so that the wait is for data alone. Two cases:
+Seconds and CPU seconds from opening the data to the batch that training goes on with, each turn in a process of its
+own, importing left out. Two cases:
 
-- streamed: an IterableDataset, which Trainer reads and collates again up to the position, batch by batch;
-- indexed: a data set by row number, whose shuffled order alone is gone through, stopped in the middle of an epoch.
+- streamed: `datasets` and torchdata's StatefulDataLoader over it, which load a saved state (`resuming_peers.py`), and
+  Trainer on an IterableDataset, which reads and collates again up to the position, batch by batch;
+- indexed: in the middle of a shuffled epoch, StatefulDataLoader over rows by number, mosaicml-streaming over MDS
+  shards, and Trainer over rows by number.
 
-Ours makes no such difference; it also resumes in the middle of 100 billion tokens in 20,000 shards. Batches hold
-65,536 places in rows of 512. First it is tried that both give, after a resume, what they give without a stop.
+Trainer resumes from a checkpoint of its own whose step says how much was seen (`ignore_data_skip=False`, its default:
+all go on at the same sample). What it trains computes nothing here, so that the wait is for data alone. Ours is the
+same in both cases; it also resumes in the middle of 100 billion tokens in 20,000 shards. Batches hold 65,536 tokens in
+rows of 512. First it is tried that everyone gives, after a resume, what it gives without a stop. --peers without names
+leaves out the peers that need an environment of their own (--environment).
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import peers_environment
 import torch
 from loader import MICRO_BATCH_TOKENS, loader_of, make_data_set, make_long_data_set
 
@@ -38,6 +43,8 @@ LENGTH = 512
 ROWS = MICRO_BATCH_TOKENS // LENGTH
 LONG_TOKENS = 100_000_000_000
 _CHECKED_STEPS = 6
+PEERS = {"streamed": ("datasets", "torchdata"), "indexed": ("torchdata_indexed", "streaming")}
+_ALL_PEERS = [name for names in PEERS.values() for name in names]
 
 
 def main() -> None:
@@ -47,7 +54,11 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(_CHILDREN[arguments.child](*arguments.values)))
         return
-    report: dict[str, Any] = machine.described("torch", "transformers", "accelerate", "numpy")
+    arguments.python, packages = sys.executable, ("torch", "transformers", "accelerate", "numpy")
+    if arguments.peers:
+        arguments.python = peers_environment.make_environment(arguments.environment)
+        packages += ("datasets", "torchdata", "mosaicml-streaming")
+    report: dict[str, Any] = machine.described(*packages, python=arguments.python)
     with tempfile.TemporaryDirectory(prefix="clozeworks-resuming-", dir=arguments.work) as folder:
         report |= measure(Path(folder), arguments)
     if arguments.results:
@@ -61,12 +72,16 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     small = make_data_set(folder / "small", 10_000_000)
     sizes = {"streamed": 2 * arguments.streamed_tokens, "indexed": arguments.indexed_tokens, "long": LONG_TOKENS}
     checkpoint = _trainer_checkpoint(folder / "trainer")
+    peers = {case: [name for name in names if name in arguments.peers] for case, names in PEERS.items()}
+    found = {"ours": _child("check_ours", small), **_child("check_trainer", str(folder / "check"))}
+    found |= {name: _peer("check", name, folder / f"check-{name}", 20_000_000, arguments) for name in arguments.peers}
+    if not all(same for name, same in found.items() if not name.endswith("masks")):
+        sys.exit(f"a resume does not go on at the right sample: {found}")
     report: dict[str, Any] = {
         "batch_tokens": MICRO_BATCH_TOKENS,
         "tokens_in_the_data": sizes,
         "tokens_before_the_stop": {name: size // 2 for name, size in sizes.items()},
-        "ours_resumed_as_if_never_stopped": _child("check_ours", small),
-        "trainer_resumed_as_if_never_stopped": _child("check_trainer", str(folder / "check")),
+        "resumed_as_if_never_stopped": found,
         "runs": {},
     }
     for case, size in sizes.items():
@@ -74,23 +89,36 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         turns: dict[str, Callable[[], Any]] = {"ours": lambda case=case: _child("ours", str(folder / case))}
         if case != "long":
             turns["trainer"] = lambda case=case, size=size: _child("trainer", checkpoint, case, str(size))
-        found: dict[str, list[Any]] = {name: [] for name in turns}
+        for name in peers.get(case, ()):
+            place = folder / f"{case}-{name}"
+            _peer("prepare", name, place, size, arguments)
+            turns[name] = lambda name=name, place=place, size=size: _peer("resume", name, place, size, arguments)
+        runs: dict[str, list[Any]] = {name: [] for name in turns}
         for number in range(arguments.runs):
             for name, turn in list(turns.items())[:: -1 if number % 2 else 1]:
-                found[name].append(turn())
-                print(f"{case}, {name}, run {number + 1}: {found[name][-1]}", file=sys.stderr, flush=True)
-        report["runs"][case] = found
+                runs[name].append(turn())
+                print(f"{case}, {name}, run {number + 1}: {runs[name][-1]}", file=sys.stderr, flush=True)
+        report["runs"][case] = runs
     return report
 
 
+def _peer(action: str, name: str, folder: Path, num_tokens: int, arguments: argparse.Namespace) -> Any:
+    script = Path(__file__).with_name("resuming_peers.py")
+    return _answer([arguments.python, str(script), action, name, str(folder), str(num_tokens)])
+
+
 def resume_ours(folder: str) -> dict[str, float]:
-    """Seconds from the manifest to the first batch in the middle of the epoch."""
+    """Seconds and CPU seconds from the manifest to the first batch in the middle of the epoch."""
     rows = loader_of(folder, LENGTH, "none").num_samples(0)
     assert rows is not None
     position = Position(0, 0, rows // 2 // ROWS * ROWS)
-    started_at = time.perf_counter()
+    cpu_started_at, started_at = time.process_time(), time.perf_counter()
     next(iter(loader_of(folder, LENGTH, "none", position)))
-    return {"seconds": time.perf_counter() - started_at, "peak_mb": machine.peak_memory_mb()}
+    return {
+        "cpu_seconds": time.process_time() - cpu_started_at,
+        "seconds": time.perf_counter() - started_at,
+        "peak_mb": machine.peak_memory_mb(),
+    }
 
 
 def check_ours(folder: str) -> bool:
@@ -102,7 +130,7 @@ def check_ours(folder: str) -> bool:
 
 
 def resume_trainer(checkpoint: str, case: str, num_tokens: str) -> dict[str, float]:
-    """Seconds from the data set to the batch that Trainer goes on with."""
+    """Seconds and CPU seconds from the data set to the batch that Trainer goes on with."""
     from resuming_trainer import Rows, StreamedRows, make_trainer
 
     rows = int(num_tokens) // LENGTH
@@ -110,11 +138,15 @@ def resume_trainer(checkpoint: str, case: str, num_tokens: str) -> dict[str, flo
     seen_steps = rows // 2 // ROWS
     state = json.loads(state_file.read_text()) | {"global_step": seen_steps, "max_steps": rows // ROWS}
     state_file.write_text(json.dumps(state))
-    started_at = time.perf_counter()
+    cpu_started_at, started_at = time.process_time(), time.perf_counter()
     data_set = StreamedRows(rows) if case == "streamed" else Rows(rows)
     trainer = make_trainer(Path(checkpoint).parent, data_set, max_steps=rows // ROWS, stop_at=seen_steps)
     trainer.train(resume_from_checkpoint=checkpoint)
-    return {"seconds": trainer.reached_at - started_at, "peak_mb": machine.peak_memory_mb()}
+    return {
+        "cpu_seconds": trainer.reached_at_cpu - cpu_started_at,
+        "seconds": trainer.reached_at - started_at,
+        "peak_mb": machine.peak_memory_mb(),
+    }
 
 
 def check_trainer(folder: str) -> dict[str, bool]:
@@ -162,10 +194,14 @@ _CHILDREN: dict[str, Callable[..., Any]] = {
 
 
 def _child(name: str, *values: str) -> Any:
-    command = [sys.executable, __file__, "--child", name, *values]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    return _answer([sys.executable, __file__, "--child", name, *values])
+
+
+def _answer(command: list[str]) -> Any:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:
-        sys.exit(f"{name} failed with status {done.returncode}; what it said stands above")
+        sys.exit(f"{' '.join(command)[:300]} failed with status {done.returncode}; what it said stands above")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -175,6 +211,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--streamed-tokens", type=int, default=100_000_000, help="before the stop (default 100M)")
     parser.add_argument("--indexed-tokens", type=int, default=10_000_000_000, help="in the data (default 10G)")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--peers", nargs="*", choices=_ALL_PEERS, default=_ALL_PEERS, help="default: all")
+    peers_environment.add_argument(parser)
     parser.add_argument("--work", help="folder for the data (default: the system's temporary folder)")
     parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
     parser.add_argument("--child", choices=_CHILDREN, help=argparse.SUPPRESS)

@@ -57,14 +57,14 @@ class DataOnlyTrainer(Trainer):
     def __init__(self, stop_at: int | None, **values: Any) -> None:
         super().__init__(**values)
         self.batches: list[dict[str, torch.Tensor]] = []
-        self.reached_at = 0.0
+        self.reached_at = self.reached_at_cpu = 0.0
         self._stop_at = stop_at
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Take note of a batch."""
         if self._stop_at is not None:
             assert self.state.global_step == self._stop_at, "Trainer did not resume where it should"
-            self.reached_at = time.perf_counter()
+            self.reached_at, self.reached_at_cpu = time.perf_counter(), time.process_time()
             self.control.should_training_stop = True
         self.batches = [*self.batches[-1:], dict(inputs)]
         return torch.zeros(())

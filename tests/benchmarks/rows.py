@@ -13,23 +13,43 @@ SENTENCEPIECE = "SentencePiece"
 
 
 def tokenising(raw: Report) -> list[Row]:
-    """MB of normalised text a second."""
-    runs = raw["runs"]
-    speeds = {name: raw["text_mb"] / _median(found, "seconds") for name, found in runs.items()}
-    named = {"sentencepiece": SENTENCEPIECE, "tokenizers": "tokenizers (encode_batch_fast)"}
-    return [
-        Row("tokenising, one core", speeds["ours"], speeds[name], peer, "MB/s", "more", len(runs["ours"]))
-        for name, peer in named.items()
-    ]
+    """MB of normalized text per CPU second; of a peer only the corpora on which its ids are SentencePiece's."""
+    named = {SENTENCEPIECE: _FORMS, "tokenizers (encode_batch_fast)": ("tokenizers",), "gigatoken": ("gigatoken",)}
+    rows = []
+    for peer, forms in named.items():
+        corpora = {
+            name: found
+            for name, found in raw["corpora"].items()
+            if all(found["documents_with_other_ids"].get(form) == 0 for form in forms)
+        }
+        if corpora:
+            rows.append(_over_corpora("tokenizing, one core", corpora, peer, forms))
+    return rows
+
+
+_FORMS = ("sentencepiece", "sentencepiece_paragraphs")
+"""SentencePiece called per document and per paragraph, of which the faster counts on every corpus."""
+
+
+def _over_corpora(name: str, corpora: dict[str, Any], peer: str, forms: Sequence[str]) -> Row:
+    """MB per CPU second over all corpora together, and the ratio on each."""
+    ours = {corpus: _median(found["runs"]["ours"], "cpu_seconds") for corpus, found in corpora.items()}
+    theirs = {
+        corpus: min(_median(found["runs"][form], "cpu_seconds") for form in forms) for corpus, found in corpora.items()
+    }
+    megabytes = sum(found["text_mb"] for found in corpora.values())
+    runs = min(len(found["runs"]["ours"]) for found in corpora.values())
+    speeds = (megabytes / sum(seconds.values()) for seconds in (ours, theirs))
+    ratios = {corpus: theirs[corpus] / ours[corpus] for corpus in corpora}
+    return Row(name, *speeds, peer, "MB/CPU s", "more", runs, ratios)
 
 
 def preparation(raw: Report) -> list[Row]:
-    """The whole command beside SentencePiece's encode alone."""
-    alone, rows = raw["text_mb"] / _median(raw["sentencepiece"], "seconds"), []
+    """The whole command by number of workers, wall time; beside peers it is in `peers_preparation`."""
+    rows = []
     for number, runs in raw["shards"].items():
         name = f"text to verified shards, {number} worker{'s' * (number != '1')}"
-        speed = raw["text_mb"] / _median(runs, "seconds")
-        rows.append(Row(name, speed, alone, f"{SENTENCEPIECE}'s encode alone", "MB/s", "more", len(runs)))
+        rows.append(Row(name, raw["text_mb"] / _median(runs, "seconds"), None, None, "MB/s", "more", len(runs)))
     return rows
 
 
@@ -44,42 +64,32 @@ def preparation_scale(raw: Report) -> list[Row]:
 
 
 def peers_preparation(raw: Report) -> list[Row]:
-    """The whole command, wall time, beside the work of each peer."""
-    megabytes, runs = raw["corpus"]["bytes"] / 1e6, raw["runs"]
-    named = {"datatrove": "datatrove", "datasets": "datasets.map + tokenizers"}
-    ours = megabytes / _median(runs["ours"], "seconds")
-    return [
-        Row(
-            "text to shards, one core",
-            ours,
-            megabytes / _median(runs[name], "seconds"),
-            peer,
-            "MB/s",
-            "more",
-            len(runs[name]),
-        )
-        for name, peer in named.items()
-    ]
+    """The whole command beside the peers, in CPU seconds beyond those of starting."""
+    named = {
+        f"{SENTENCEPIECE}'s encode alone": _FORMS,
+        "datatrove": ("datatrove",),
+        "datasets.map + tokenizers": ("datasets",),
+    }
+    return [_over_corpora("text to shards, one core", raw["corpora"], peer, forms) for peer, forms in named.items()]
 
 
 def loader(raw: Report) -> list[Row]:
-    """Masked batches, and what starting takes."""
+    """Masked batches beside the collator's fastest form, and what starting takes."""
     found, rows = raw["throughput"], []
-    peer = found["collator on lists 512"]["million_tokens_per_second"]
+    form, peer = fastest_collator(raw)
     for name, entry in found.items():
         if not name.startswith("ours"):
             continue
-        _, mode, length, *rest = name.split(" ")
+        _, mode, length = name.split(" ")
         told = {"none": "MLM", "next_sentence": "next-sentence pairs", "sentence_order": "sentence-order pairs"}[mode]
-        beside = peer if mode == "none" and length == "512" else None
-        title = f"masked batches, {told}, length {length}" + (", one worker process" if rest else "")
+        compared = mode == "none" and length == "512"
         rows.append(
             Row(
-                title,
-                entry["million_tokens_per_second"],
-                beside,
-                "DataCollatorForLanguageModeling" if beside else None,
-                "Mtokens/s",
+                f"masked batches, {told}, length {length}",
+                entry["million_tokens_per_cpu_second"],
+                peer if compared else None,
+                f"DataCollatorForLanguageModeling, {form}" if compared else None,
+                "Mtokens/CPU s",
                 "more",
                 len(entry["runs"]),
             )
@@ -87,24 +97,46 @@ def loader(raw: Report) -> list[Row]:
     for name, entry in raw["start"].items():
         mode, where = name.split(", ")
         told = "MLM" if mode == "none" else "next-sentence pairs"
-        rows.append(Row(f"first batch, {told}, {where}", entry["seconds"], None, None, "s", "less", 1))
+        rows.append(Row(f"first batch, {told}, {where}", entry["cpu_seconds"], None, None, "CPU s", "less", 1))
     scale = raw["scale"]
     title = f"first batch, MLM, middle of {scale['tokens'] / 1e9:.0f}G tokens in {scale['shards']:,} shards"
-    return [*rows, Row(title, scale["none"]["seconds"], None, None, "s", "less", 1)]
+    return [*rows, Row(title, scale["none"]["cpu_seconds"], None, None, "CPU s", "less", 1)]
+
+
+def fastest_collator(raw: Report) -> tuple[str, float]:
+    """The form of the peer's input and output that is its fastest, and million tokens per CPU second."""
+    speeds = {
+        name.removeprefix("collator on ").removesuffix(" 512"): entry["million_tokens_per_cpu_second"]
+        for name, entry in raw["throughput"].items()
+        if name.startswith("collator")
+    }
+    form = max(speeds, key=lambda name: speeds[name])
+    return form, speeds[form]
+
+
+_RESUMING_PEERS = {
+    "datasets": "datasets' state_dict",
+    "torchdata": "StatefulDataLoader over datasets",
+    "torchdata_indexed": "StatefulDataLoader",
+    "streaming": "mosaicml-streaming",
+    "trainer": "Trainer, which skips",
+}
 
 
 def resuming(raw: Report) -> list[Row]:
-    """Seconds until the batch that training goes on with, and the process's memory then."""
+    """CPU seconds until the batch that training goes on with, and the process's memory then."""
     rows = []
     for case, runs in raw["runs"].items():
         tokens = raw["tokens_before_the_stop"][case]
         told = f"{tokens / 1e9:,.0f}G" if tokens >= 1e9 else f"{tokens / 1e6:,.0f}M"
         kind = {"streamed": "a stream", "indexed": "an indexed set", "long": "100G planned"}[case]
-        for key, what, unit in (("seconds", "resume", "s"), ("peak_mb", "memory of a resume", "MB")):
-            peer = _median(runs["trainer"], key) if "trainer" in runs else None
-            name = f"{what} after {told} tokens of {kind}"
-            named = "Trainer" if peer is not None else None
-            rows.append(Row(name, _median(runs["ours"], key), peer, named, unit, "less", len(runs["ours"])))
+        for key, what, unit in (("cpu_seconds", "resume", "CPU s"), ("peak_mb", "memory of a resume", "MB")):
+            name, ours = f"{what} after {told} tokens of {kind}", _median(runs["ours"], key)
+            peers = [peer for peer in _RESUMING_PEERS if peer in runs]
+            rows += [
+                Row(name, ours, _median(runs[peer], key), _RESUMING_PEERS[peer], unit, "less", len(runs["ours"]))
+                for peer in peers
+            ] or [Row(name, ours, None, None, unit, "less", len(runs["ours"]))]
     return sorted(rows, key=lambda row: row.unit == "MB")
 
 
@@ -120,15 +152,17 @@ def encoder(raw: Report) -> list[Row]:
         if ours is None or theirs is None:
             continue
         modes = {name.split(" ")[1] for entries in tables for name in entries}
+        pairs = zip(ours["runs_tokens_per_second"], theirs["runs_tokens_per_second"], strict=True)
         rows.append(
             Row(
                 f"training step, {preset} {precision}, {_WORKLOADS[workload]}",
-                ours,
-                theirs,
+                ours["tokens_per_second"],
+                theirs["tokens_per_second"],
                 f"{PEER}, SDPA" + (" or compiled" if "compiled" in modes else ""),
-                "tokens/s",
+                "tokens/s" if raw["device"]["device"] != raw["device"].get("cpu") else "tokens/CPU s",
                 "more",
                 raw["rounds"],
+                {f"seed {seed}": one / other for seed, (one, other) in enumerate(pairs)},
             )
         )
     return rows
@@ -142,17 +176,28 @@ _WORKLOADS = {
 
 
 def training(raw: Report) -> list[Row]:
-    """Tokens a second of the loop, and memory of its largest process."""
-    rows = []
-    for key, what, unit, better in (
-        ("tokens_per_second", "whole training loop", "tokens/s", "more"),
-        ("peak_mb", "memory of a training process", "MB", "less"),
-    ):
-        for config, runs in raw["models"].items():
-            ours, theirs = (_median(runs[name], key) for name in ("ours", PEER))
-            named = "Trainer, padded batches"
-            rows.append(Row(f"{what}, {config}", ours, theirs, named, unit, better, len(runs["ours"])))
-    return rows
+    """Tokens per CPU second of the loop over all corpora and seeds, and memory of its largest process."""
+    rows, named = [], "Trainer, group_by_length"
+    for config, corpora in raw["models"].items():
+        pairs = {
+            f"{corpus}, seed {seed}": (ours, theirs)
+            for corpus, runs in corpora.items()
+            for seed, (ours, theirs) in enumerate(zip(runs["ours"], runs[PEER], strict=True))
+        }
+        speeds = (
+            sum(pair[side]["tokens"] for pair in pairs.values())
+            / sum(pair[side]["cpu_seconds"] for pair in pairs.values())
+            for side in (0, 1)
+        )
+        speed_ratios = {
+            name: ours["tokens_per_cpu_second"] / theirs["tokens_per_cpu_second"]
+            for name, (ours, theirs) in pairs.items()
+        }
+        name, runs = f"whole training loop, {config}", len(pairs)
+        rows.append(Row(name, *speeds, named, "tokens/CPU s", "more", runs, speed_ratios))
+        peaks = (max(pair[side]["peak_mb"] for pair in pairs.values()) for side in (0, 1))
+        rows.append(Row(f"memory of a training process, {config}", *peaks, named, "MB", "less", runs))
+    return sorted(rows, key=lambda row: row.unit == "MB")
 
 
 def pretraining(raw: Report) -> list[Row]:
@@ -233,9 +278,8 @@ def near_duplicates_quality(raw: Report) -> list[Row]:
     ]
 
 
-def _best(tables: Sequence[dict[str, Any]], side: str) -> float | None:
-    speeds = [entry["tokens_per_second"] for entry in _entries(tables, side)]
-    return max(speeds, default=None)
+def _best(tables: Sequence[dict[str, Any]], side: str) -> dict[str, Any] | None:
+    return max(_entries(tables, side), key=lambda entry: entry["tokens_per_second"], default=None)
 
 
 def _entries(tables: Sequence[dict[str, Any]], side: str) -> Iterator[dict[str, Any]]:

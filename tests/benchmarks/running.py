@@ -27,6 +27,8 @@ class Inputs:
 
     work: Path
     corpus: Path | None
+    corpora: Sequence[str]
+    """NAME=PATTERN of each; by default the files of `corpus` as one."""
     tokenizer: Path | None
     shards: Path | None
     quick: bool
@@ -35,7 +37,9 @@ class Inputs:
     def arguments(self, benchmark: Benchmark) -> list[str]:
         """The benchmark's arguments with every {name} in them filled in."""
         words = benchmark.quick if self.quick else benchmark.arguments
-        return [self._filled(word) for word in words]
+        return [
+            filled for word in words for filled in (self._corpora() if word == "{corpora}" else [self._filled(word)])
+        ]
 
     def file_name(self, benchmark: Benchmark) -> str:
         """Where its results go; on a GPU machine some have a name of their own."""
@@ -63,6 +67,9 @@ class Inputs:
             if name in word:
                 return word.replace(name, str(find()))
         return word
+
+    def _corpora(self) -> list[str]:
+        return list(self.corpora) or [f"corpus={self._corpus()}/*.jsonl.gz"]
 
     def _corpus(self) -> Path:
         if self.corpus is None or not any(self.corpus.glob("*.jsonl.gz")):

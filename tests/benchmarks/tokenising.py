@@ -1,128 +1,153 @@
-"""Tokenising alone, on one core: ours beside SentencePiece's `encode` and `tokenizers`' `encode_batch_fast`.
+"""Tokenizing alone, on one core: ours beside SentencePiece, `tokenizers` and gigatoken, over several corpora.
 
-    python tests/benchmarks/tokenising.py --corpus ../shared/corpora/pack_medium [--limit-mb 20] [--runs 3]
-        [--tokenizer DIR] [--results FILE]
+    python tests/benchmarks/tokenising.py --corpora english=pack_small.jsonl.gz chinese=zh_wikipedia.jsonl.gz
+        [--contestants ours sentencepiece ...] [--limit-mb 20] [--runs 3] [--results FILE]
 
-All three encode the same normalised texts, 1,000 documents a call, with one vocabulary; each turn is a process of its
-own that finds the texts in memory, so that ours begins with an empty word cache. `tokenizers` reads our tokenizer.json
-without its normaliser and without special tokens: the same ids with the least work. Ids must be the same for all, or
-this stops; where only `tokenizers` differs, in how many documents is told.
+Every corpus has a tokenizer of its own, trained on it first. All contestants encode the same normalized texts, each in
+the form that is its fastest:
+
+- ours: `encode_many` over documents;
+- sentencepiece, sentencepiece_paragraphs: `encode` over documents, and over their paragraphs, since it slows down
+  with the length of a text; the faster of both counts;
+- tokenizers: `encode_batch_fast` over documents, with our tokenizer.json without its normalizer and special tokens;
+- gigatoken: `encode_batch` over documents, with the same file.
+
+Each turn is a process of its own on one core that finds the texts in memory, 1,000 per call, so that word
+caches begin empty. The figure is MB per CPU second, the median of the runs. Ours and SentencePiece must give the same
+ids for every document, or this stops; of the others it says how many documents have other ids.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import corpus_part
 import numpy as np
-from corpus_part import take_part
+import peers_environment
 from machine import described, peak_memory_mb
-from peer_contestants import REPOSITORY, read_texts
-from peers_preparation import write_peer_tokenizer
+from peer_contestants import REPOSITORY, write_peer_tokenizer
 
-CONTESTANTS = ("ours", "sentencepiece", "tokenizers")
-_DOCUMENTS_A_CALL = 1000
+CONTESTANTS = ("ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken")
+_PACKAGES = {"ours": "numpy", "sentencepiece_paragraphs": "sentencepiece"}
+_FORMS = {"sentencepiece_paragraphs": "paragraphs"}
+_BATCH_TEXTS = 1000
+Encode = Callable[[list[str]], list[Any]]
 
 
 def main() -> None:
-    """Run the contestants in turns, and print and write what they answered."""
+    """Run the contestants in turns on every corpus, and print and write the figures."""
     arguments = _parse()
     if arguments.child:
-        print(json.dumps(run_contestant(arguments.child, Path(arguments.corpus), Path(arguments.tokenizer))))
+        print(json.dumps(run_contestant(arguments.child, Path(arguments.folder))))
         return
-    with tempfile.TemporaryDirectory(prefix="clozeworks-tokenising-", dir=arguments.work) as folder:
-        report = compare(arguments, Path(folder))
+    python = sys.executable
+    if "gigatoken" in arguments.contestants:
+        python = peers_environment.make_environment(arguments.environment)
+    packages = {_PACKAGES.get(name, name) for name in arguments.contestants}
+    report: dict[str, Any] = described(*sorted(packages), python=python)
+    report["corpora"] = {}
+    for name, files in corpus_part.corpora_of(arguments.corpora).items():
+        with tempfile.TemporaryDirectory(prefix="clozeworks-tokenising-", dir=arguments.work) as folder:
+            report["corpora"][name] = compare(name, files, arguments, python, Path(folder))
     if arguments.results:
         Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
     else:
         print(json.dumps(report, indent=1))
 
 
-def compare(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Normalise the part of the corpus once, and let every contestant encode it `--runs` times."""
-    found = sorted(str(path) for path in Path(arguments.corpus).glob("*.jsonl.gz"))
-    files = take_part(found, arguments.limit_mb, folder / "part")
-    tokenizer = Path(arguments.tokenizer) if arguments.tokenizer else _train(files, folder, arguments.vocab_size)
-    texts = _normalised(files, tokenizer)
-    (folder / "texts.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
-    write_peer_tokenizer(tokenizer / "tokenizer.json", folder / "peer.json", "none")
-    text_mb = sum(len(text.encode()) for text in texts) / 1e6
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
+def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python: str, folder: Path) -> dict[str, Any]:
+    """Train a tokenizer, normalize the texts once, and let every contestant encode them `--runs` times."""
+    files = corpus_part.take_part(files, arguments.limit_mb, folder / "part")
+    _train(files, folder / "tokenizer", arguments.vocab_size)
+    write_peer_tokenizer(folder / "tokenizer" / "tokenizer.json", folder / "peer.json")
+    texts = _write_texts(files, folder)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.contestants}
+    checksums: dict[str, list[int]] = {}
     for number in range(arguments.runs):
-        for name in CONTESTANTS[:: -1 if number % 2 else 1]:
-            print(f"{name}, run {number + 1} of {arguments.runs}", file=sys.stderr, flush=True)
-            runs[name].append(_child(name, folder, folder / "peer.json" if name == "tokenizers" else tokenizer))
-    ids = {name: {run["sha256"] for run in found} for name, found in runs.items()}
-    if ids["ours"] != ids["sentencepiece"] or len(ids["ours"]) != 1:
-        sys.exit("ours and SentencePiece gave different ids: the comparison is not fair")
+        for name in arguments.contestants[:: -1 if number % 2 else 1]:
+            run = _child(name, python, folder)
+            checksums[name] = run.pop("checksums")
+            runs[name].append(run)
+            print(f"{corpus}, {name}, run {number + 1}: {run}", file=sys.stderr, flush=True)
+    differing = {
+        name: sum(one != other for one, other in zip(found, checksums["sentencepiece"], strict=True))
+        for name, found in checksums.items()
+    }
+    if any(differing[name] for name in CONTESTANTS[:3]):
+        sys.exit(f"{corpus}: ours and SentencePiece gave different ids: the comparison is not fair")
     return {
-        **described("sentencepiece", "tokenizers", "numpy"),
-        "text_mb": text_mb,
+        "text_mb": sum(len(text.encode()) for text in texts) / 1e6,
         "documents": len(texts),
-        "tokenizers_gives_the_same_ids": ids["tokenizers"] == ids["ours"],
+        "documents_with_other_ids": differing,
         "runs": runs,
     }
 
 
-def run_contestant(name: str, texts: Path, tokenizer: Path) -> dict[str, Any]:
-    """Encode the texts, timed, and hash the ids."""
-    documents = json.loads(texts.read_text(encoding="utf-8"))
-    encode = _ENCODERS[name](tokenizer)
-    ids: list[Any] = []
-    load, started_at, cpu_started_at = os.getloadavg()[0], time.perf_counter(), time.process_time()
-    for first in range(0, len(documents), _DOCUMENTS_A_CALL):
-        ids += encode(documents[first : first + _DOCUMENTS_A_CALL])
+def run_contestant(name: str, folder: Path) -> dict[str, Any]:
+    """Encode the texts, timed, and checksum every document's ids."""
+    documents: list[list[str]] = json.loads((folder / f"{_FORMS.get(name, 'documents')}.json").read_text("utf-8"))
+    texts = [text for document in documents for text in document]
+    encode = _ENCODERS[name](folder)
+    encode(["a"])  # what is imported at the first call
+    load, cpu_started_at, started_at = os.getloadavg()[0], time.process_time(), time.perf_counter()
+    encodings = [encode(texts[first : first + _BATCH_TEXTS]) for first in range(0, len(texts), _BATCH_TEXTS)]
     seconds, cpu_seconds = time.perf_counter() - started_at, time.process_time() - cpu_started_at
-    digest = hashlib.sha256()
-    for document in ids:
-        digest.update(np.asarray(document, np.uint32).tobytes() + b"end")
+    ids = (np.asarray(found, np.uint32) for batch in encodings for found in batch)
+    joined = [np.concatenate([next(ids) for _ in document]) for document in documents]
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "tokens": sum(map(len, ids)),
-        "sha256": digest.hexdigest(),
+        "tokens": sum(map(len, joined)),
+        "checksums": [zlib.crc32(found.tobytes()) for found in joined],
         "peak_mb": peak_memory_mb(),
         "load_before": load,
     }
 
 
-def _ours(tokenizer: Path) -> Callable[[list[str]], list[Any]]:
+def _ours(folder: Path) -> Encode:
     from data_prep.tokenizing.tokenizer import Tokenizer
 
-    return Tokenizer.load(tokenizer).encode_many
+    return Tokenizer.load(folder / "tokenizer").encode_many
 
 
-def _sentencepiece(tokenizer: Path) -> Callable[[list[str]], list[Any]]:
+def _sentencepiece(folder: Path) -> Encode:
     import sentencepiece
 
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer / "tokenizer.model"))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer" / "tokenizer.model"))
     return lambda texts: processor.encode(texts, num_threads=1)
 
 
-def _tokenizers(tokenizer: Path) -> Callable[[list[str]], list[Any]]:
+def _tokenizers(folder: Path) -> Encode:
     import tokenizers
 
-    encoder = tokenizers.Tokenizer.from_file(str(tokenizer))
+    encoder = tokenizers.Tokenizer.from_file(str(folder / "peer.json"))
     return lambda texts: [found.ids for found in encoder.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-_ENCODERS = {"ours": _ours, "sentencepiece": _sentencepiece, "tokenizers": _tokenizers}
+def _gigatoken(folder: Path) -> Encode:
+    import gigatoken
+
+    encoder = gigatoken.Tokenizer.from_json((folder / "peer.json").read_bytes())
+    return lambda texts: encoder.encode_batch(texts, parallel=False)
 
 
-def _child(name: str, folder: Path, tokenizer: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", name, "--corpus", str(folder / "texts.json")]
+_ENCODERS = dict(zip(CONTESTANTS, (_ours, _sentencepiece, _sentencepiece, _tokenizers, _gigatoken), strict=True))
+
+
+def _child(name: str, python: str, folder: Path) -> dict[str, Any]:
     core = min(os.sched_getaffinity(0))
     done = subprocess.run(
-        [*command, "--tokenizer", str(tokenizer)],
+        [python, __file__, "--child", name, "--folder", str(folder)],
         env=os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         text=True,
@@ -130,39 +155,45 @@ def _child(name: str, folder: Path, tokenizer: Path) -> dict[str, Any]:
     )
     if done.returncode:
         sys.exit(f"{name} failed with status {done.returncode}; what it said stands above")
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def _normalised(files: list[str], tokenizer: Path) -> list[str]:
+def _write_texts(files: list[str], folder: Path) -> list[str]:
+    """Write the normalized documents, whole and by paragraph; returns them whole."""
     from data_prep.text.cleaning import normalise
     from data_prep.tokenizing.tokenizer import Tokenizer
 
-    rules = Tokenizer.load(tokenizer).normalisation
-    return [normalise(text, rules) for text in _all_texts(files)]
+    rules = Tokenizer.load(folder / "tokenizer").normalisation
+    texts = [text for path in files for text in corpus_part.read_texts(path) if text.strip()]
+    forms = {
+        "documents": [[normalise(text, rules)] for text in texts],
+        "paragraphs": [[normalise(part, rules) for part in text.split("\n") if part.strip()] for text in texts],
+    }
+    for form, documents in forms.items():
+        (folder / f"{form}.json").write_text(json.dumps(documents, ensure_ascii=False), encoding="utf-8")
+    return [text for (text,) in forms["documents"]]
 
 
-def _all_texts(files: list[str]) -> Iterator[str]:
-    for path in files:
-        yield from read_texts(path)
-
-
-def _train(files: list[str], folder: Path, vocab_size: int) -> Path:
-    command = [sys.executable, "-m", "data_prep", "tokenizer", "--output", str(folder / "tokenizer")]
+def _train(files: list[str], folder: Path, vocab_size: int) -> None:
+    command = [sys.executable, "-m", "data_prep", "tokenizer", "--output", str(folder)]
     command += ["--vocab-size", str(vocab_size), "--input", *files]
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-    return folder / "tokenizer"
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True, help="folder of *.jsonl.gz")
-    parser.add_argument("--tokenizer", help="folder; by default one is trained first")
-    parser.add_argument("--vocab-size", type=int, default=30_522, help="of the tokenizer that is trained")
-    parser.add_argument("--limit-mb", type=float, default=20.0, metavar="MB", help="about so much text (default 20)")
+    names = parser.add_mutually_exclusive_group(required=True)
+    corpus_part.add_argument(names, required=False)
+    names.add_argument("--child", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=CONTESTANTS, help="default: all")
+    parser.add_argument("--vocab-size", type=int, default=30_522)
+    parser.add_argument("--limit-mb", type=float, metavar="MB", help="about so much text of each (default: all of it)")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--work", help="folder for temporary files")
     parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
-    parser.add_argument("--child", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    peers_environment.add_argument(parser)
     return parser.parse_args()
 
 

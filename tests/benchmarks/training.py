@@ -1,12 +1,16 @@
-"""Whole training loops side by side: `launch/pretrain.py` and transformers' Trainer, tokens a second and memory.
+"""Whole training loops side by side: `launch/pretrain.py` and transformers' Trainer, tokens a CPU second and memory.
 
-    OMP_NUM_THREADS=2 python tests/benchmarks/training.py --shards DIR [--config tiny_cpu small_gpu] [--steps 12]
-        [--warmup 4] [--rounds 3] [--results FILE]
+    OMP_NUM_THREADS=1 python tests/benchmarks/training.py --shards DIR ... [--config tiny_cpu small_gpu] [--steps 49]
+        [--short-steps 1] [--seeds 3] [--results FILE]
 
-The same sizes of model (MLM alone, no attention dropout, fp32), documents, optimizer and real tokens a step; one
-process each, on the CPU, in turns: ours with dense rows, tracking and checkpoint as always, the peer with its collator,
-padding to the longest of a batch, SDPA, and no logging at all. Tokens are real ones, [CLS] and [SEP] included; steps of
-the warm-up are not timed. Memory is the peak of the largest process. The figure is the median of the rounds.
+The same model sizes (MLM alone, no attention dropout, fp32), documents, optimizer and real tokens per step; one
+process each, on the CPU, in turns. Ours packs documents into rows, with tracking and a checkpoint as always. The peer
+groups documents by length (`train_sampling_strategy="group_by_length"`), pads to the longest of a batch, uses SDPA and
+logs nothing. Every seed draws other batches on both sides. Each turn trains twice, --short-steps steps and --steps
+more; the difference in CPU seconds (children included) and in tokens is the figure, so that starting, evaluation and
+the checkpoint cancel out, and other work on the machine hardly counts. Tokens are real ones, [CLS] and [SEP] included.
+Memory is the peak of the largest process. Trainer sorts groups of 50 batches by length, longest first, so that 1 and 49
+steps are the whole of a group.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -32,35 +35,60 @@ _PEER_SCRIPT = Path(__file__).with_name("training_peer.py")
 
 
 def main() -> None:
-    """Train with both in turns, and print and write what came of it."""
+    """Train with both in turns, and print and write the figures."""
     arguments = _parse()
     report: dict[str, Any] = described("torch", "transformers", "deepspeed", "accelerate")
-    report |= {"length": arguments.length, "tokens_a_step": arguments.tokens, "steps": arguments.steps}
-    report |= {"warmup_steps": arguments.warmup, "threads": os.environ.get("OMP_NUM_THREADS"), "models": {}}
+    report |= {"length": arguments.length, "tokens_per_step": arguments.tokens, "steps": arguments.steps}
+    report |= {"short_steps": arguments.short_steps, "threads": os.environ.get("OMP_NUM_THREADS"), "models": {}}
     with tempfile.TemporaryDirectory(prefix="clozeworks-training-", dir=arguments.work) as folder:
         for config in arguments.config:
-            runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
-            for number in range(arguments.rounds):
-                for name in CONTESTANTS[:: -1 if number % 2 else 1]:
-                    runs[name].append(train(name, config, Path(folder), arguments))
-                    print(f"{config}, {name}, round {number + 1}: {runs[name][-1]}", file=sys.stderr, flush=True)
-            report["models"][config] = runs
-            if arguments.results:  # after each: a long run that is stopped has left what it had
-                Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+            corpora = report["models"].setdefault(config, {})
+            for shards in arguments.shards:
+                corpora[shards.name] = compare(config, shards, Path(folder), arguments)
+                if arguments.results:  # after each: a long run that is stopped has left what it had
+                    arguments.results.write_text(json.dumps(report, indent=1) + "\n")
     if not arguments.results:
         print(json.dumps(report, indent=1))
 
 
-def train(name: str, config: str, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    """One training in a process of its own."""
+def compare(
+    config: str, shards: Path, folder: Path, arguments: argparse.Namespace
+) -> dict[str, list[dict[str, float]]]:
+    """The figures of both sides on one corpus, a run per seed."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
+    for seed in range(arguments.seeds):
+        for name in CONTESTANTS[:: -1 if seed % 2 else 1]:
+            short, long = (
+                train(name, config, shards, steps, seed, folder, arguments)
+                for steps in (arguments.short_steps, arguments.short_steps + arguments.steps)
+            )
+            runs[name].append(marginal(short, long))
+            print(f"{config}, {shards.name}, {name}, seed {seed}: {runs[name][-1]}", file=sys.stderr, flush=True)
+    return runs
+
+
+def marginal(short: dict[str, float], long: dict[str, float]) -> dict[str, float]:
+    """What the longer training took beyond the shorter one, and its peak memory and load."""
+    tokens, cpu_seconds = (long[name] - short[name] for name in ("tokens", "cpu_seconds"))
+    return {
+        "tokens": tokens,
+        "cpu_seconds": cpu_seconds,
+        "tokens_per_cpu_second": tokens / cpu_seconds,
+        **{name: long[name] for name in ("filled_share", "peak_mb", "load_before")},
+    }
+
+
+def train(
+    name: str, config: str, shards: Path, num_steps: int, seed: int, folder: Path, arguments: argparse.Namespace
+) -> dict[str, float]:
+    """One training in a process of its own: tokens, share of filled positions, CPU seconds and memory."""
     output = folder / "run"
-    settings = overrides(arguments)
+    settings = overrides(shards, num_steps, seed, arguments)
     if name == "ours":
         command = [sys.executable, str(REPOSITORY / "launch" / "pretrain.py"), "--config", config]
         command += [*settings, f"output_dir={output}"]
     else:
-        command = [sys.executable, str(_PEER_SCRIPT), config, str(output), str(arguments.steps), str(arguments.warmup)]
-        command += settings
+        command = [sys.executable, str(_PEER_SCRIPT), config, str(output), str(num_steps), *settings]
     environment = os.environ | {
         "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
@@ -68,17 +96,16 @@ def train(name: str, config: str, folder: Path, arguments: argparse.Namespace) -
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
     }
     figures = run_contained(command, folder, sorted(os.sched_getaffinity(0)), environment)
-    speed = our_speed(output, arguments.warmup) if name == "ours" else json.loads((output / "speed.json").read_text())
+    counts = our_counts(output, arguments) if name == "ours" else json.loads((output / "counts.json").read_text())
     shutil.rmtree(output)
-    return {**speed, **figures}
+    return {**counts, **figures}
 
 
-def overrides(arguments: argparse.Namespace) -> list[str]:
+def overrides(shards: Path, num_steps: int, seed: int, arguments: argparse.Namespace) -> list[str]:
     """The settings that both sides train with."""
-    manifest = read_manifest(arguments.shards)
-    steps = arguments.steps + arguments.warmup
+    manifest = read_manifest(str(shards))
     return [
-        f"data.shards={Path(arguments.shards).absolute()}",
+        f"data.shards={shards.absolute()}",
         f"data.sequence_length={arguments.length}",
         "data.sentence_pairs=none",
         "data.num_workers=0",
@@ -86,36 +113,39 @@ def overrides(arguments: argparse.Namespace) -> list[str]:
         f"model.max_position_embeddings={arguments.length}",
         "model.attention_probs_dropout_prob=0.0",
         "training.precision=fp32",
-        f"training.max_steps={steps}",
+        f"training.seed={seed}",
+        f"training.max_steps={num_steps}",
         f"training.global_batch_tokens={arguments.tokens}",
         f"training.micro_batch_tokens={arguments.tokens}",
-        f"evaluation.every_steps={steps}",
+        f"evaluation.every_steps={num_steps}",
         f"evaluation.max_tokens={arguments.tokens}",
-        f"checkpoint.every_steps={steps}",
+        f"checkpoint.every_steps={num_steps}",
         "logging.every_steps=1",
     ]
 
 
-def our_speed(output: Path, num_warmup_steps: int) -> dict[str, float]:
-    """Tokens a second from what the run tracked, a step at a time."""
-    lines = (output / "tracking" / "points.jsonl").read_text().splitlines()
-    points = [json.loads(line) for line in lines]
-    name = "train/tokens_per_second"
-    speeds = [point["m"][name] for point in points if point["s"] > num_warmup_steps and name in point["m"]]
-    return {"tokens_per_second": statistics.harmonic_mean(speeds), "filled_share": 1.0, "timed_steps": len(speeds)}
+def our_counts(output: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    """Real tokens of the whole run, and their share of the positions."""
+    status = json.loads((output / "status.json").read_text())
+    return {
+        "tokens": status["tokens_seen"],
+        "filled_share": status["tokens_seen"] / (status["step"] * arguments.tokens),
+    }
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", required=True, metavar="DIR", help="of `python -m data_prep shards`")
+    parser.add_argument(
+        "--shards", type=Path, nargs="+", required=True, metavar="DIR", help="of `python -m data_prep shards`"
+    )
     parser.add_argument("--config", nargs="+", default=["tiny_cpu", "small_gpu"], help="presets of family bert")
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=4096, help="real tokens a step (default 4,096)")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps (default 12)")
-    parser.add_argument("--warmup", type=int, default=4, help="steps before them (default 4)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=4096, help="real tokens per step (default 4,096)")
+    parser.add_argument("--steps", type=int, default=49, help="steps that are compared (default 49)")
+    parser.add_argument("--short-steps", type=int, default=1, help="of the training that is subtracted (default 1)")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--work", help="folder for temporary files")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write everything as JSON")
     return parser.parse_args()
 
 

@@ -1,14 +1,12 @@
-"""transformers' turn in `training.py`: Trainer on the same documents; writes speed.json into its output folder.
+"""transformers' turn in `training.py`: Trainer on the same documents; writes counts.json into its output folder.
 
-python tests/benchmarks/training_peer.py CONFIG OUTPUT STEPS WARMUP [section.field=value ...]
+python tests/benchmarks/training_peer.py CONFIG OUTPUT STEPS [section.field=value ...]
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from transformers import (
     BertTokenizerFast,
     DataCollatorForLanguageModeling,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
@@ -31,20 +28,12 @@ from trainer.config import RunConfig
 from trainer.data.shard_set import open_shard_set
 from trainer.model.hugging_face import hugging_face_config
 
-
-class Clock(TrainerCallback):
-    """Reads the time after every step."""
-
-    def __init__(self) -> None:
-        self.marks: list[float] = []
-
-    def on_step_end(self, *values: Any, **named: Any) -> None:
-        """Take the time."""
-        self.marks.append(time.perf_counter())
+POOL_STEPS = 200
+"""Steps that the documents are enough for: with fewer than 4 x 50, Trainer groups fewer batches at once."""
 
 
 class CountingCollator:
-    """The peer's collator; counts real tokens and places of every batch."""
+    """The peer's collator; counts real tokens and positions of every batch."""
 
     def __init__(self, vocab_size: int) -> None:
         words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(vocab_size - len(SPECIAL_TOKENS)))]
@@ -75,34 +64,34 @@ class Documents(Dataset[dict[str, Any]]):
 
 
 def main() -> None:
-    """Train STEPS + WARMUP steps."""
-    preset, output, num_steps, num_warmup_steps, *settings = sys.argv[1:]
+    """Train STEPS steps."""
+    preset, output, num_steps, *settings = sys.argv[1:]
     config = load_settings(RunConfig, preset, [*settings, f"output_dir={output}"])
-    speed = train(config, Path(output), int(num_steps), int(num_warmup_steps))
-    (Path(output) / "speed.json").write_text(json.dumps(speed))
+    counts = train(config, Path(output), int(num_steps))
+    (Path(output) / "counts.json").write_text(json.dumps(counts))
 
 
-def train(config: RunConfig, output: Path, num_steps: int, num_warmup_steps: int) -> dict[str, float]:
-    """Trainer with as many documents a batch as hold about our number of real tokens."""
+def train(config: RunConfig, output: Path, num_steps: int) -> dict[str, float]:
+    """The first steps of Trainer over enough documents for groups of their full size, 50 batches."""
     (phase,) = config.phases
     shard_set = open_shard_set(config.data.shards)
-    total = (num_steps + num_warmup_steps) * phase.global_batch_tokens
     pieces, tokens = [], 0
-    for piece in pieces_of(shard_set, phase.sequence_length):
+    for piece in pieces_of(shard_set, phase.sequence_length, config.training.seed):
         pieces.append(piece)
         tokens += len(piece)
-        if tokens >= 2 * total:  # a mean over more than is trained on
+        if tokens >= POOL_STEPS * phase.global_batch_tokens:
             break
-    documents_a_batch = max(1, round(phase.global_batch_tokens * len(pieces) / tokens))
-    clock, collator = Clock(), CountingCollator(config.model.vocab_size)
+    collator = CountingCollator(config.model.vocab_size)
     trainer = Trainer(
         model=BertForMaskedLM._from_config(
             BertConfig(**hugging_face_config(config.model, next_sentence=False)), attn_implementation="sdpa"
         ),
         args=TrainingArguments(
             output_dir=str(output),
-            per_device_train_batch_size=documents_a_batch,
-            max_steps=num_steps + num_warmup_steps,
+            per_device_train_batch_size=max(1, round(len(pieces) / POOL_STEPS)),
+            train_sampling_strategy="group_by_length",
+            seed=config.training.seed,
+            max_steps=num_steps,
             learning_rate=config.optimizer.learning_rate,
             adam_beta2=config.optimizer.beta2,
             weight_decay=config.optimizer.weight_decay,
@@ -115,14 +104,11 @@ def train(config: RunConfig, output: Path, num_steps: int, num_warmup_steps: int
         ),
         train_dataset=Documents(pieces),
         data_collator=collator,
-        callbacks=[clock],
     )
     trainer.train()
-    # Batch i was trained on between marks i - 1 and i; Trainer fetches one ahead, so count those trained on alone.
-    counts = list(itertools.islice(collator.counts, num_warmup_steps, num_steps + num_warmup_steps))
-    seconds = clock.marks[-1] - clock.marks[num_warmup_steps - 1]
-    real, places = (sum(values) for values in zip(*counts, strict=True))
-    return {"tokens_per_second": real / seconds, "filled_share": real / places, "timed_steps": len(counts)}
+    counts = collator.counts[:num_steps]  # it fetches one batch ahead
+    real, positions = (sum(values) for values in zip(*counts, strict=True))
+    return {"tokens": real, "filled_share": real / positions}
 
 
 if __name__ == "__main__":
