@@ -19,7 +19,9 @@ from trainer.data.sentence_pairs import (
     IS_RANDOM,
     IS_SWAPPED,
     SPECIAL_PLACES,
+    PairTask,
     fit_pairs,
+    max_pair_sequences,
     max_pairs_in_row,
     plan_pairs,
 )
@@ -229,3 +231,19 @@ def test_half_of_the_pairs_are_swapped(index_of: IndexMaker, documents_of: Calla
     plan = plan_pairs(index_of(documents_of(np.random.default_rng(0), 400)), 4, 128, 0.1, root_key(0), "sentence_order")
     assert plan.counts.pairs > 1000
     assert abs(plan.counts.swapped_pairs / plan.counts.pairs - 0.5) < 5 * 0.5 / np.sqrt(plan.counts.pairs)
+
+
+@pytest.mark.parametrize(
+    ("task", "documents", "most"),
+    [
+        ("next_sentence", [[1, 1]] * 4, 24 // 5),  # [CLS] a [SEP] b [SEP]
+        ("sentence_order", [[1]] * 8, 24 // 3),  # [CLS] a [SEP]
+    ],
+)
+def test_the_capacity_of_a_row_is_that_of_its_shortest_sequences(
+    index_of: IndexMaker, task: PairTask, documents: list[list[int]], most: int
+) -> None:
+    """Rows of 24 positions; one sequence more than `most` is the padding that closes a row."""
+    plan = plan_pairs(index_of(documents, documents_a_record=len(documents)), 4, 24, 0.0, root_key(1), task)
+    assert np.diff(plan.row_starts).max() == most
+    assert max_pair_sequences(24, task) == most + 1
