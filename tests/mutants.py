@@ -350,19 +350,21 @@ def _reached(root: Path, test: str) -> set[str]:
 
 
 class Trees:
-    """Copies of the tree, one for each test run at a time."""
+    """Copies of the tree: one for each test run at a time, and `original`, which stays as it is."""
 
     def __init__(self, root: Path, folder: Path, copies: int, launcher: Sequence[str]) -> None:
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, cwd=root, capture_output=True, check=True, text=True).stdout.split("\0")
         self._launcher = launcher
         self._free: SimpleQueue[Path] = SimpleQueue()
-        for number in range(copies):
+        self.original = folder / "original"
+        for tree in (self.original, *(folder / str(number) for number in range(copies))):
             for name in names:
                 if (root / name).is_file():
-                    (folder / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(root / name, folder / str(number) / name)
-            self._free.put(folder / str(number))
+                    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(root / name, tree / name)
+            if tree != self.original:
+                self._free.put(tree)
 
     def run(self, tests: Sequence[str], limit_seconds: float, change: tuple[str, str] | None = None) -> dict[str, Any]:
         """Run tests against the code, with one file's source replaced: exit status, seconds and the first failure."""
@@ -399,12 +401,12 @@ def _overwrite(path: Path, source: str) -> str:
     return old
 
 
-def judge(trees: Trees, root: Path, mutant: Mutant, durations: dict[str, float]) -> dict[str, Any]:
+def judge(trees: Trees, mutant: Mutant, durations: dict[str, float]) -> dict[str, Any]:
     """Run one mutant against its tests; `durations` are the seconds of each test file without a mutant."""
-    found = find(root, mutant)
+    found = find(trees.original, mutant)
     if found is None:
         return {"result": "not found"}
-    tests = mirrored_tests(root, found[0])
+    tests = mirrored_tests(trees.original, found[0])
     if any(test not in durations for test in tests):
         return {"result": "tests fail without it"}
     if not tests:
@@ -424,17 +426,15 @@ def run(entries: list[dict[str, Any]], names: dict[str, str], jobs: int, launche
     mutants = [renamed(Mutant(**{key: entry[key] for key in keys}), names) for entry in todo]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees = Trees(REPOSITORY, Path(folder), jobs, launcher)
-        found = [place[0] for mutant in mutants if (place := find(REPOSITORY, mutant))]
-        tests = sorted({test for file in found for test in mirrored_tests(REPOSITORY, file)})
-        durations = {}
+        found = [place[0] for mutant in mutants if (place := find(trees.original, mutant))]
+        tests = sorted({test for file in found for test in mirrored_tests(trees.original, file)})
+        durations: dict[str, float] = {}
         for test, answer in zip(tests, pool.map(lambda test: trees.run([test], 1800), tests), strict=True):
             print(f"without a mutant: {test}: status {answer['status']}, {answer['seconds']:.0f} s", flush=True)
             if answer["status"] == 0:
                 durations[test] = answer["seconds"]
 
-        futures = {
-            pool.submit(judge, trees, REPOSITORY, m, durations): (e, m) for e, m in zip(todo, mutants, strict=True)
-        }
+        futures = {pool.submit(judge, trees, m, durations): (e, m) for e, m in zip(todo, mutants, strict=True)}
         for future in as_completed(futures):
             entry, mutant = futures[future]
             entry |= future.result()

@@ -215,12 +215,12 @@ def test_a_mutant_is_killed_by_a_failure_or_by_the_time_limit_and_otherwise_surv
     known = {test: -23.0}  # which leaves five seconds
     results = {}
     for mutant, _ in mutants_of((project / "trainer/parts/counter.py").read_text(), "trainer/parts/counter.py"):
-        results[mutant.operator, mutant.replacement] = judge(trees, project, mutant, known)
+        results[mutant.operator, mutant.replacement] = judge(trees, mutant, known)
     assert results["statement", "pass"] == {"result": "survived", "tests": 1}
     assert results["return", "return None"] == {"result": "killed", "by": f"{test}::test_cut"}
     assert results["arithmetic", "size -= 1"] == {"result": "killed", "by": "time limit"}
     assert trees.run([test], 60)["status"] == 0, "the copy is as it was"
-    assert judge(trees, project, mutant, {}) == {"result": "tests fail without it"}
+    assert judge(trees, mutant, {}) == {"result": "tests fail without it"}
 
 
 def test_the_report_counts_by_area_and_leaves_equivalent_ones_out(tmp_path: Path) -> None:
