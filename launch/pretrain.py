@@ -84,8 +84,10 @@ def main() -> None:
     check_is_path(config.output_dir)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
     branch = branch_of(arguments)
-    deepspeed_config(config, world_size(arguments))  # tells a contradiction before any process group starts
-    if arguments.print_config or arguments.dry_run:
+    explains = arguments.print_config or arguments.dry_run
+    if explains or world_size(arguments) == 1:  # several ranks compare what they run first, and refuse it together
+        deepspeed_config(config, world_size(arguments))
+    if explains:
         if is_first_rank():
             _explain(config, arguments)
         return
@@ -171,6 +173,11 @@ def branch_of(arguments: argparse.Namespace) -> tuple[int, tuple[tuple[int, int]
     return None if arguments.resume_from is None else (arguments.resume_from, skip, arguments.skip_epoch)
 
 
+def is_first_of_host() -> bool:
+    """Whether this process is the first rank of its host, whose files others may not have (or has no launcher)."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0 of its launcher (or has none)."""
     return os.environ.get("RANK", "0") == "0"
@@ -193,4 +200,4 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, speaks=is_first_rank())
+    run_command(main, speaks=is_first_of_host())

@@ -65,6 +65,12 @@ class Run:
     started_at: float = field(default_factory=time.time)
     saved_at: float = field(default_factory=time.monotonic)
     """Of this process's last checkpoint, or its start."""
+    saved_step: int | None = None
+    """Of the checkpoint from which the same command would resume."""
+    save_is_deferred: bool = False
+    """Whether a checkpoint was due at a step that was not finite, and has not been saved since."""
+    failed_saves: int = 0
+    """Of this process."""
     uploader: Uploader | None = None
     registrar: Registrar | None = None
     """On rank 0, where the run registers its model."""
@@ -129,6 +135,7 @@ def set_up(
     tracker = open_tracker(config, ranks, state, begin=branch is not None)
     health = Health(config.health, training_entropy_nats(config.data, shard_sets))
     run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, watchdog, health, state)
+    run.saved_step = latest.step if latest else None
     if ranks.is_first:
         run.system = SystemMetrics(output_dir, ranks.device)
         if config.registry.name is not None:

@@ -34,7 +34,7 @@ def row_shape(shards: Sequence[Shard], settings: RowSettings) -> RowShape:
     """The fixed shapes of the rows of `shards`."""
     length = settings.sequence_length
     if settings.pair_task is not None:
-        return RowShape(length, max_pair_sequences(length, settings.pair_task), max_pairs_in_row(length))
+        return RowShape(length, max_pair_sequences(length), max_pairs_in_row(length))
     shortest = min(shard.record.min_document_tokens for shard in shards)
     return RowShape(length, max_document_sequences(shortest, length), max_pairs=0)
 

@@ -151,6 +151,29 @@ def broadcast_object(value: Any, ranks: Ranks) -> Any:
     return holder[0]
 
 
+def gather_bytes(value: bytes, ranks: Ranks) -> list[bytes]:
+    """Every rank's bytes, of the same number on all ranks and at least one, in the order of ranks, on every rank."""
+    if ranks.world_size == 1:
+        return [value]
+    own = torch.frombuffer(bytearray(value), dtype=torch.uint8).to(ranks.device)
+    gathered = [torch.empty_like(own) for _ in range(ranks.world_size)]
+    torch.distributed.all_gather(gathered, own)
+    return [each.cpu().numpy().tobytes() for each in gathered]
+
+
+def broadcast_bytes(value: bytes, ranks: Ranks, source: int) -> bytes:
+    """The bytes of rank `source`, at least one, on every rank; unlike an object they are not unpickled."""
+    if ranks.world_size == 1:
+        return value
+    length = torch.tensor(len(value), device=ranks.device)
+    torch.distributed.broadcast(length, src=source)
+    buffer = torch.zeros(int(length), dtype=torch.uint8, device=ranks.device)
+    if ranks.rank == source:
+        buffer.copy_(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+    torch.distributed.broadcast(buffer, src=source)
+    return buffer.cpu().numpy().tobytes()
+
+
 def barrier(ranks: Ranks) -> None:
     """Wait until every rank is here."""
     all_agree(True, ranks)

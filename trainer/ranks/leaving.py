@@ -32,6 +32,10 @@ _LOST_PEER = re.compile(
 )
 
 
+class ToldByEveryRank(UserError):
+    """An error that each rank prints, because no single log may be the one that is read."""
+
+
 def run_rank(command: Callable[[], int]) -> NoReturn:
     """Run one rank's main function and end the process with the status it returns.
 
@@ -45,7 +49,7 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
         _print(f"error: {paragraph(error)}", int(os.environ.get("RANK", "0")))
         end_process(error.exit_status)
     except UserError as error:
-        _leave(f"error: {paragraph(error)}", error.exit_status)
+        _leave(f"error: {paragraph(error)}", error.exit_status, isinstance(error, ToldByEveryRank))
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except OSError as error:
@@ -119,8 +123,8 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _leave(message: str, exit_status: int) -> NoReturn:
-    """Print the message unless rank 0 prints the same one, then end the process."""
+def _leave(message: str, exit_status: int, every_rank_tells: bool = False) -> NoReturn:
+    """Print the message unless rank 0 prints the same one (or every rank tells it), then end the process."""
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if not torch.distributed.is_initialized() or world_size == 1:
@@ -129,7 +133,7 @@ def _leave(message: str, exit_status: int) -> NoReturn:
             _print(message, rank)
         end_process(exit_status)
     heard = _exchange(message, rank, world_size) if message.startswith("error: ") else []
-    if rank == 0 or not heard or heard[0] != message:
+    if rank == 0 or every_rank_tells or not heard or heard[0] != message:
         _print(message, rank)
     end_process(exit_status)
 

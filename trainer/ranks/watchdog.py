@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import NoReturn
 
 import torch.distributed
 
@@ -107,6 +108,12 @@ class Watchdog:
     def close(self) -> None:
         """Watch no more: the run ends."""
         self._closing.set()
+
+    def end_run(self, verdict: str) -> NoReturn:
+        """End the run on all ranks with a verdict of this one, such as the loss of a process that it cannot replace."""
+        self._verdict = self._verdict or verdict
+        while True:  # the talking thread tells the others, the judging thread ends the process
+            time.sleep(self._interval)
 
     @contextlib.contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
