@@ -251,7 +251,7 @@ def area_of(file: str) -> str:
     return next(area for area, patterns in AREAS.items() if any(fnmatch(file, pattern) for pattern in patterns))
 
 
-def draw(root: Path, seed: int, count: int) -> list[Mutant]:
+def draw(root: Path, seed: int, count: int, without: Sequence[Mutant] = ()) -> list[Mutant]:
     """Choose mutants: an equal number from each area but the last, by a random operator and then a random place."""
     generator = random.Random(seed)
     pools: dict[str, dict[str, list[Mutant]]] = {area: {} for area in AREAS}
@@ -265,9 +265,14 @@ def draw(root: Path, seed: int, count: int) -> list[Mutant]:
         area = focus[len(drawn) % len(focus)] if len(drawn) < in_focus else elsewhere
         pool = pools[area][generator.choice(sorted(pools[area]))]
         mutant = generator.choice(pool)
-        if mutant not in drawn:
+        if mutant not in drawn and mutant not in without:
             drawn.append(mutant)
     return drawn
+
+
+def mutant_of(entry: dict[str, Any]) -> Mutant:
+    """The mutant of an entry of a recorded list."""
+    return Mutant(**{key: entry[key] for key in Mutant.__dataclass_fields__})
 
 
 def find(root: Path, mutant: Mutant) -> tuple[str, str] | None:
@@ -423,8 +428,7 @@ def judge(trees: Trees, mutant: Mutant, durations: dict[str, float]) -> dict[str
 def run(entries: list[dict[str, Any]], names: dict[str, str], jobs: int, launcher: Sequence[str], save: Any) -> None:
     """Judge the recorded mutants that have no result yet; `save` is called after each."""
     todo = [entry for entry in entries if "result" not in entry]
-    keys = Mutant.__dataclass_fields__
-    mutants = [renamed(Mutant(**{key: entry[key] for key in keys}), names) for entry in todo]
+    mutants = [renamed(mutant_of(entry), names) for entry in todo]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees = Trees(REPOSITORY, Path(folder), jobs, launcher)
         found = [place[0] for mutant in mutants if (place := find(trees.original, mutant))]
@@ -472,6 +476,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     drawing.add_argument("--seed", type=int, required=True)
     drawing.add_argument("--count", type=int, default=60)
     drawing.add_argument("--output", type=Path, required=True)
+    drawing.add_argument(
+        "--without", type=Path, nargs="*", default=[], help="lists of mutants that are not drawn again"
+    )
     running = commands.add_parser("run", help="run recorded mutants; goes on where OUTPUT has results already")
     running.add_argument("file", type=Path)
     running.add_argument("--output", type=Path, help="default: FILE itself")
@@ -483,8 +490,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.command == "draw":
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
+        without = [mutant_of(entry) for path in options.without for entry in json.loads(path.read_text())["mutants"]]
         drawn = [
-            {"area": area_of(mutant.file), **asdict(mutant)} for mutant in draw(REPOSITORY, options.seed, options.count)
+            {"area": area_of(mutant.file), **asdict(mutant)}
+            for mutant in draw(REPOSITORY, options.seed, options.count, without)
         ]
         write(options.output, {"seed": options.seed, "commit": commit.stdout.strip()}, drawn)
         return

@@ -131,6 +131,7 @@ def test_a_seed_gives_one_draw_and_most_of_it_from_the_named_areas() -> None:
     first = draw(REPOSITORY, 5, 20)
     assert first == draw(REPOSITORY, 5, 20) != draw(REPOSITORY, 6, 20)
     assert len(set(first)) == 20
+    assert not set(first) & set(draw(REPOSITORY, 5, 20, without=first)), "what was drawn before is left out"
     areas = [area_of(mutant.file) for mutant in first]
     assert areas.count("elsewhere") == 6 and set(areas) == set(AREAS)
 
