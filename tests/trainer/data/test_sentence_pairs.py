@@ -360,3 +360,19 @@ def test_a_label_from_the_hash_of_the_cut_is_noticed(
     index = index_of(documents_of(np.random.default_rng(5), 1500), documents_a_record=1500)
     found = dependences(*facts_of_pairs(index, 128, "next_sentence", 10_000))
     assert {"|A|", "|B|", "|A| - |B|"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("task", "documents", "most"),
+    [
+        ("next_sentence", [[1, 1]] * 4, 24 // 5),  # [CLS] a [SEP] b [SEP]
+        ("sentence_order", [[1]] * 8, 24 // 3),  # [CLS] a [SEP]
+    ],
+)
+def test_the_capacity_of_a_row_is_that_of_its_shortest_sequences(
+    index_of: IndexMaker, task: PairTask, documents: list[list[int]], most: int
+) -> None:
+    """Rows of 24 positions; one sequence more than `most` is the padding that closes a row."""
+    plan = plan_pairs(index_of(documents, documents_a_record=len(documents)), 4, 24, 0.0, root_key(1), task)
+    assert np.diff(plan.row_starts).max() == most
+    assert max_pair_sequences(24, task) == most + 1
