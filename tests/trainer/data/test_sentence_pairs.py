@@ -362,7 +362,16 @@ def test_a_label_from_the_hash_of_the_cut_is_noticed(
     assert {"|A|", "|B|", "|A| - |B|"} <= found.keys()
 
 
-@pytest.mark.parametrize("task", ["next_sentence", "sentence_order"])
-def test_the_capacity_of_a_row_is_that_of_its_shortest_pairs(index_of: IndexMaker, task: PairTask) -> None:
-    plan = plan_pairs(index_of([[1, 1]] * 8, documents_a_record=8), 4, 24, 0.0, root_key(1), task)
-    assert np.diff(plan.row_starts).max() == max_pairs_in_row(24) == 4  # [CLS] a [SEP] b [SEP]
+@pytest.mark.parametrize(
+    ("task", "documents", "most"),
+    [
+        ("next_sentence", [[1, 1]] * 4, 24 // 5),  # [CLS] a [SEP] b [SEP]
+        ("sentence_order", [[1]] * 8, 24 // 3),  # [CLS] a [SEP]
+    ],
+)
+def test_a_row_holds_as_many_of_the_shortest_sequences_as_fit(
+    index_of: IndexMaker, task: PairTask, documents: list[list[int]], most: int
+) -> None:
+    """Rows of 24 positions."""
+    plan = plan_pairs(index_of(documents, documents_a_record=len(documents)), 4, 24, 0.0, root_key(1), task)
+    assert np.diff(plan.row_starts).max() == most
