@@ -449,15 +449,19 @@ def run(entries: list[dict[str, Any]], names: dict[str, str], jobs: int, launche
 
 
 def report(entries: list[dict[str, Any]]) -> str:
-    """A table by area: drawn, killed, equivalent, survived, and the share of the non-equivalent that was killed."""
-    lines = [f"{'area':15}{'drawn':>7}{'killed':>8}{'equivalent':>12}{'survived':>10}{'killed of the rest':>20}"]
+    """A table by area; shares are of the mutants that are not equivalent. Those whose code is gone are left out.
+
+    `at first` counts those killed before tests were added for survivors, which `run --again` notes as `before`.
+    """
+    lines = [f"{'area':15}{'drawn':>7}{'equivalent':>12}{'killed at first':>24}{'killed now':>20}{'survived':>10}"]
     for area in [*AREAS, "all"]:
-        part = [entry for entry in entries if area in (entry["area"], "all")]
-        killed = sum(entry.get("result") == "killed" for entry in part)
-        equivalent = sum("equivalent" in entry and entry.get("result") != "killed" for entry in part)
+        part = [e for e in entries if area in (e["area"], "all") and e.get("result") != "not found"]
+        killed = [entry for entry in part if entry.get("result") == "killed"]
+        equivalent = sum("equivalent" in entry for entry in part)
         rest = len(part) - equivalent
-        share = f"{killed / rest:.1%}" if rest else "-"
-        lines.append(f"{area:15}{len(part):7}{killed:8}{equivalent:12}{rest - killed:10}{share:>20}")
+        counts = (sum("before" not in entry for entry in killed), len(killed))
+        first, now = (f"{count} ({count / rest:.1%})" if rest else "-" for count in counts)
+        lines.append(f"{area:15}{len(part):7}{equivalent:12}{first:>24}{now:>20}{rest - len(killed):10}")
     return "\n".join(lines)
 
 

@@ -227,13 +227,16 @@ def test_a_mutant_is_killed_by_a_failure_or_by_the_time_limit_and_otherwise_surv
 def test_the_report_counts_by_area_and_leaves_equivalent_ones_out(tmp_path: Path) -> None:
     entries = [
         {"area": "engine", "result": "killed"},
+        {"area": "engine", "result": "killed", "before": "survived"},
         {"area": "engine", "result": "survived", "equivalent": "the same"},
         {"area": "engine", "result": "survived"},
         {"area": "order", "result": "killed"},
+        {"area": "order", "result": "not found"},
     ]
     lines = {line.split()[0]: line.split()[1:] for line in report(entries).splitlines()}
-    assert lines["engine"] == ["3", "1", "1", "1", "50.0%"]
-    assert lines["all"] == ["4", "2", "1", "1", "66.7%"]
+    assert lines["engine"] == ["4", "1", "1", "(33.3%)", "2", "(66.7%)", "1"]
+    assert lines["all"] == ["5", "1", "2", "(50.0%)", "3", "(75.0%)", "1"]
+    assert lines["pairs"] == ["0", "0", "-", "-", "0"]
     write(tmp_path / "results.json", {"seed": 1}, entries)
     assert json.loads((tmp_path / "results.json").read_text()) == {"seed": 1, "mutants": entries}
 
@@ -245,5 +248,5 @@ def test_the_recorded_mutants_have_results_and_a_reason_where_they_are_equivalen
     entries = json.loads(path.read_text(encoding="utf-8"))["mutants"]
     assert len(entries) == 60
     assert sum(entry["area"] != "elsewhere" for entry in entries) >= 30
-    assert {entry["result"] for entry in entries} <= {"killed", "survived"}
+    assert {entry["result"] for entry in entries} <= {"killed", "survived", "not found"}
     assert all(len(entry["equivalent"]) > 20 for entry in entries if "equivalent" in entry)

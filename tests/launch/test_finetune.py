@@ -168,6 +168,8 @@ def test_a_dry_run_estimates_and_writes_nothing(
         (("--metric", "spearman"), "take one of accuracy, f1, mcc"),
         (("--task", "pair_classification"), "--pair-column"),
         (("--experiment", "e" * 501), "the command line: experiment"),
+        (("--max-length", "7"), "--max-length 7 leaves no room for text"),
+        (("--max-length", "0"), "--max-length 0 is too small"),
     ],
 )
 def test_wrong_usage_is_told_before_any_work(

@@ -10,6 +10,7 @@ from tests.trainer.toy_processes import run_jobs, trained
 from tests.trainer.toy_reference import train_plainly
 from tests.trainer.toy_training import ToyModel, make_config
 from trainer.checkpoints.format import read_state
+from trainer.checkpoints.fragments import KINDS, Fragment
 from trainer.checkpoints.pieces import read_weights
 from trainer.engine import Engine, build_engine
 from trainer.ranks.distributed import Ranks
@@ -91,7 +92,7 @@ class ScaledDeepSpeed:
     def __init__(self) -> None:
         self.module = torch.nn.Module()
         self.calls: list[object] = []
-        scaler = SimpleNamespace(cur_scale=65536.0, cur_iter=0, dynamic=True)
+        scaler = SimpleNamespace(cur_scale=65536.0, min_scale=1.0, cur_iter=0, dynamic=True)
         base = SimpleNamespace(param_groups=[{"lr": 0.5}, {"lr": 0.25}], state={})
         self.optimizer = SimpleNamespace(loss_scaler=scaler, optimizer=base, update_lp_params=lambda: None)
 
@@ -131,17 +132,48 @@ def test_the_rehearsal_step_has_no_gradient_and_no_learning_rate_and_leaves_the_
     engine.eval()
     engine.prepare(lambda: torch.tensor(7.0))
     assert deepspeed.calls == ["eval", "train", True, (0.0, False, {0.0}), "step"]
-    assert vars(deepspeed.optimizer.loss_scaler) == {"cur_scale": 65536.0, "cur_iter": 0, "dynamic": True}
+    assert vars(deepspeed.optimizer.loss_scaler) == {
+        "cur_scale": 65536.0,
+        "min_scale": 1.0,
+        "cur_iter": 0,
+        "dynamic": True,
+    }
     with pytest.raises(AssertionError, match="prepared already"):
         engine.prepare(lambda: torch.tensor(7.0))
 
 
 def test_the_loss_scale_is_saved_and_set_in_fp16_alone():
     engine, deepspeed = scaled_engine()
-    assert engine.loss_scaler_state() == {"cur_scale": 65536.0, "cur_iter": 0}
+    assert engine.loss_scaler_state() == {"cur_scale": 65536.0, "min_scale": 1.0, "cur_iter": 0}
     engine.set_loss_scaler_state({"cur_scale": 4.0, "cur_iter": 9})
     engine.set_loss_scaler_state(None)
-    assert engine.loss_scaler_state() == {"cur_scale": 4.0, "cur_iter": 9}
+    assert engine.loss_scaler_state() == {"cur_scale": 4.0, "min_scale": 1.0, "cur_iter": 9}
     other, deepspeed = scaled_engine("bf16")
     other.set_loss_scaler_state({"cur_scale": 4.0})
     assert other.loss_scaler_state() is None and deepspeed.optimizer.loss_scaler.cur_scale == 65536.0
+
+
+def test_a_loss_scale_can_fall_in_fp16_while_it_is_dynamic_and_above_its_minimum():
+    engine, deepspeed = scaled_engine()
+    scaler = deepspeed.optimizer.loss_scaler
+    assert engine.loss_scale_can_fall
+    scaler.cur_scale = scaler.min_scale
+    assert not engine.loss_scale_can_fall
+    scaler.cur_scale, scaler.dynamic = 8.0, False
+    assert not engine.loss_scale_can_fall
+    assert not scaled_engine("bf16")[0].loss_scale_can_fall
+
+
+def test_a_fresh_run_begins_with_the_exact_weights_and_without_moments_or_updates(monkeypatch):
+    """In bf16 DeepSpeed's own fp32 weights are rounded ones."""
+    engine, deepspeed = scaled_engine("bf16")
+    count = torch.tensor(1.0)
+    deepspeed.optimizer.optimizer.state = {0: {"step": count}}
+    engine._initial = {"a": torch.arange(12.0).view(3, 4) + 0.001}
+    held = {kind: torch.full((8,), 9.0) for kind in KINDS}
+    fragment = Fragment("a", start=4, stop=10, owned_start=4, owned_stop=10, view=held.__getitem__)
+    monkeypatch.setattr(engine, "fragments", lambda: [fragment])
+    engine.prepare(lambda: torch.tensor(7.0))
+    assert torch.equal(held["weight"][:6], torch.arange(4.0, 10.0) + 0.001)
+    assert not held["weight"][6:].any() and not held["exp_avg"].any() and not held["exp_avg_sq"].any()
+    assert count == 0

@@ -42,3 +42,12 @@ def test_it_imports_little_itself() -> None:
     code = "import sys, data_prep.execution.worker_server; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert not {"numpy", "pydantic", "fsspec", "sentencepiece", "pyarrow"} & set(output.split())
+
+
+def test_there_are_as_many_workers_as_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_server.os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
+    assert worker_server.default_num_workers() == 3
+    monkeypatch.delattr(worker_server.os, "sched_getaffinity")  # as on macOS
+    for cores, expected in ((6, 6), (None, 1)):
+        monkeypatch.setattr(worker_server.os, "cpu_count", lambda cores=cores: cores)
+        assert worker_server.default_num_workers() == expected

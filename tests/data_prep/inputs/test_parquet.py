@@ -8,6 +8,7 @@ import io
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -350,3 +351,13 @@ def test_a_full_disk_under_the_content_is_no_damage_of_the_file(tmp_path: Path) 
         with pytest.raises(UserError, match="a.parquet.gz cannot be decompressed: No space left on device") as caught:
             texts(path, SKIP)
     assert not isinstance(caught.value, BadInput)
+
+
+def test_a_row_group_of_a_negative_number_of_rows_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.parquet", {"text": ["a"]})
+    groups = [SimpleNamespace(num_rows=5), SimpleNamespace(num_rows=-2)]
+    metadata = SimpleNamespace(row_group=groups.__getitem__, num_row_groups=2)
+    footer = SimpleNamespace(schema_arrow=[], metadata=metadata)
+    monkeypatch.setattr(pq, "ParquetFile", lambda *arguments, **options: footer)
+    with open(path, "rb") as file, pytest.raises(parquet.DamagedParquet, match="negative number of rows"):
+        parquet.ParquetRows(file, str(path))

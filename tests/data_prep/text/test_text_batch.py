@@ -99,3 +99,15 @@ def test_a_long_text_without_spaces_is_not_normalised_in_one_piece(monkeypatch: 
     for text in ("x" * 2_000_000, "\u4f60\u597d" * 1_000_000):
         normalise_batch([text], Normalisation())
     assert max(sizes) <= 1 << 18
+
+
+@given(words=st.lists(st.text("ab\u4f60", min_size=1, max_size=60), max_size=12))
+def test_a_raw_text_is_its_pieces_and_all_but_the_first_of_words_begin_with_a_space(words: list[str]) -> None:
+    text = " ".join(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_batch, "_PIECE_CHARACTERS", 10)
+        patch.setattr(text_batch, "MAX_WORD_BYTES", 30)
+        pieces = list(text_batch.pieces_of_text(text))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert all(piece for piece, _ in pieces) or not text
+    assert all(is_cut or piece.startswith(" ") for piece, is_cut in pieces[1:])

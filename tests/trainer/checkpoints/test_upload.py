@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from data_prep.data_set.manifest_records import FileRecord
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from tests.s3_server import S3Bucket
@@ -17,7 +19,7 @@ from tests.trainer.toy_training import make_config
 from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import upload
 from trainer.checkpoints.fetch import needed_files
-from trainer.checkpoints.format import MARKER_NAME, TrainState, read_marker, read_state
+from trainer.checkpoints.format import FORMAT_VERSION, MARKER_NAME, Marker, TrainState, read_marker, read_state
 from trainer.checkpoints.pieces import read_weights
 from trainer.checkpoints.resuming import find_latest
 from trainer.checkpoints.store import stored_steps
@@ -298,3 +300,26 @@ def test_with_one_nodes_folder_gone_both_nodes_go_on(bucket, tmp_path):
     shutil.rmtree(tmp_path / "node-1")
     (report,) = run_jobs(tmp_path, 2, [job])
     assert report["first"] == 2
+
+
+def test_the_first_rank_waits_for_the_part_of_another_until_the_deadline(tmp_path, monkeypatch):
+    monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)
+    records = tuple(FileRecord(name=f"rank-0000{n}-of-00002.safetensors", bytes=1, sha256=str(n) * 64) for n in (0, 1))
+    marker = Marker(format_version=FORMAT_VERSION, step=3, files=records)
+    settings = CheckpointSettings(upload_to=str(tmp_path / "store"), upload_wait_seconds=20)
+    for seconds_left in (None, 60.0):
+        warnings: list[str] = []
+        uploader = Uploader(settings, Ranks(0, 2, 0, torch.device("cpu")), warnings.append)
+        uploader._deadline = None if seconds_left is None else time.monotonic() + seconds_left
+        place = str(tmp_path / f"place-{seconds_left}")
+        notes = [storage.join(place, record.name + upload.COPIED_SUFFIX) for record in records]
+        storage.write_bytes(notes[0], b"0" * 64)
+        storage.write_bytes(notes[1], b"9" * 64)  # of an earlier save
+        other_rank = threading.Timer(0.1, storage.write_bytes, (notes[1], b"1" * 64))
+        other_rank.start()
+        assert uploader._wait_for_parts(place, marker) and warnings == []
+        storage.write_bytes(notes[1], b"9" * 64)
+        uploader._deadline = time.monotonic() - 1.0
+        assert not uploader._wait_for_parts(place, marker)
+        assert len(warnings) == 1 and "it lacks rank-00001-of-00002.safetensors" in warnings[0]
+        assert uploader.close()

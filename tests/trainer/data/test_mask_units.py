@@ -90,3 +90,9 @@ def test_spans_begin_at_words_and_after_special_tokens() -> None:
     never, always = np.ones((1, 10)), np.zeros((1, 10))
     assert np.flatnonzero(split_spans(maskable, words, never, 4.0)).tolist() == [1, 7]
     assert np.flatnonzero(split_spans(maskable, words, always, 4.0)).tolist() == [1, 3, 7, 8]
+
+
+def test_a_draw_equal_to_the_probability_opens_no_span() -> None:
+    """Draws are of [0, 1): with `<` exactly one in `mean_words` is below the probability."""
+    words = np.ones((1, 4), bool)
+    assert np.flatnonzero(split_spans(words, words, np.array([[0.0, 0.25, 0.24, 0.75]]), 4.0)).tolist() == [0, 2]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -375,3 +376,16 @@ def test_a_row_holds_as_many_of_the_shortest_sequences_as_fit(
     """Rows of 24 positions."""
     plan = plan_pairs(index_of(documents, documents_a_record=len(documents)), 4, 24, 0.0, root_key(1), task)
     assert np.diff(plan.row_starts).max() == most
+
+
+@pytest.mark.parametrize(("task", "second_starts"), [("next_sentence", {18}), ("sentence_order", {12, 18})])
+def test_sentence_order_gathers_half_of_the_documents_from_their_end(
+    index_of: IndexMaker, task: PairTask, second_starts: set[int]
+) -> None:
+    """Documents of five sentences of 6 tokens, three in a row: the short chunk of two is the last or the first."""
+    index = index_of([[6] * 5] * 40, documents_a_record=40)
+    plan = plan_pairs(index, 4, 18 + SPECIAL_PLACES, 0.0, root_key(1), task)
+    firsts = [min(a.start, b.start) if task == "sentence_order" else a.start for a, b, _ in halves(plan) if len(b)]
+    counts = Counter(first % 30 for first in firsts)
+    assert set(counts) == {0, *second_starts} and counts[0] == 40
+    assert all(counts[start] > 10 for start in second_starts)

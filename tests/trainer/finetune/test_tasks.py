@@ -100,3 +100,9 @@ def test_an_endless_question_leaves_the_context_its_half(preprocessor: Preproces
     encoded = AnswerTask().encode(Examples(["the cat sat"], ["a " * 100], None), preprocessor)
     assert all(len(row["input_ids"]) <= 32 for row in encoded.rows)
     assert sum(span is not None for span in encoded.places[0]) == 3
+
+
+def test_words_that_just_fit_are_not_cut(preprocessor: Preprocessor) -> None:
+    for num_words, num_truncated in ((30, 0), (31, 1)):  # and two special tokens, of 32
+        encoded = TokenTask(("B-X", "O")).encode(Examples([["cat"] * num_words], None, None), preprocessor)
+        assert (len(encoded.rows[0]["input_ids"]), encoded.num_truncated) == (32, num_truncated)

@@ -1,0 +1,66 @@
+"""Samples: which corpora without a labelled pair are refused, and which passes a mixture's samples come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_prep.data_set.shard_index import ShardIndex
+from data_prep.errors import UserError
+from trainer.data.passes import RowSettings
+from trainer.data.randomness import Purpose
+from trainer.data.samples import SampleSpace
+
+IndexMaker = Callable[..., ShardIndex]
+
+
+def shard_of(index: ShardIndex) -> Any:
+    """What a pass asks of a shard."""
+    tokens, documents = int(index.document_lengths.sum()), len(index.document_lengths)
+    return SimpleNamespace(
+        record=SimpleNamespace(tokens=tokens, documents=documents),
+        read_index=lambda: index,
+        itemsize=4,
+        prefetch=lambda: None,
+        shard_set=SimpleNamespace(url="shards"),
+    )
+
+
+def space_of(components: list[list[Any]], usage: Purpose, task: Any = "next_sentence") -> SampleSpace:
+    weights = [1.0] * len(components)
+    return SampleSpace(components, weights, RowSettings(16, task, 0.0), seed=1, usage=usage)
+
+
+def test_training_does_not_begin_without_a_labelled_pair(index_of: IndexMaker) -> None:
+    singles = shard_of(index_of([[4]] * 5, documents_a_record=5))
+    pairs = shard_of(index_of([[4, 4]] * 6, documents_a_record=6))
+    with pytest.raises(UserError, match="hold no sentence pair that can be labelled"):
+        space_of([[singles]], Purpose.TRAINING).open_pass(0)
+    assert space_of([[singles]], Purpose.TRAINING).open_pass(1).num_rows > 0, "a later epoch happens to have none"
+    assert space_of([[singles]], Purpose.EVALUATION).open_pass(0).num_rows > 0
+    assert space_of([[singles], [pairs]], Purpose.TRAINING).open_pass(0, component=0).num_rows > 0
+    assert space_of([[singles]], Purpose.TRAINING, None).open_pass(0).num_rows > 0
+    assert space_of([[pairs]], Purpose.TRAINING).open_pass(0).num_rows > 0
+
+
+@pytest.mark.parametrize("task", [None, "next_sentence"])
+def test_a_mixture_takes_every_row_of_a_components_pass_before_the_next(index_of: IndexMaker, task: Any) -> None:
+    components = [[shard_of(index_of([[4, 4]] * count, documents_a_record=count))] for count in (6, 15)]
+    space = space_of(components, Purpose.TRAINING, task)
+    assert space.num_samples(0) is None
+    segments, shards = space.segments(0, np.arange(400))
+    assert set(segments.rows.tolist()) == set(range(400)), "no sample is empty"
+    assert (np.diff(segments.rows) >= 0).all()
+    for number, component in enumerate(components):
+        mine = np.array([shard is component[0] for shard in shards])[segments.shards]
+        rows = len(set(segments.rows[mine].tolist()))
+        assert 150 < rows < 250, "half of the samples are of each"
+        first_pass = space.open_pass(0, number, 0).num_rows
+        samples = np.unique(segments.rows[mine])[:first_pass]
+        in_pass = mine & np.isin(segments.rows, samples)
+        whole, _ = space.open_pass(0, number, 0).segments(np.arange(first_pass))
+        assert sorted(segments.starts[in_pass].tolist()) == sorted(whole.starts.tolist())
