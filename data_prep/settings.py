@@ -225,7 +225,7 @@ def _nearest_name(schema: type[BaseModel], where: str) -> tuple[str | None, list
     """A name like the last part within the same section, else that very name in another section, else one that is like
     the whole; or None where none is. Beside it all names of the section.
     """
-    known = list(_names(schema))
+    known = list(setting_names(schema))
     section = ".".join(part for part in where.split(".")[:-1] if not part.isdigit())
     last = where.rpartition(".")[2]
     siblings = [name for name in known if name.rpartition(".")[0] == section]
@@ -243,12 +243,13 @@ def _similar_last_parts(last: str, names: Sequence[str]) -> list[str]:
     return [by_last_part[part] for part in difflib.get_close_matches(last, by_last_part, 1, _LEAST_LIKENESS)]
 
 
-def _names(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def setting_names(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings and sections; those of a list's items stand without a place."""
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
         nested = _nested_model(field.annotation)
         if nested is not None:
-            yield from _names(nested, f"{prefix}{name}.")
+            yield from setting_names(nested, f"{prefix}{name}.")
 
 
 def _nested_model(annotation: Any) -> type[BaseModel] | None:

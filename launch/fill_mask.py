@@ -2,7 +2,8 @@
 
 The model is a registered one, a run's, an exported folder, or a run's own checkpoint (its output_dir). Texts come from
 the command line, or line by line from standard input; one without a mask is told of and left out. `--mask-random` masks
-a word of each text itself and shows what the model makes of it.
+a word of each text itself and shows what the model makes of it. Of a text longer than the model's positions only the
+tokens around each mask are read, and a warning says so; with --json `window_tokens` is their number, else null.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from trainer.using.fill_mask import (
     MASK_TOKEN,
     FillMask,
     MaskedText,
+    Prediction,
     as_json,
     has_word,
     is_right,
     mask_random_word,
     report,
+    window_note,
 )
 
 _NO_WORD = "no text has a word to mask; give sentences"
@@ -158,6 +161,7 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
         except UsageError as error:
             tell_left_out(place, error, len(texts))
             continue
+        warn_of_window(place, prediction)
         print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
         num_filled += 1
     if not num_filled:
@@ -167,12 +171,15 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
 def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:
     """Mask a word of every text, fill it, and say how often the first guess was right."""
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
-    masked_texts = [masked for each in texts if (masked := mask_or_skip(each, seed, model, len(texts))) is not None]
+    masked_texts = [
+        (each.place, masked) for each in texts if (masked := mask_or_skip(each, seed, model, len(texts))) is not None
+    ]
     if not masked_texts:
         raise UsageError(_NO_WORD)
     num_right = 0
-    for masked in masked_texts:
+    for place, masked in masked_texts:
         prediction = model.predict(masked.masked, arguments.top_k)
+        warn_of_window(place, prediction)
         num_right += is_right(prediction, masked)
         if arguments.json:
             print(json.dumps({**as_json(prediction, masked), "seed": seed}, ensure_ascii=False))
@@ -190,6 +197,13 @@ def mask_or_skip(given: Text, seed: int, model: FillMask, num_texts: int) -> Mas
     except UsageError as error:
         tell_left_out(given.place, error, num_texts)
         return None
+
+
+def warn_of_window(place: str, prediction: Prediction) -> None:
+    """Warn of a text of which the model read only a part."""
+    note = window_note(prediction)
+    if note is not None:
+        print(f"warning: {place}{note}", file=sys.stderr)
 
 
 def tell_left_out(place: str, error: UsageError, num_texts: int) -> None:

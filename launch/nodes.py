@@ -3,10 +3,10 @@
 It starts `deepspeed --hostfile FILE launch/pretrain.py ...` with what that leaves to the user: a hostfile that is there
 and sound, an ssh that notices a dead host, the variables that the ranks need on every host, no secret among them (the
 launcher puts them on command lines), and arguments that reach the ranks as they are, whatever characters they hold. A
-single host that is not this one is reached by ssh too (deepspeed would train here), and the launcher's end, whatever
-ended it, ends the ranks.
-What comes after -- are the arguments of launch/pretrain.py. Exit status: the launcher's;
-output_dir/status.json tells the truth.
+single host that is not this one is reached by ssh too (deepspeed would train here), the launcher's end, whatever ended
+it, ends the ranks, and a host that ssh does not reach ends the launch.
+What comes after -- are the arguments of launch/pretrain.py. Exit status: the launcher's, or 76 where a host was not
+reached; output_dir/status.json tells the truth.
 """
 
 from __future__ import annotations

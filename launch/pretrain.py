@@ -2,8 +2,8 @@
 
 The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run
 without GPU or shards. Exit status: 0 all steps done, 2 wrong usage or configuration, 1 failed on the way, 75 stopped
-by a signal (or the loss of its launcher) after saving, 76 a rank was lost or hung (start the same command again in both
-cases).
+by a signal (or the loss of its launcher) after saving, 76 a rank was lost, hung or not reached (start the same command
+again in both cases).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trainer.config import RunConfig, without_secrets
 from trainer.deepspeed_config import deepspeed_config
 from trainer.deepspeed_file import with_deepspeed_file
 from trainer.preflight.launch_checks import check_launch
+from trainer.ranks.stacks import log_environment
 from trainer.sample_range import parse_ranges
 
 
@@ -84,13 +85,16 @@ def main() -> None:
     check_is_path(config.output_dir)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
     branch = branch_of(arguments)
-    deepspeed_config(config, world_size(arguments))  # tells a contradiction before any process group starts
-    if arguments.print_config or arguments.dry_run:
+    explains = arguments.print_config or arguments.dry_run
+    if explains or world_size(arguments) == 1:  # several ranks compare what they run first, and refuse it together
+        deepspeed_config(config, world_size(arguments))
+    if explains:
         if is_first_rank():
             _explain(config, arguments)
         return
     check_output_dir(config.output_dir)
     check_launch()
+    os.environ.update(log_environment(os.environ))  # before torch is imported
     from trainer.ranks.stop_signal import StopSignal
 
     stop_signal = StopSignal()  # before the imports below, which take seconds
@@ -171,6 +175,11 @@ def branch_of(arguments: argparse.Namespace) -> tuple[int, tuple[tuple[int, int]
     return None if arguments.resume_from is None else (arguments.resume_from, skip, arguments.skip_epoch)
 
 
+def is_first_of_host() -> bool:
+    """Whether this process is the first rank of its host, whose files others may not have (or has no launcher)."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0 of its launcher (or has none)."""
     return os.environ.get("RANK", "0") == "0"
@@ -193,4 +202,4 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, speaks=is_first_rank())
+    run_command(main, speaks=is_first_of_host())

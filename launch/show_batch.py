@@ -2,11 +2,22 @@
 
 Prints rows of the training order as text: predicted places in brackets, documents and sentence pairs with their
 labels, how full each row is. It reads the shards of `data.shards` and starts nothing.
+
+--json prints one JSON object a row instead, padding rows left out:
+    row, sample          number of the row in what is shown, and of the sample in the order of the epoch
+    num_tokens           positions that hold a token; the others are padding
+    input_ids, position_ids, token_type_ids
+                         one number for each position of the row, after masking, padding included
+    masked_positions     positions to predict, counted from 0 in the row
+    labels               the original ids at these positions
+    documents            {start, stop} of every sequence (a piece of a document, or a sentence pair), stop excluded
+    pairs                {cls_position, label, meaning} of every sentence pair; empty without data.sentence_pairs
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from data_prep.arguments import at_least
@@ -17,7 +28,7 @@ from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.config import RunConfig
 from trainer.data.batch import Batch
 from trainer.data.loader import Loader, Position
-from trainer.data.show import LEGEND, describe_batch
+from trainer.data.show import LEGEND, describe_batch, rows_as_data
 from trainer.data_version import open_data
 from trainer.sample_range import parse_ranges
 from trainer.schedule import masking_rate
@@ -47,6 +58,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--step", type=at_least(0), default=0, metavar="N", help="step whose masking rate is used (default 0)"
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object a row, for programs; fields as above")
     parser.add_argument("--colour", choices=("auto", "always", "never"), default="auto", help="default: on a terminal")
     return parser.parse_intermixed_args(arguments)
 
@@ -57,9 +69,14 @@ def main() -> None:
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     storage.configure(config.storage_options)
     batch, tokenizer = read_batch(config, arguments)
+    pair_labels = PAIR_LABELS[config.data.sentence_pairs]
+    if arguments.json:
+        for row in rows_as_data(batch, pair_labels, arguments.sample):
+            print(json.dumps(row, ensure_ascii=False))
+        return
     colour = arguments.colour == "always" or (arguments.colour == "auto" and sys.stdout.isatty())
     print(LEGEND, end="\n\n")
-    for line in describe_batch(batch, tokenizer, PAIR_LABELS[config.data.sentence_pairs], colour):
+    for line in describe_batch(batch, tokenizer, pair_labels, colour):
         print(line)
 
 

@@ -1,6 +1,8 @@
 """Where a training stands: `status.py OUTPUT_DIR`, without a GPU and also while it trains.
 
-Reads status.json and history.jsonl of the run's folder and nothing else. Exit status: 0, or 1 where there is no run.
+Reads status.json and history.jsonl of the run's folder, and whether the process that writes them still runs, where that
+is on this host. A run that says it is running is dead without that process, or, from another host, without a heartbeat
+for 120 s. Exit status: 0, or 1 where there is no run.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 
 from data_prep.errors import UsageError, UserError, run_command
 from data_prep.terminal import duration
-from trainer.watching.status import STATUS_NAME, read_history, read_status
+from trainer.watching.process_identity import is_alive
+from trainer.watching.status import DEAD_AFTER_SECONDS, STATUS_NAME, last_sign, read_history, read_status
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
 """A run that says nothing for longer than this and so many of its log intervals may have been killed."""
@@ -69,7 +72,7 @@ def main() -> None:
             f"{arguments.output_dir}/{STATUS_NAME} is damaged, without {', '.join(missing)}; start the training again, "
             "which writes it anew"
         )
-    figures = summarise(status, read_history(arguments.output_dir), time.time())
+    figures = summarise(status, read_history(arguments.output_dir), time.time(), is_alive(status))
     print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
 
 
@@ -87,7 +90,7 @@ def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[
         if end is not None:
             ended_at, state, cause = end["at"], end["state"], end.get("cause")
         elif is_last:
-            ended_at, state, cause = max(status["written_at"], begun["at"]), status["state"], status.get("cause")
+            ended_at, state, cause = max(last_sign(status), begun["at"]), status["state"], status.get("cause")
         else:
             # Of a session that ended without a word, the next start has noted the last status.
             seen = history[stop].get("last_written_at")
@@ -112,11 +115,34 @@ def why_again(before: Session, part: Session) -> str:
     return f"finished at step {before.last_step:,}, then " + ("gone back" if went_back else "started again")
 
 
-def summarise(status: dict[str, Any], history: Sequence[dict[str, Any]], now: float) -> dict[str, Any]:
-    """The figures of a run at the time `now` (seconds since 1970); None for what cannot be told yet."""
+def cause_of_death(status: dict[str, Any], now: float, is_alive: bool | None) -> str | None:
+    """Why a run is dead that has not noted its end; None where it has, where it lives, or where nobody can tell.
+
+    `is_alive`: whether its process runs, where that can be seen from here; otherwise the heartbeat tells.
+    """
+    if status["state"] != "running" or is_alive:
+        return None
+    if is_alive is False:
+        what = "has ended"
+    else:
+        heartbeat: float | None = status.get("heartbeat_at")
+        if heartbeat is None or now - heartbeat <= DEAD_AFTER_SECONDS:
+            return None
+        what = f"has had no heartbeat for {long_duration(now - heartbeat)}"
+    return f"process {status.get('pid')} of {status.get('host')} {what} and noted no end; rerun the command to resume"
+
+
+def summarise(
+    status: dict[str, Any], history: Sequence[dict[str, Any]], now: float, is_alive: bool | None = None
+) -> dict[str, Any]:
+    """The figures of a run at the time `now` (seconds since 1970); None for what cannot be told yet.
+
+    `is_alive`: whether the process that writes the status runs, where that can be seen from here.
+    """
+    death = cause_of_death(status, now, is_alive)
     parts = sessions(status, history)
     newest = {event["event"]: event for event in history}
-    running = status["state"] == "running"
+    running = status["state"] == "running" and death is None
     step, seconds_per_step = status["step"], status.get("seconds_per_step")
     left = status["max_steps"] - step
     # Told by the run itself, which knows how its batches grow; an older one's follows from its speed.
@@ -130,8 +156,10 @@ def summarise(status: dict[str, Any], history: Sequence[dict[str, Any]], now: fl
     valid = newest.get("evaluated", {})
     since_word = now - status["written_at"] if running else None
     return {
-        "state": status["state"],
-        "cause": status.get("cause"),
+        "state": status["state"] if death is None else "dead",
+        "cause": status.get("cause") if death is None else death,
+        "host": status.get("host"),
+        "seconds_since_heartbeat": now - status["heartbeat_at"] if running and status.get("heartbeat_at") else None,
         "seconds_since_word": since_word,
         "is_silent": since_word is not None
         and since_word > PATIENCE_SECONDS + PATIENCE_INTERVALS * log_seconds(status),
@@ -173,7 +201,8 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
     if figures["seconds_since_word"] is not None:
         state += f", last word {long_duration(figures['seconds_since_word'])} ago"
     if figures["is_silent"]:
-        state += ": killed, or busy with a long evaluation or save"
+        lives = figures["seconds_since_heartbeat"] is not None
+        state += f": {'hung' if lives else 'killed'}, or busy with a long evaluation or save"
     yield f"state             {state}"
     yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + shown(
         figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"

@@ -115,6 +115,8 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
         "wall_clock_breakdown": False,
+        # On by default, and then every forward waits for the whole device; the run measures its own throughput.
+        "timers": {"throughput": {"enabled": False}},
     }
     if config.training.precision != "fp32":
         settings[config.training.precision] = {"enabled": True}

@@ -153,6 +153,14 @@ class Engine:
         values = vars(self._engine.optimizer.loss_scaler)
         return {name: value for name, value in values.items() if type(value) in (int, float)}
 
+    @property
+    def loss_scale_can_fall(self) -> bool:
+        """Whether fp16's loss scale is dynamic and above its minimum: an overflow may be due to the scale alone."""
+        if self.precision != "fp16":
+            return False
+        scaler = self._engine.optimizer.loss_scaler
+        return bool(scaler.dynamic and scaler.cur_scale > scaler.min_scale)
+
     def set_loss_scaler_state(self, state: dict[str, float | int] | None) -> None:
         """Go on with a loss scale; None leaves it as it is."""
         if state is not None and self.precision == "fp16":
@@ -194,6 +202,9 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UsageError(f"DeepSpeed refuses its settings (deepspeed: in the YAML): {problems}") from None
     set_timeout_on_all_groups(config.distributed)
+    if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
+        # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
+        engine.optimizer.loss_scaler.raise_error_at_min_scale = False
     return Engine(engine, config, ranks, initial)
 
 

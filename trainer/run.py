@@ -15,7 +15,7 @@ from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoints.branching import Branch, begin_mlflow_run, branched, is_on
 from trainer.checkpoints.checkpoint import warn_on_stderr
-from trainer.checkpoints.compatibility import VERSION, check_compatible
+from trainer.checkpoints.compatibility import CHANGES_NUMERICS, check_compatible
 from trainer.checkpoints.format import Checkpoint, DataIdentity, TrainState
 from trainer.checkpoints.resuming import find_latest, load
 from trainer.checkpoints.upload import Uploader
@@ -28,6 +28,7 @@ from trainer.engine import Engine, build_engine
 from trainer.init_from import load_initial_weights
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.model.sizes import num_parameters
+from trainer.numerics import describe_numerics, with_compilation_decided
 from trainer.ranks.distributed import Ranks, broadcast_object
 from trainer.ranks.stop_signal import StopSignal
 from trainer.ranks.watchdog import Watchdog
@@ -38,7 +39,7 @@ from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracking import MetricLog, NullTracker, Tracker
 from trainer.watching.health import Health
 from trainer.watching.recorder import Recorder
-from trainer.watching.status import read_status
+from trainer.watching.status import RunStatus, read_status
 from trainer.watching.unigram import training_counts, training_entropy_nats
 
 
@@ -65,9 +66,17 @@ class Run:
     started_at: float = field(default_factory=time.time)
     saved_at: float = field(default_factory=time.monotonic)
     """Of this process's last checkpoint, or its start."""
+    saved_step: int | None = None
+    """Of the checkpoint from which the same command would resume."""
+    save_is_deferred: bool = False
+    """Whether a checkpoint was due at a step that was not finite, and has not been saved since."""
+    failed_saves: int = 0
+    """Of this process."""
     uploader: Uploader | None = None
     registrar: Registrar | None = None
     """On rank 0, where the run registers its model."""
+    status: RunStatus | None = None
+    """On rank 0, once the run has begun."""
     system: SystemMetrics | None = None
     """Of rank 0's machine, on rank 0."""
 
@@ -100,9 +109,13 @@ def set_up(
     branch: Branch | None = None,
 ) -> Run:
     """Build model and engine, and put them where the newest checkpoint stands, or at the beginning."""
+    config, warning = with_compilation_decided(config, ranks)
+    if warning and ranks.is_first:
+        warn_on_stderr(warning)
     output_dir, data = Path(config.output_dir), data_identity(shard_sets)
     latest, branch = find_start(config, ranks, branch)
-    changes = check_compatible(latest.saved, config, data, ranks.world_size, allow_change) if latest else []
+    numerics = describe_numerics(config, ranks.device)
+    changes = check_compatible(latest.saved, config, data, ranks.world_size, numerics, allow_change) if latest else []
     next_sentence = config.data.has_sentence_pairs
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
     model.initialise(config.training.seed)
@@ -116,7 +129,7 @@ def set_up(
         )
     if ranks.is_first:  # after the checks: a refused run leaves the folder as it was
         keep_tokenizer(config, shard_sets[0])
-    if config.training.compile:
+    if config.training.compile is True:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
     rehearse(engine, config, shard_sets, ranks)
@@ -129,6 +142,7 @@ def set_up(
     tracker = open_tracker(config, ranks, state, begin=branch is not None)
     health = Health(config.health, training_entropy_nats(config.data, shard_sets))
     run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, watchdog, health, state)
+    run.saved_step = latest.step if latest else None
     if ranks.is_first:
         run.system = SystemMetrics(output_dir, ranks.device)
         if config.registry.name is not None:
@@ -201,7 +215,7 @@ def introduce(run: Run, changes: list[str]) -> None:
     for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():
         run.say(line)
     for change in changes:
-        (run.warn if change.startswith(VERSION) else run.say)(f"changed since the checkpoint: {change}")
+        (run.warn if change.startswith(CHANGES_NUMERICS) else run.say)(f"changed since the checkpoint: {change}")
     if run.ranks.is_first:
         describe_run(run.tracker, config, run.shard_sets, run.state.data_lineage)
 

@@ -16,7 +16,7 @@ import torch
 
 from trainer.data.loader import GlobalBatch
 from trainer.data.on_device import on_device
-from trainer.ranks.distributed import Ranks, all_reduce_sum
+from trainer.ranks.distributed import Ranks, sum_on_hosts
 from trainer.watching.throughput import WorkClock
 
 
@@ -134,10 +134,8 @@ def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: Wishes) -> G
         ],
         dtype=torch.int64,
     )
-    # Alone, nothing goes to the device, so that its queue never runs dry. Among several ranks there is nothing in it:
-    # the update before has waited for the device to know whether it was finite.
-    total = all_reduce_sum(local, ranks) if ranks.world_size > 1 else local
-    masked, pairs, tokens, unreadable_rows, stops, saves = total.tolist()
+    # Nothing goes to the device, so that its queue never runs dry.
+    masked, pairs, tokens, unreadable_rows, stops, saves = sum_on_hosts(local, ranks).tolist()
     return GlobalCounts(masked, pairs, tokens, unreadable_rows, stop=stops > 0, save=saves > 0)
 
 

@@ -21,14 +21,17 @@ from trainer.checkpoints.upload import check_upload_wait
 from trainer.config import RunConfig
 from trainer.data.from_settings import check_enough_data
 from trainer.data.loader import GlobalBatch
-from trainer.data.shard_set import check_own_tokenizer, check_tokenizer
+from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
+from trainer.data.workers import explain_lost_workers
 from trainer.data_version import open_data
 from trainer.engine import check_precision
 from trainer.global_batches import global_batches, samples_of
+from trainer.identity import facts_of
 from trainer.only_training import only_training
 from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable
 from trainer.preflight.launch_checks import refuse_exposed
 from trainer.preflight.preflight import cheap_findings
+from trainer.ranks.agreement import agree
 from trainer.ranks.distributed import (
     Ranks,
     barrier,
@@ -38,16 +41,18 @@ from trainer.ranks.distributed import (
     leave_groups,
 )
 from trainer.ranks.leaving import end_process
+from trainer.ranks.shared_folder import refuse_unshared
+from trainer.ranks.stacks import STACKS_FOLDER
 from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.run import Run, set_up
-from trainer.saving import save, settle
+from trainer.saving import defer_save, save, settle, state_of_checkpoint
 from trainer.schedule import learning_rate
 from trainer.step import StepResult, Wishes, take_step
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 from trainer.watching.memory import peak_memory_of_ranks, told_when_out_of_memory
-from trainer.watching.reporting import log, log_evaluation, report_end, report_start
-from trainer.watching.status import record_end
+from trainer.watching.reporting import log, log_evaluation, report_end, report_start, report_stop
+from trainer.watching.status import record_end, record_loss_of_writer
 from trainer.watching.status_records import State
 
 
@@ -62,33 +67,34 @@ def train(
     `branch` goes back to an earlier checkpoint first (`trainer/checkpoints/branching.py`); `stop_signal` listens now.
 
     Raises:
-        UserError: data, tokenizer, checkpoints or DeepSpeed's settings do not fit, or another training is running.
+        UserError: data, tokenizer, checkpoints or DeepSpeed's settings do not fit, another training is running, or the
+            ranks do not run the same.
     """
     launched_at = time.time()
-    check_precision(config, device_type())
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    check_sections(config, world_size, device_type())
-    check_upload_wait(config, world_size)
-    resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
-    storage.configure(config.storage_options)
-    shard_sets = open_data(config, allow_change)
-    check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
-    check_own_tokenizer(shard_sets[0])
-    check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
+    opened = open_or_explain(config, allow_change)
     stop_signal = stop_signal or StopSignal()
-    ranks = initialize_distributed(config.distributed, config.training.deterministic)
+    ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
     stop_signal.ranks_have_met()
     watchdog = watch(config, ranks)
     with contextlib.ExitStack() as held:
         with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "while it was set up"):
+            shard_sets = agreed(config, allow_change, branch, opened, ranks)
             refuse_exposed(lambda found: gather_objects(found, ranks))
             refuse_unwritable(config, ranks)
             held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
+            if config.checkpoint.upload_to is None:
+                refuse_unshared(config.output_dir, ranks)
+            if ranks.is_first:  # not before: the folder may be another run's
+                watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
             warn_of_findings(config, ranks)
             run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
         report_start(run, launched_at)
         try:
-            with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "in training"):
+            with (
+                watchdog.naming_lost_ranks(),
+                told_when_out_of_memory(ranks, "in training"),
+                explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run),
+            ):
                 settle(run)
                 ended = training_loop(run)
         except Exception as error:
@@ -96,8 +102,52 @@ def train(
             run.tracker.log_pictures()
             run.tracker.close("FAILED")
             raise
-        all_registered = leave(run, ended)
+        try:
+            all_registered = leave(run, ended)
+        except Exception as error:
+            report_end(run, "failed", str(error))
+            raise
     end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
+
+
+def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | UserError:
+    """Check the run as far as one rank can and open its data; of several ranks' the error, for all ranks to compare.
+
+    A rank that ended here alone would have the others wait for it until `distributed.meeting_timeout_seconds`.
+
+    Raises:
+        UserError: this is the only rank, and something does not fit.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        storage.configure(config.storage_options)  # first: messages leave out the secrets that are known by it
+        check_precision(config, device_type())
+        check_sections(config, world_size, device_type())
+        check_upload_wait(config, world_size)
+        resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
+        shard_sets = open_data(config, allow_change)
+        check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
+        check_own_tokenizer(shard_sets[0])
+        check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
+    except UserError as error:
+        if world_size == 1:
+            raise
+        return error
+    return shard_sets
+
+
+def agreed(
+    config: RunConfig, allow_change: bool, branch: Branch | None, opened: list[ShardSet] | UserError, ranks: Ranks
+) -> list[ShardSet]:
+    """The run's data, once all ranks have found that they run the same; before anything else that they do together.
+
+    Raises:
+        UserError: they do not (`RanksDiffer`), or one of them cannot run at all.
+    """
+    if ranks.world_size > 1:
+        agree(facts_of(config, allow_change, branch, opened), ranks, warn_on_stderr)
+    assert not isinstance(opened, UserError), "what one rank cannot do ends all"
+    return opened
 
 
 def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
@@ -140,20 +190,23 @@ def training_loop(run: Run) -> State:
             log_evaluation(run)
         if due.save:
             save(run, due.end)
+        elif due.deferred_save and not due.stop:
+            defer_save(run, is_last=due.end)
         if due.stop:
-            cause = run.stop_signal.cause
-            run.say(f"stopped by {cause} after step {run.state.step:,}, which is saved; the same command goes on")
+            report_stop(run, state_of_checkpoint(run, due.save))
             return "stopped"
     return "finished"
 
 
 @dataclass(frozen=True)
 class Due:
-    """What comes after a step; the same on all ranks."""
+    """What follows a step; the same on all ranks."""
 
     log: bool
     evaluation: bool
     save: bool
+    deferred_save: bool
+    """A checkpoint is due and is not saved, since the step is not finite."""
     stop: bool
     end: bool
 
@@ -162,14 +215,19 @@ def what_is_due(run: Run, result: StepResult) -> Due:
     """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved.
 
     A phase's last step is logged: speed is told by the places of a row, of which the next phase has others.
+
+    Nothing is saved in a streak of non-finite steps. A skipped step outside of one (`NonFiniteSteps.is_probe`) defers
+    a save, too, unless the run ends with it.
     """
     config, step = run.config, run.state.step
     last, stop = step == config.max_steps, result.counts.stop
     evaluation = last or step % config.evaluation.every_steps == 0
-    save = last or stop or result.counts.save or step % config.checkpoint.every_steps == 0
+    ends = last or stop
+    wanted = ends or run.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
+    save = wanted and not run.health.nonfinite.in_streak and (ends or not result.is_nonfinite)
     ends_phase = step in itertools.accumulate(config.steps_by_phase)
-    log = evaluation or save or ends_phase or step % config.logging.every_steps == 0
-    return Due(log, evaluation, save, stop and not last, last or stop)
+    log = evaluation or save or ends or ends_phase or step % config.logging.every_steps == 0
+    return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
 
 
 def wishes(run: Run) -> Wishes:
@@ -182,15 +240,19 @@ def wishes(run: Run) -> Wishes:
 def check_finite(run: Run, batch: GlobalBatch, result: StepResult) -> None:
     """Count steps in a row that were skipped because loss or gradient was not finite; all ranks alike.
 
+    A step that only showed that fp16's loss scale was too large is not one of them.
+
     Raises:
         UserError: there are too many of them.
     """
     if result.applied:
-        run.health.nonfinite.passed()
+        run.health.nonfinite.reset()
     elif result.is_nonfinite:
+        losses, nonfinite, engine = run.recorder.global_losses(result), run.health.nonfinite, run.engine
+        if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
+            return
         try:
-            losses = run.recorder.global_losses(result)
-            run.warn(run.health.nonfinite.met(run.state.step, samples_of(batch), losses))
+            run.warn(nonfinite.record(run.state.step, samples_of(batch), losses, run.saved_step))
         except UserError:
             log(run)
             raise
@@ -217,13 +279,11 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
 
 
 def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
-    """Start the watchdog of this rank; on rank 0 it notes on disk why the run ended."""
-
-    def note(verdict: str) -> None:
-        if ranks.is_first and Path(config.output_dir).is_dir():  # which a run that has not been set up may lack
-            record_end(Path(config.output_dir), "failed", verdict)
-
-    watchdog = Watchdog(config.health, ranks, note)
+    """Start the watchdog of this rank; on rank 1 it notes on disk that rank 0, which notes all else, was lost."""
+    output_dir = Path(config.output_dir)
+    watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
+    if ranks.rank == 1:
+        watchdog.on_leaving = lambda verdict: record_loss_of_writer(output_dir, verdict)
     watchdog.start()
     return watchdog
 

@@ -6,7 +6,13 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from data_prep.config import PreparationConfig, load_config
+from data_prep.config import (
+    WORKER_BASE_BYTES,
+    WORKER_DOCUMENT_COPIES,
+    DocumentSettings,
+    PreparationConfig,
+    load_config,
+)
 from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.errors import UsageError
 from data_prep.execution.executors import Executor, ProcessExecutor
@@ -74,7 +80,13 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--add-to", metavar="DATASET", help="add the sources to this data set, instead of --output; with its tokenizer"
     )
-    add_workers(command)
+    most = DocumentSettings().worker_memory_bytes
+    add_workers(
+        command,
+        f"; each takes at most {WORKER_BASE_BYTES >> 20} MiB and {WORKER_DOCUMENT_COPIES} times "
+        f"documents.max_document_bytes of memory ({most / (1 << 30):.1f} GiB by default), and about 100 bytes for "
+        "every document of a shard",
+    )
     command.add_argument(
         "--executor",
         choices=("process", "dask"),
@@ -84,10 +96,9 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
     command.add_argument("--scheduler", metavar="ADDRESS", help="of the Dask cluster, such as tcp://10.0.0.1:8786")
 
 
-def add_workers(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--workers", type=int, metavar="N", help="processes; by default one for each core (for little text, fewer)"
-    )
+def add_workers(command: argparse.ArgumentParser, memory: str = "") -> None:
+    what = "processes; by default one for each core (for little text, fewer)"
+    command.add_argument("--workers", type=int, metavar="N", help=what + memory)
 
 
 def num_workers(wanted: int | None) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.commands.options import Preparation, add_shard_making, executor, preparation, requested, workers_for
+from data_prep.commands.options import (
+    Preparation,
+    Request,
+    add_shard_making,
+    executor,
+    preparation,
+    requested,
+    workers_for,
+)
 from data_prep.commands.stopping import stopping_on_signals
 from data_prep.data_set.manifest import Manifest
 from data_prep.errors import UsageError
@@ -13,15 +21,22 @@ from data_prep.estimating.report import estimate_report
 from data_prep.estimating.start import measure_start
 from data_prep.files import storage
 from data_prep.preparing.prepare import map_range, prepare_shards
+from data_prep.preparing.repair import find_damage, repair
 from data_prep.preparing.shard_range import ShardRange
 from data_prep.reports.tables import source_table, split_table, step_table
 from data_prep.reports.text import table_lines
+from data_prep.terminal import counted
 
 HELP = "make a shard set of a corpus"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shard_making(parser)
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="check every file of the finished output, and rebuild those that are damaged from the same inputs",
+    )
     parser.add_argument(
         "--shard-range",
         metavar="I/N",
@@ -41,7 +56,13 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             "--fresh in one range would remove what the others have done; remove the output folder, or run 'merge' "
             "with --fresh, before all ranges"
         )
+    if arguments.repair and (arguments.fresh or shard_range is not None):
+        other = "--fresh" if arguments.fresh else "--shard-range"
+        raise UsageError(f"--repair and {other} contradict each other. Fix: give one of them")
     request = requested(arguments, overrides)
+    if arguments.repair:
+        _repair(arguments, request)
+        return
     if arguments.dry_run:
         asked, workers = preparation(request), workers_for(arguments, request)
         found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
@@ -58,11 +79,25 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     print_result(asked, *made)
 
 
+def _repair(arguments: argparse.Namespace, request: Request) -> None:
+    """Rebuild what is damaged, or with --dry-run only say what is."""
+    place = storage.redact(request.output)
+    with stopping_on_signals(), executor(arguments, request) as where:
+        asked = preparation(request)
+        if arguments.dry_run:
+            _, problems = find_damage(asked.plan, asked.output, where)
+            print("\n".join([*problems, f"{place}: would rebuild {counted(len(problems), 'file')}"]))
+            return
+        _, replaced = repair(asked.plan, asked.tokenizer, asked.output, where)
+    print("\n".join([*(f"rebuilt {name}" for name in replaced), f"{place}: every file is as the manifest names it"]))
+
+
 def print_result(asked: Preparation, manifest: Manifest, is_new: bool) -> None:
     """Say what the data set holds, and whether it did so before."""
     place = storage.redact(asked.output)
     if not is_new:
         print(f"{place} is complete already, of the same inputs, settings and tokenizer; nothing was done")
+        print("its files have the sizes that the manifest names; 'python -m data_prep verify' reads their contents")
     for table in (split_table(manifest), step_table(manifest), source_table(manifest)):
         print("\n".join(table_lines(table)), end="\n\n")
     print(place)

@@ -23,6 +23,8 @@ from data_prep.tokenizing.tokenizer import Tokenizer
 SOURCE_COLUMNS = ("documents", "sentences", "tokens", "words", "text_bytes")
 """What is counted of each source, as `SourceRecord` names it."""
 
+_TOKENS_AT_ONCE = 1 << 20
+
 
 @dataclass(frozen=True)
 class PieceText:
@@ -57,7 +59,8 @@ class RecordCounts:
         self.by_source = np.zeros((num_sources, len(SOURCE_COLUMNS)), np.int64)
 
     def add(self, record: Record) -> None:
-        self.by_token += np.bincount(record.tokens, minlength=len(self.by_token))
+        for tokens in _pieces(record.tokens):
+            self.by_token += np.bincount(tokens, minlength=len(self.by_token))
         starts = record.documents.astype(np.int64)
         columns = [
             np.ones(len(starts), np.int64),
@@ -66,9 +69,15 @@ class RecordCounts:
         ]
         if self._text is not None:
             tables = (self._text.begins_word, self._text.num_bytes)
-            columns += [np.add.reduceat(table[record.tokens], starts, dtype=np.int64) for table in tables]
+            found = (np.concatenate([table[tokens] for tokens in _pieces(record.tokens)]) for table in tables)
+            columns += [np.add.reduceat(each, starts, dtype=np.int64) for each in found]
         for column, values in enumerate(columns):
             np.add.at(self.by_source[:, column], record.sources, values)
+
+
+def _pieces(tokens: np.ndarray) -> list[np.ndarray]:
+    """The tokens in pieces: numpy makes 8 bytes of every one that is counted or looked up."""
+    return [tokens[start : start + _TOKENS_AT_ONCE] for start in range(0, len(tokens), _TOKENS_AT_ONCE)]
 
 
 def unigram_entropy_nats(token_counts: np.ndarray) -> float | None:

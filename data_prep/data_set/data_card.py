@@ -170,6 +170,9 @@ def _steps(manifest: Manifest) -> Iterator[str]:
         counts = (step.documents_in, sum(step.dropped.values()), step.documents_out)
         rows.append((step.name, *(f"{count:,}" for count in counts), reasons or "-"))
     yield from _table(head, rows)
+    if manifest.cut_words:
+        yield ""
+        yield f"{manifest.cut_words:,} words of over 1 MiB without a space were encoded in parts; no text was dropped."
     losing = [source for source in manifest.sources if source.dropped]
     if losing:
         yield ""

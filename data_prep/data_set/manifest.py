@@ -118,6 +118,11 @@ class Manifest(ManifestPart):
         return {reason: totals[reason] for reasons in STEPS.values() for reason in reasons if totals[reason]}
 
     @property
+    def cut_words(self) -> int:
+        """Words of all sources that were so long that they were encoded in parts."""
+        return sum(source.cut_words for source in self.sources)
+
+    @property
     def steps(self) -> tuple[StepRecord, ...]:
         """What each step took in, dropped and gave out; the last gives out what the shards hold."""
         dropped = self.dropped

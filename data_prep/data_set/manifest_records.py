@@ -64,7 +64,7 @@ class ShardRecord(FileRecord):
     documents: Count
     sentences: Count
     tokens: Count
-    min_document_tokens: Count = Field(description="tokens of the shortest document; bounds the sequences in a row")
+    min_document_tokens: Count = Field(description="tokens of the shortest document")
 
 
 class SplitRecord(ManifestPart):
@@ -127,6 +127,17 @@ class SourceRecord(ManifestPart):
     tokens: Count
     words: Count = Field(description="runs of characters between spaces; tokens / words is its fertility")
     text_bytes: Count = Field(description="UTF-8 bytes of normalised text")
+    cut_words: Count = Field(
+        0, description="words read that were so long that they were encoded in parts; left out in JSON where none was"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_no_cut_words(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests from before words were cut keep their digest.
+        values: dict[str, Any] = serialise(self)
+        if not self.cut_words:
+            del values["cut_words"]
+        return values
 
 
 class StepRecord(ManifestPart):

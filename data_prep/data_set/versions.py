@@ -25,8 +25,9 @@ from data_prep.files import storage
 
 PREPARATION_WORK = ".work"
 REMOVAL_WORK = ".removal"
+REPAIR_WORK = ".repair"
 
-_COMMANDS = {PREPARATION_WORK: "shards", REMOVAL_WORK: "remove"}
+_COMMANDS = {PREPARATION_WORK: "shards", REMOVAL_WORK: "remove", REPAIR_WORK: "shards --repair"}
 _MIN_DIGEST_DIGITS = 8
 _OLDER_MANIFEST = re.compile(r"manifest-\d{6}\.json")
 _NUMBERED = re.compile(r"(token_counts(-\d{6})?|removed-\d{6})\.safetensors")

@@ -34,6 +34,12 @@ def estimate_report(plan: Plan, estimate: Estimate, num_workers: int, output: st
     megabytes = f"{about}{estimate.shard_bytes / 1e6:,.1f} MB of shards"
     yield f"  {megabytes}, and about as much again for work files until they are done"
     yield from _times(plan, estimate, num_workers)
+    documents = plan.config.documents
+    yield (
+        f"  at most {documents.worker_memory_bytes / (1 << 30):.1f} GiB of memory per process, as "
+        f"documents.max_document_bytes={documents.max_document_bytes} says, and about 100 bytes for every document "
+        "of a shard"
+    )
     yield from _unsplittable(plan)
 
 

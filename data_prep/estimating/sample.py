@@ -51,14 +51,14 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     try:
         for batch in _batches(reader, most_characters):
             num_documents += len(batch)
-            parts.append(encode_documents(batch, tokenizer, settings, language, dropped))
+            parts.append(encode_documents(batch, tokenizer, settings, language, dropped)[0])
     except BadInput as error:
         if settings.on_bad_input == "error" or not error.spoils_file:
             raise
-        nothing = encode_documents([], tokenizer, settings, language, dropped)
+        nothing, _ = encode_documents([], tokenizer, settings, language, dropped)
         return Sample(unit, nothing, unit.bytes, True, 1, time.perf_counter() - started_at)
     num_read = num_documents + sum(reader.dropped.values())
-    parts.append(encode_documents([], tokenizer, settings, language, dropped))
+    parts.append(encode_documents([], tokenizer, settings, language, dropped)[0])
     seconds = time.perf_counter() - started_at
     is_all = bool(reader.sha256)
     read_bytes = unit.bytes if is_all else min(unit.bytes, _bytes_of(unit, num_read, reader.num_rows, settings))

@@ -6,24 +6,15 @@ Tasks keep what is dear to load (the tokenizer) in a cache of their own process.
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import multiprocessing.process
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from data_prep.errors import UserError
-from data_prep.execution.worker_server import START_METHOD, start_worker_server
-from data_prep.files import storage
+from data_prep.execution.worker_process import Worker, WorkerLost, ready_workers
 
-MAX_BROKEN_POOLS = 3
+MAX_LOSSES = 3
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -64,13 +55,13 @@ def run_units(
 class ProcessExecutor:
     """Runs units in processes of this machine, which are kept from one run to the next.
 
-    With one worker, or one unit, the units run in this process, in order.
+    With one worker, or one unit, the units run in this process, in order. Where a worker is killed, all of them are
+    ended, and what is not done is begun again with new ones.
     """
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
-        self._pool: ProcessPoolExecutor | None = None
-        self._others: set[multiprocessing.process.BaseProcess] = set()
+        self._workers: list[Worker] = []
 
     def __enter__(self) -> ProcessExecutor:
         return self
@@ -78,11 +69,7 @@ class ProcessExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._stop()
-        elif self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = None
+        self._end_workers(at_once=error is not None)
 
     def warm_up(self, task: Callable[[Unit], object], unit: Unit) -> None:
         """Start the processes, and have each do the task while this process does something else.
@@ -92,11 +79,11 @@ class ProcessExecutor:
         if self.num_workers == 1:
             return
         try:
-            pool = self._started_pool()
-            for _ in range(self.num_workers):
-                pool.submit(task, unit)
-        except BrokenProcessPool:
-            self._stop()
+            self._start_workers(self.num_workers)
+        except WorkerLost:
+            self._end_workers(at_once=True)
+        for worker in self._workers:
+            worker.begin(task, None, unit)
 
     def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
         if min(self.num_workers, len(units)) <= 1:
@@ -104,82 +91,55 @@ class ProcessExecutor:
                 yield unit, task(unit)
             return
         unfinished = dict(enumerate(units))
-        for broken_pools in range(1, MAX_BROKEN_POOLS + 1):
+        for losses in range(1, MAX_LOSSES + 1):
             try:
-                for number, result in self._run_in_pool(task, unfinished):
+                for number, result in self._run_in_workers(task, unfinished):
                     yield unfinished.pop(number), result
                 return
-            except BrokenProcessPool:
+            except WorkerLost:
                 print(
                     f"a worker process was killed; {len(unfinished)} units that are not done are submitted again "
-                    f"(time {broken_pools} of {MAX_BROKEN_POOLS})",
+                    f"(time {losses} of {MAX_LOSSES})",
                     file=sys.stderr,
                     flush=True,
                 )
         raise UserError(
-            f"worker processes were killed {MAX_BROKEN_POOLS} times, which is mostly the system running out of memory; "
+            f"worker processes were killed {MAX_LOSSES} times, which is mostly the system running out of memory; "
             "run the same command again with fewer --workers, it goes on from the finished units"
         )
 
-    def _run_in_pool(self, task: Callable[[Unit], Result], units: dict[int, Unit]) -> Iterator[tuple[int, Result]]:
+    def _run_in_workers(self, task: Callable[[Unit], Result], units: dict[int, Unit]) -> Iterator[tuple[int, Result]]:
+        """The results by number as they come, those that were done before a loss too."""
+        waiting = list(units.items())[::-1]
         try:
-            pool = self._started_pool()
-            futures = {pool.submit(task, unit): number for number, unit in units.items()}
-            yield from _results(futures)
+            self._start_workers(min(self.num_workers, len(waiting)))
+            for worker in self._workers:
+                if waiting and not worker.is_busy:
+                    worker.begin(task, *waiting.pop())
+            is_lost = False
+            while not is_lost and (waiting or any(worker.number is not None for worker in self._workers)):
+                for worker in ready_workers(self._workers):
+                    number = worker.number
+                    try:
+                        result = worker.result()
+                    except WorkerLost:
+                        is_lost = True
+                        continue
+                    if waiting:
+                        worker.begin(task, *waiting.pop())  # before whoever takes the result is asked to
+                    if number is not None:
+                        yield number, result
+            if is_lost:
+                raise WorkerLost
         except BaseException:
             # A unit may take minutes, and what it would write is of no use any more or will be written again.
-            self._stop()
+            self._end_workers(at_once=True)
             raise
 
-    def _started_pool(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            self._others = set(multiprocessing.active_children())
-            start_worker_server()
-            context = multiprocessing.get_context(START_METHOD)
-            self._pool = ProcessPoolExecutor(
-                self.num_workers,
-                mp_context=context,
-                initializer=_begin_worker,
-                initargs=(storage.options(), dict(os.environ)),
-            )
-        return self._pool
+    def _start_workers(self, count: int) -> None:
+        while len(self._workers) < count:
+            self._workers.append(Worker())
 
-    def _stop(self) -> None:
-        if self._pool is not None:
-            for process in set(multiprocessing.active_children()) - self._others:
-                process.terminate()
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
-
-
-def _results(futures: dict[Future[Result], int]) -> Iterable[tuple[int, Result]]:
-    """Results as they come; those that were done before the pool broke are given out before it is reported."""
-    broken: BrokenProcessPool | None = None
-    for future in as_completed(futures):
-        try:
-            result = future.result()
-        except BrokenProcessPool as error:
-            broken = error
-            continue
-        yield futures[future], result
-    if broken is not None:
-        raise broken
-
-
-def _begin_worker(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
-    """Leave Ctrl-C to the parent, and end with it: a pool's process waits for ever where its parent was killed.
-
-    The server that workers are forked from keeps the environment in which it was started, which may be another now.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.clear()
-    os.environ.update(environment)
-    storage.configure(options)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    def _end_workers(self, at_once: bool) -> None:
+        while self._workers:
+            self._workers.pop().end(at_once)

@@ -9,6 +9,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import re
+import warnings
 from collections.abc import Sequence
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -27,6 +28,8 @@ def needs_workers(words: Sequence[str]) -> bool:
 
 def start_worker_server() -> None:
     """Have the server import what workers need, while this process does something else; again, nothing happens."""
+    # Its tracker, killed, is started again whenever a process is; nothing of ours is tracked, so nothing leaks.
+    warnings.filterwarnings("ignore", "resource_tracker: process died unexpectedly", UserWarning)
     if START_METHOD == "forkserver":
         multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
         multiprocessing.forkserver.ensure_running()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from data_prep.errors import UsageError, UserError
 
+_SHOWN = 5
 _Identity = tuple[int, int]  # device and inode of a folder
 
 
@@ -31,7 +32,12 @@ def local_matches(path: Path) -> list[str]:
     files = sorted(name for name in found if os.path.isfile(name))
     others = sorted(found.difference(files))
     folders = [name for name in others if os.path.isdir(name)]
-    refuse_unread(str(path), files, [name for name in folders if name == str(path) or _holds_something(name)])
+    empty = [name for name in folders if name != str(path) and not _holds_something(name)]
+    refuse_unread(str(path), files, sorted(set(folders).difference(empty)))
+    if empty:
+        shown = ", ".join(empty[:_SHOWN]) + (f" and {len(empty) - _SHOWN:,} more" if empty[_SHOWN:] else "")
+        what = "empty folder" if len(empty) == 1 else "empty folders"
+        print(f"warning: input {path} matches {len(empty):,} {what}: {shown}", file=sys.stderr, flush=True)
     for name in sorted(set(others).difference(folders)):
         if os.path.islink(name) and not os.path.exists(name):
             raise UsageError(

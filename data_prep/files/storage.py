@@ -66,12 +66,15 @@ def size(url: str | Path) -> int:
 
 
 def stamp(url: str | Path) -> str:
-    """A cheap mark that changes when the file is written again: size and time, or the store's own tag."""
+    """A cheap mark that changes when the file is written again, or only touched or copied.
+
+    It is the store's own tag, or size, times and inode of a local file: its time of writing alone can be set back.
+    """
     if is_remote(url):
         return remote_files.tag(_remote_info(url))
     with explained(url, "read"):
         status = local_path(url).stat()
-        return f"{status.st_size}-{status.st_mtime_ns}"
+        return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
 
 
 def modified_at(url: str | Path) -> float | None:
@@ -136,12 +139,27 @@ def local_write(url: str | Path) -> Iterator[Path]:
             final.parent.mkdir(parents=True, exist_ok=True)
             with _others_named(url, partial):
                 yield partial
-            _flush(partial)
+            flush(partial)
             os.replace(partial, final)
-            _flush(final.parent)
+            flush(final.parent)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def copy(url: str | Path, to: str | Path) -> None:
+    """Copy a file to another place, whole or not at all."""
+    with local_write(to) as path, open_read(url) as source, open(path, "wb") as target:
+        shutil.copyfileobj(source, target, _COPY_BYTES)
+
+
+def flush(path: Path) -> None:
+    """Wait until the content of a local file or folder is on the disk itself; of a folder that is its names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def list_names(folder: str | Path) -> list[str]:
@@ -314,12 +332,3 @@ def _rename_folder(folder: Path, final: Path) -> None:
     except OSError:
         if not final.is_dir():  # another process's copy serves as well
             raise
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file's or folder's content is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

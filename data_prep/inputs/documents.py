@@ -18,7 +18,7 @@ from typing import BinaryIO
 from data_prep.config import DocumentSettings
 from data_prep.files import storage
 from data_prep.files.compression import COMPRESSIONS, DAMAGE, decompress, decompressed_copy, detect_compression
-from data_prep.files.hashing import HashingFile, read_bytes_of
+from data_prep.files.hashing import NOTHING_BEYOND, HashingFile, read_bytes_of
 from data_prep.inputs.formats import Document, Fields, Part, blocks_of_text, json_lines, one_text, parquet_rows
 from data_prep.inputs.input_units import InputUnit, file_format, rows_of
 from data_prep.inputs.languages import DocumentLanguages
@@ -44,13 +44,21 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | N
         return rows.sha256()
 
 
+def beyond_sha256(unit: InputUnit, num_bytes: int) -> str:
+    """sha256 of so many bytes of the unit's file behind its range, as `DocumentReader.beyond` has it."""
+    with storage.open_read(unit.url) as raw:
+        raw.seek(unit.stop)
+        return HashingFile(raw, storage.redact(unit.url), num_bytes).hexdigest()
+
+
 class DocumentReader:
     """Iterates over the documents of a unit; `text_field` goes before that of the settings.
 
     When it is exhausted, `dropped` counts what was left out, by reason, and standard error has been told; `languages`
     counts what the documents named, where the settings have a field for it. `sha256` then is the digest of what was
     read: of a whole text file and of a compressed one that of its bytes, of a part of a text file that of the bytes of
-    its range, of Parquet that of the columns' raw bytes. Of Parquet `num_rows` is known once the reading begins.
+    its range, of Parquet that of the columns' raw bytes. `beyond` tells of what was read behind a part of a text file.
+    Of Parquet `num_rows` is known once the reading begins.
 
     Raises:
         BadInput: input cannot be read and the policy is `error`; or, with either policy, the file turns out damaged
@@ -61,6 +69,7 @@ class DocumentReader:
 
     def __init__(self, unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> None:
         self.sha256 = ""
+        self.beyond = NOTHING_BEYOND
         self.num_rows: int | None = None
         self.languages = DocumentLanguages()
         self._unit = unit
@@ -120,7 +129,7 @@ class DocumentReader:
         except DAMAGE as error:
             place = f"at or before line {damaged_line(self._unit.url, compression)}"
             raise self._damaged(COMPRESSIONS[compression], place, error) from None
-        self.sha256 = hashed.hexdigest()
+        self.sha256, self.beyond = hashed.hexdigest(), hashed.beyond()
 
     def _compressed_parquet(self, raw: BinaryIO, head: bytes, compression: str) -> Iterator[Document]:
         hashed = _hashing(raw, self._unit, head)

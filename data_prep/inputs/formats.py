@@ -94,6 +94,7 @@ def json_lines(stream: BinaryIO, part: Part, limit: int, fields: Fields, rejects
             except Fault as fault:
                 rejects.bad_line(line, fault)
             else:
+                del line  # it is as large as the document, which is worked on meanwhile
                 yield document
 
 

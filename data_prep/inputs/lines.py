@@ -60,7 +60,9 @@ def bounded_lines(file: BinaryIO, limit: int, position: int = 0, stop: int | Non
         num_bytes = position - start - last.endswith(b"\n")
         if start == 0:
             data = data.removeprefix(BYTE_ORDER_MARK)
-        yield Line(start, number, num_bytes, data if num_bytes <= limit else b"")
+        held = [data if num_bytes <= limit else b""]
+        del data, last  # a generator that waits holds what it has names for
+        yield Line(start, number, num_bytes, held.pop())
 
 
 def blank_line_blocks(lines: Iterable[Line], limit: int, at_file_start: bool, stop: int | None) -> Iterator[Line]:

@@ -101,6 +101,7 @@ def _source_records(plan: Plan, summary: MapSummary, results: Sequence[ReduceRes
                 tokens=tokens,
                 words=words,
                 text_bytes=text_bytes,
+                cut_words=summary.cut_words[number],
             )
         )
     return tuple(records)

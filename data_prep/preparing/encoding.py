@@ -16,10 +16,7 @@ from data_prep.text.sentences import batch_sentence_starts, known_language, raw_
 from data_prep.text.text_batch import TextBatch, normalise_batch
 from data_prep.tokenizing.foreign_tokenizer import ForeignTokenizer
 from data_prep.tokenizing.tokenizer import Tokenizer
-from data_prep.tokenizing.word_cache import pieces_of
-
-MAX_WORD_BYTES = 16 << 20
-"""A document with a longer run of characters without a space is dropped; SentencePiece takes 50 times its size."""
+from data_prep.tokenizing.word_cache import count_long_words, pieces_of
 
 
 def document_id(normalised: str) -> int:
@@ -33,10 +30,11 @@ def encode_documents(
     settings: DocumentSettings,
     language: str,
     dropped: Counter[str],
-) -> Section:
+) -> tuple[Section, int]:
     """Encode the documents that are neither empty nor too short or long; the others are counted in `dropped`.
 
-    Of a document that names no language that is known the language is `language`.
+    Returns them, and how many of their words were encoded in parts. Of a document that names no language that is known
+    the language is `language`.
     """
     batch = normalise_batch([document.text for document in documents], tokenizer.normalisation)
     kept = _kept(batch, settings, dropped)
@@ -44,7 +42,8 @@ def encode_documents(
     if isinstance(tokenizer, ForeignTokenizer):
         texts = [replace_surrogates(documents[number].text) for number in np.flatnonzero(kept).tolist()]
         return _encode_raw(texts, batch.select(kept), languages, tokenizer, dropped)
-    return _encode(batch.select(kept), languages, tokenizer)
+    batch = batch.select(kept)
+    return _encode(batch, languages, tokenizer), count_long_words(batch.data)
 
 
 def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -> np.ndarray:
@@ -58,9 +57,6 @@ def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -
     is_empty = num_bytes == 0
     is_short = ~is_empty & (num_characters < shortest)
     is_long = num_characters > longest
-    for number in np.flatnonzero(~is_long & (num_bytes > MAX_WORD_BYTES)).tolist():
-        spaces = np.flatnonzero(np.frombuffer(batch.document(number), np.uint8) == ord(" "))
-        is_long[number] = np.diff(spaces, append=num_bytes[number]).max() > MAX_WORD_BYTES
     for reason, is_so in (("empty", is_empty), ("too short", is_short), ("too long", is_long)):
         if is_so.any():
             dropped[reason] += int(is_so.sum())
@@ -99,7 +95,7 @@ def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) ->
 
 def _encode_raw(
     texts: Sequence[str], batch: TextBatch, languages: Sequence[str], tokenizer: ForeignTokenizer, dropped: Counter[str]
-) -> Section:
+) -> tuple[Section, int]:
     """The same for a tokenizer that takes texts as they were written; the batch holds them normalised."""
     encoded = tokenizer.encode_texts(texts)
     # A tokenizer may clean away what is text to us.
@@ -109,20 +105,21 @@ def _encode_raw(
     tokens, lengths, sentence_counts = [np.zeros(0, tokenizer.token_dtype)], [], []
     sentence_lengths = [np.zeros(0, np.int64)]
     for number in np.flatnonzero(is_kept).tolist():
-        ids, stops = encoded[number]
+        ids, stops, _ = encoded[number]
         places = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
         starts = np.unique(np.append(places[places < len(ids)], 0))
         tokens.append(ids)
         lengths.append(len(ids))
         sentence_counts.append(len(starts))
         sentence_lengths.append(np.diff(starts, append=len(ids)))
-    return Section(
+    section = Section(
         document_ids=_document_ids(batch)[is_kept],
         document_lengths=np.array(lengths, np.uint32),
         sentence_counts=np.array(sentence_counts, np.uint32),
         sentence_lengths=np.concatenate(sentence_lengths).astype(np.uint32),
         tokens=np.concatenate(tokens),
     )
+    return section, sum(text.cut_words for text in encoded)
 
 
 def _document_ids(batch: TextBatch) -> np.ndarray:

@@ -19,7 +19,8 @@ from data_prep.preparing.mapping import MapTask, map_unit, sections_url
 from data_prep.preparing.plan import Plan, absolute
 from data_prep.preparing.sections import read_summary
 from data_prep.preparing.shard_range import ShardRange, assign_ranges
-from data_prep.terminal import printable
+from data_prep.terminal import counted, printable
+from data_prep.text.cleaning import MAX_WORD_BYTES
 from data_prep.tokenizing.tokenizer import Tokenizer
 
 
@@ -32,12 +33,14 @@ class MapSummary:
         document_counts: (num_destinations,) documents for each, copies included.
         smallest_id: the smallest document id of all.
         digests: sha256 of what each unit read.
+        cut_words: of each source of the plan, words so long that they were encoded in parts.
     """
 
     dropped: tuple[Counter[str], ...]
     document_counts: np.ndarray
     smallest_id: int
     digests: tuple[str, ...]
+    cut_words: tuple[int, ...]
 
 
 def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
@@ -115,6 +118,7 @@ def summarise(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
     document_counts = np.zeros(len(plan.destinations), np.int64)
     ids: list[int] = []
     digests: list[str] = []
+    cut_words = [0] * len(plan.config.sources)
     for task in tasks:
         values, counts = read_summary(map_result_url(task))
         dropped[task.unit.source].update(values["dropped"])
@@ -122,6 +126,7 @@ def summarise(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
             languages[task.unit.source].merge(DocumentLanguages(**values.get("languages", {})))
         document_counts += counts.astype(np.int64)
         digests.append(values["sha256"])
+        cut_words[task.unit.source] += values.get("cut_words", 0)
         if values["smallest_id"] is not None:
             ids.append(values["smallest_id"])
     if not ids:
@@ -129,7 +134,15 @@ def summarise(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(total.items())) or "no document in them"
         raise UserError(f"nothing is left of the inputs ({reasons}); give files that hold text")
     _warn_of_languages(plan, languages)
-    return MapSummary(dropped, document_counts, min(ids), tuple(digests))
+    _warn_of_cut_words(plan, cut_words)
+    return MapSummary(dropped, document_counts, min(ids), tuple(digests), tuple(cut_words))
+
+
+def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:
+    for source, count in zip(plan.config.sources, cut_words, strict=True):
+        if count:
+            what = f"{counted(count, 'word')} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts"
+            print(printable(f"warning: source {source.name}: {what}"), file=sys.stderr, flush=True)
 
 
 def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,14 @@ from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.errors import UserError
 from data_prep.files import storage
-from data_prep.inputs.documents import DocumentReader, unit_sha256
+from data_prep.files.hashing import NOTHING_BEYOND, Beyond
+from data_prep.inputs.documents import DocumentReader, beyond_sha256, unit_sha256
 from data_prep.inputs.formats import Document
 from data_prep.inputs.input_units import InputUnit
 from data_prep.inputs.languages import DocumentLanguages
 from data_prep.inputs.rejects import BadInput
 from data_prep.preparing.encoding import document_id, encode_documents
-from data_prep.preparing.sections import Section, SectionWriter
+from data_prep.preparing.sections import Section, SectionWriter, read_summary
 from data_prep.tokenizing.tokenizer import Tokenizer
 
 __all__ = ["Destinations", "MapTask", "cached_tokenizer", "document_id", "map_unit", "sections_url"]
@@ -136,48 +137,70 @@ def map_unit(task: MapTask) -> int:
     with storage.local_write(sections_url(task.work_folder, task.number)) as path:
         reader = DocumentReader(task.unit, task.settings, task.text_field)
         try:
-            _write(task, path, reader, lambda: (reader.dropped, reader.sha256, reader.languages))
+            _write(task, path, reader, lambda: _Read(reader.dropped, reader.sha256, reader.languages, reader.beyond))
         except BadInput as error:
             if not error.spoils_file or task.settings.on_bad_input == "error":
                 raise
             sha256 = unit_sha256(task.unit, task.settings, task.text_field)
-            found = Counter([error.reason]), sha256, DocumentLanguages()
+            found = _Read(Counter([error.reason]), sha256, DocumentLanguages(), NOTHING_BEYOND)
             _write(task, path, (), lambda: found)
     return task.unit.bytes
+
+
+def has_same_input(task: MapTask) -> bool:
+    """Whether what the finished unit was made of stands in its file still, whoever wrote that since."""
+    values, _ = read_summary(sections_url(task.work_folder, task.number))
+    beyond = Beyond(*values.get("beyond", NOTHING_BEYOND))
+    if beyond.num_bytes and beyond_sha256(task.unit, beyond.num_bytes) != beyond.sha256:
+        return False
+    sha256: str = values["sha256"]
+    return unit_sha256(task.unit, task.settings, task.text_field) == sha256
+
+
+class _Read(NamedTuple):
+    """What a `DocumentReader` tells when it is exhausted."""
+
+    dropped: Counter[str]
+    sha256: str
+    languages: DocumentLanguages
+    beyond: Beyond
 
 
 def _write(
     task: MapTask,
     path: Path,
     documents: Iterable[Document],
-    read: Callable[[], tuple[Counter[str], str, DocumentLanguages]],
+    read: Callable[[], _Read],
 ) -> None:
-    """Write what becomes of the documents; `read` tells, when they are all read, what was not, sha256 and languages."""
+    """Write what becomes of the documents; `read` tells, when they are all read, what `_Read` holds."""
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     dropped: Counter[str] = Counter()
     smallest_ids: list[int] = []
-    num_read = 0
+    num_read = cut_words = 0
     with open(path, "wb") as file, _signature_writer(task) as signatures:
         writer = SectionWriter(file, len(task.destinations), tokenizer.token_dtype)
         for batch in _batches(documents):
             num_read += len(batch)
-            encoded = encode_documents(batch, tokenizer, task.settings, task.language, dropped)
+            encoded, num_cut = encode_documents(batch, tokenizer, task.settings, task.language, dropped)
+            cut_words += num_cut
             if not len(encoded.document_ids):
                 continue
             writer.add(encoded, task.destinations.of_many(encoded.document_ids))
             if signatures is not None:
                 _sign(encoded, signatures)
             smallest_ids.append(int(encoded.document_ids.min()))
-        rejected, sha256, languages = read()
-        dropped.update(rejected)
+        found = read()
+        dropped.update(found.dropped)
         if task.unit.whole and not num_read and not dropped:
             dropped["empty file"] += 1
         writer.close(
             {
                 "dropped": dict(sorted(dropped.items())),
-                "sha256": sha256,
+                "sha256": found.sha256,
+                "beyond": found.beyond,
+                "cut_words": cut_words,
                 "smallest_id": min(smallest_ids, default=None),
-                "languages": dataclasses.asdict(languages),
+                "languages": dataclasses.asdict(found.languages),
             }
         )
 

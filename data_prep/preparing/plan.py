@@ -55,18 +55,9 @@ class Plan:
             source["url"] = source["url"] and storage.redact(source["url"])
         return values
 
-    def check_inputs_unchanged(self) -> None:
-        """Compare every input with what it was when the plan was made.
-
-        Raises:
-            UserError: one was written since.
-        """
-        for file in self.inputs:
-            if storage.stamp(file.url) != file.stamp:
-                raise UserError(
-                    f"input {storage.redact(file.url)} changed while it was read; "
-                    "run the command again with --fresh once it is complete"
-                )
+    def units_of(self, url: str) -> list[int]:
+        """Numbers of the units of an input."""
+        return [number for number, unit in enumerate(self.units) if unit.url == url]
 
 
 def make_plan(

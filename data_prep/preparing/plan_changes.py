@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.inputs.documents import unit_sha256
 from data_prep.preparing.plan import Plan
@@ -23,7 +25,7 @@ def description(plan: Plan) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions; "stamps" of inputs and the "parent" are compared where both have them."""
+    """What differs between two descriptions; the "parent" and the "units" are compared where both have them."""
     found = []
     if theirs["tokenizer"] != mine["tokenizer"]:
         found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
@@ -38,8 +40,9 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
             found.append(
                 f"input {url} had {before[1]} bytes (source {before[0]}) and now has {now[1]} (source {now[0]})"
             )
-        elif "stamps" in theirs and theirs["stamps"].get(url) != mine["stamps"].get(url):
-            found.append(f"input {url} was written again")
+        elif "units" in theirs and "units" in mine and theirs["units"][url] != mine["units"][url]:
+            # Of a Parquet file, whose units are ranges of its row groups.
+            found.append(f"input {url} was written again: it had {theirs['units'][url]} parts and now has other ones")
     return found
 
 
@@ -55,14 +58,36 @@ def rewritten_inputs(plan: Plan, fingerprints: Mapping[str, str], finished_at: f
         written_at = storage.modified_at(file.url)
         if written_at is None or finished_at is None or written_at >= finished_at:
             suspects.add(file.url)
-    digests: dict[str, list[str]] = {}
-    for unit in plan.units:
-        if unit.url in suspects:
-            text_field = plan.config.sources[unit.source].text_field
-            digests.setdefault(unit.url, []).append(unit_sha256(unit, plan.config.documents, text_field))
-    for url, unit_digests in digests.items():
-        if file_fingerprint(unit_digests) != fingerprints[storage.redact(url)]:
+    for url in sorted(suspects):
+        digests = [_digest_now(plan, number) for number in plan.units_of(url)]
+        if file_fingerprint(digests) != fingerprints[storage.redact(url)]:
             yield f"input {storage.redact(url)} has other content"
+
+
+def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
+    """See that every input still is what was read; one that was only touched or copied back is.
+
+    Args:
+        digests: of each unit, sha256 of what was read.
+
+    Raises:
+        UserError: one was written since the plan was made, with other content.
+    """
+    for file in plan.inputs:
+        if storage.stamp(file.url) == file.stamp:
+            continue
+        digests_now = (_digest_now(plan, number) for number in plan.units_of(file.url))
+        digests_then = (digests[number] for number in plan.units_of(file.url))
+        if storage.size(file.url) != file.bytes or any(map(operator.ne, digests_now, digests_then)):
+            raise UserError(
+                f"input {storage.redact(file.url)} changed while it was read; "
+                "run the command again with --fresh once it is complete"
+            )
+
+
+def _digest_now(plan: Plan, number: int) -> str:
+    unit = plan.units[number]
+    return unit_sha256(unit, plan.config.documents, plan.config.sources[unit.source].text_field)
 
 
 def file_fingerprint(digests: Sequence[str]) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from data_prep.data_set.file_check import file_tasks, size_problems
 from data_prep.data_set.manifest import Manifest
+from data_prep.errors import UserError
 from data_prep.execution.executors import Executor
 from data_prep.execution.phases import PhaseRunner
 from data_prep.files import storage
@@ -16,11 +18,13 @@ from data_prep.preparing.exclusion_phase import run_exclusions
 from data_prep.preparing.map_phase import check_all_mapped, map_tasks, run_map, summarise, tasks_of_range, units_left
 from data_prep.preparing.mapping import MapTask, keep_tokenizer
 from data_prep.preparing.plan import Plan, absolute, check_output_apart
+from data_prep.preparing.plan_changes import check_inputs_unchanged
 from data_prep.preparing.publication import is_own_tokenizer, publish_shards
 from data_prep.preparing.reduce_phase import reduce_tasks, run_reduce
 from data_prep.preparing.shard_range import ShardRange
 from data_prep.preparing.work_folder import (
     begin_work,
+    check_finished_units,
     finished_manifest,
     forget_empty_work,
     has_begun,
@@ -31,6 +35,8 @@ from data_prep.preparing.work_folder import (
     remove_work,
 )
 from data_prep.tokenizing.tokenizer import Tokenizer
+
+_SHOWN = 5
 
 
 def prepare_shards(
@@ -53,6 +59,7 @@ def prepare_shards(
         first_shard = begin_work(plan, output)
         runner = PhaseRunner(executor, lock)
         tasks = _map_tasks(plan, tokenizer, output)
+        check_finished_units(plan, output, tasks, executor)
         run_map(tasks, runner)
         return _finish(plan, tokenizer, output, tasks, first_shard, runner), True
 
@@ -72,6 +79,7 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
         begin_work(plan, output)
         note_num_ranges(plan, output, shard_range.num_ranges)
         tasks = tasks_of_range(_map_tasks(plan, tokenizer, output), shard_range)
+        check_finished_units(plan, output, tasks, executor)
         is_work = units_left(tasks) > 0
         run_map(tasks, PhaseRunner(executor, lock))
         return is_work
@@ -94,6 +102,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         first_shard = begin_work(plan, output)
         remove_unfinished(plan, output)
         check_all_mapped(tasks, noted_num_ranges(plan, output))
+        check_finished_units(plan, output, tasks, executor)
         return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(executor, lock)), True
 
 
@@ -118,7 +127,23 @@ def _complete_already(plan: Plan, output: str) -> Manifest | None:
     manifest = finished_manifest(plan, output)
     if manifest is not None:
         remove_work(plan, output)
+        _check_sizes(manifest, output)
     return manifest
+
+
+def _check_sizes(manifest: Manifest, output: str) -> None:
+    """See that the files of a finished data set are there and of the sizes that the manifest names.
+
+    Raises:
+        UserError: names those that are not.
+    """
+    problems = size_problems(file_tasks(output, manifest))
+    if problems:
+        shown = "; ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else "")
+        raise UserError(
+            f"{storage.redact(output)} was finished and is damaged: {shown}. Fix: run the same command with --repair, "
+            "which rebuilds what is damaged, or restore the files from a copy"
+        )
 
 
 def _finish(
@@ -128,7 +153,7 @@ def _finish(
     summary = summarise(plan, map_tasks)
     run_exclusions(plan, map_tasks, output, runner)
     results = run_reduce(reduce_tasks(plan, tokenizer, output, summary, first_shard), runner)
-    plan.check_inputs_unchanged()
+    check_inputs_unchanged(plan, summary.digests)
     runner.lock.check()
     remove_unfinished(plan, output)  # of workers that were killed on the way
     manifest = publish_shards(plan, tokenizer, output, summary, results)

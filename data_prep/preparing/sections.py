@@ -146,7 +146,9 @@ def select_documents(section: Section, is_kept: np.ndarray) -> Section:
 
 
 def join_sections(sections: Sequence[Section]) -> Section:
-    """The documents of all sections in order; there is one at least."""
+    """The documents of all sections in order; there is one at least. One alone, maybe of a huge document, as it is."""
+    if len(sections) == 1:
+        return sections[0]
     return Section(*(np.concatenate(arrays) for arrays in zip(*map(Section.arrays, sections), strict=True)))
 
 

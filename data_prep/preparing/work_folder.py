@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from data_prep.data_set.growing import all_configs, check_source_names, config_of_source
 from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.data_set.shards import SHARD_NAME
 from data_prep.data_set.state_files import read_state, write_state
-from data_prep.data_set.versions import REMOVAL_WORK, next_shard_number, owned_files, refuse_unfinished, stray_files
+from data_prep.data_set.versions import (
+    REMOVAL_WORK,
+    REPAIR_WORK,
+    next_shard_number,
+    owned_files,
+    refuse_unfinished,
+    stray_files,
+)
 from data_prep.errors import UserError
+from data_prep.execution.executors import Executor, run_units
+from data_prep.execution.phases import unfinished
 from data_prep.files import storage
+from data_prep.preparing.mapping import MapTask, has_same_input, sections_url
 from data_prep.preparing.plan import Plan
 from data_prep.preparing.plan_changes import description, differences, rewritten_inputs
+from data_prep.progress import Progress
 
 # Not in the work folder: it is written before that is made and removed after it, so a folder whose removal was cut
 # short is never taken for another plan's.
@@ -53,6 +66,7 @@ def begin_work(plan: Plan, output: str) -> int:
     mine = {
         **description(plan),
         "parent": None if plan.parent is None else plan.parent.digest,
+        "units": dict(Counter(storage.redact(unit.url) for unit in plan.units)),
         "stamps": {storage.redact(file.url): file.stamp for file in plan.inputs},
     }
     if plan.parent is not None:
@@ -64,7 +78,7 @@ def begin_work(plan: Plan, output: str) -> int:
             raise UserError(_refusal(output, "holds unfinished work of another preparation", found))
         first_shard: int = begun["first_shard"]
         if begun["config"] != mine["config"]:
-            write_state(url, {**mine, "first_shard": first_shard})
+            write_state(url, {**mine, "stamps": begun["stamps"], "first_shard": first_shard})
         return first_shard
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
@@ -74,6 +88,34 @@ def begin_work(plan: Plan, output: str) -> int:
     first_shard = 0 if plan.parent is None else next_shard_number(output)
     write_state(url, {**mine, "first_shard": first_shard})
     return first_shard
+
+
+def check_finished_units(plan: Plan, output: str, tasks: Sequence[MapTask], executor: Executor | int) -> None:
+    """See that the finished units among the tasks were made of what their inputs hold now.
+
+    Content is compared where an input's stamp is not the one noted when the work was begun: it was written again, or
+    only touched, copied or moved. With all tasks of the plan the new stamps are noted, and not looked at twice.
+
+    Raises:
+        UserError: an input has other content than a finished unit was made of.
+    """
+    url = storage.join(output, _PLAN_NAME)
+    begun = read_state(url)
+    now = {storage.redact(file.url): file.stamp for file in plan.inputs}
+    if begun["stamps"] == now:
+        return
+    changed = {file.url for file in plan.inputs if begun["stamps"].get(storage.redact(file.url)) != file.stamp}
+    numbers = {number for input_url in changed for number in plan.units_of(input_url)}
+    left = {task.number for task in unfinished(tasks, lambda task: sections_url(task.work_folder, task.number))}
+    suspects = [task for task in tasks if task.number in numbers - left]
+    with Progress("comparing", sum(task.unit.bytes for task in suspects), "MB of changed inputs", 1e6) as progress:
+        for task, is_same in run_units(has_same_input, suspects, executor):
+            if not is_same:
+                rewritten = f"input {storage.redact(plan.units[task.number].url)} was written again with other content"
+                raise UserError(_refusal(output, "holds unfinished work of another preparation", [rewritten]))
+            progress.add(task.unit.bytes)
+    if len(tasks) == len(plan.units):
+        write_state(url, {**begun, "stamps": now})
 
 
 def forget_empty_work(plan: Plan, output: str) -> None:
@@ -138,7 +180,7 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     """
     if plan.parent is None:
         tokenizer = [] if keep_tokenizer else [TOKENIZER_FOLDER]
-        names = [*owned_files(output), REMOVAL_WORK, *tokenizer]
+        names = [*owned_files(output), REMOVAL_WORK, REPAIR_WORK, *tokenizer]
     else:
         refuse_unfinished(output, (REMOVAL_WORK,))
         names = stray_files(output)

@@ -114,7 +114,7 @@ def step_table(manifest: Manifest) -> Table:
             )
             for step in manifest.steps
         ),
-        f"dropped: {dropped}",
+        f"dropped: {dropped}" + (f"; long words encoded in parts: {manifest.cut_words:,}" * (manifest.cut_words > 0)),
     )
 
 

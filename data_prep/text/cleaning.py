@@ -29,6 +29,9 @@ NORMALISATION_VERSION = 1
 MAX_MARKS = 1_000
 """Combining marks in a row that a text may have; a letter of any writing has a few."""
 
+MAX_WORD_BYTES = 1 << 20
+"""A longer run of characters without a space is encoded in parts; SentencePiece takes over 100 times its size."""
+
 TOO_MANY_MARKS = "too many marks"
 """The reason under which a document with more is counted."""
 
@@ -129,6 +132,14 @@ def clean(text: str, normalisation: Normalisation) -> bytes:
     elif normalisation.lowercase:
         data = data.lower()
     return data.replace(b"\r\n", b"\n").translate(_PLAIN_WHITE_SPACE)
+
+
+def is_stable(character: str, normalisation: Normalisation) -> bool:
+    """Whether text may be cut before the character where the one before it is such a one too.
+
+    Both stay what they are, and nothing joins with what stands on the other side.
+    """
+    return "!" <= character <= "~" or (character > "\x7f" and _stays(character, normalisation.form))
 
 
 def has_too_many_marks(text: str, most: int = MAX_MARKS) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.text.cleaning import Normalisation, clean
+from data_prep.text.cleaning import MAX_WORD_BYTES, Normalisation, clean, is_stable
 
 _PIECE_CHARACTERS = 1 << 17  # numpy's arrays of a piece then stay in a core's own cache
 _CUT = re.compile("[!-~] [!-~]")  # a space that is surely no part of a paragraph break, nor met by a combining mark
@@ -59,7 +59,7 @@ def normalise_batch(texts: Sequence[str], normalisation: Normalisation) -> TextB
     parts: list[bytes] = []
     document_starts, paragraph_starts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     offset = 0
-    for pieces, begins in _groups(texts):
+    for pieces, begins in _groups(texts, normalisation):
         data, piece_starts, paragraphs = _join([clean(piece, normalisation) for piece in pieces], begins)
         parts.append(data)
         document_starts.append(piece_starts[np.array(begins)] + offset)
@@ -68,13 +68,13 @@ def normalise_batch(texts: Sequence[str], normalisation: Normalisation) -> TextB
     return TextBatch(b"".join(parts), np.concatenate([*document_starts, [offset]]), np.concatenate(paragraph_starts))
 
 
-def _groups(texts: Sequence[str]) -> Iterator[tuple[list[str], list[bool]]]:
+def _groups(texts: Sequence[str], normalisation: Normalisation) -> Iterator[tuple[list[str], list[bool]]]:
     """Pieces of about a size, and of each whether a document begins with it."""
     pieces: list[str] = []
     begins: list[bool] = []
     characters = 0
     for text in texts:
-        for number, piece in enumerate(pieces_of_text(text)):
+        for number, piece in enumerate(_pieces(text, normalisation)):
             pieces.append(piece)
             begins.append(number == 0)
             characters += len(piece)
@@ -85,12 +85,41 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[list[str], list[bool]]]:
         yield pieces, begins
 
 
-def pieces_of_text(text: str) -> Iterator[str]:
-    """The text, a long one in pieces, each but the first beginning with a space between two ASCII words."""
+def pieces_of_text(text: str) -> Iterator[tuple[str, bool]]:
+    """The text as it was written, a long one in pieces, and of each whether it goes on with a word that was cut.
+
+    Each other but the first begins with a space between two ASCII words. What holds no such space in MAX_WORD_BYTES
+    of UTF-8 is cut there, at a character.
+    """
+    start, is_cut = 0, False
+    while len(text) - start > _PIECE_CHARACTERS:
+        # After a cut the piece ends with the word, so that another long one is another one.
+        cut = _CUT.search(text, start + _PIECE_CHARACTERS * (not is_cut), start + MAX_WORD_BYTES)
+        stop = cut.start() + 1 if cut else len(text)
+        if stop - start > MAX_WORD_BYTES // 4:  # else it has no more bytes
+            head = text[start : start + MAX_WORD_BYTES].encode()[:MAX_WORD_BYTES].decode(errors="ignore")
+            stop = min(stop, start + len(head))
+        yield text[start:stop], is_cut
+        start, is_cut = stop, not (cut and stop == cut.start() + 1)
+    if start < len(text) or not text:
+        yield text[start:] if start else text, is_cut
+
+
+def _pieces(text: str, normalisation: Normalisation) -> Iterator[str]:
+    """The text, a long one in pieces that are normalised one by one as they are together.
+
+    Each but the first begins with a space between two ASCII words or, where there is none for long, such as in Chinese
+    text, with a character that nothing joins with.
+    """
     start = 0
-    while len(text) - start > _PIECE_CHARACTERS and (cut := _CUT.search(text, start + _PIECE_CHARACTERS)):
-        yield text[start : cut.start() + 1]
-        start = cut.start() + 1
+    while len(text) - start > _PIECE_CHARACTERS:
+        found = _CUT.search(text, start + _PIECE_CHARACTERS, start + 2 * _PIECE_CHARACTERS)
+        cuts = range(start + _PIECE_CHARACTERS, len(text)) if found is None else [found.start() + 1]
+        cut = next((c for c in cuts if found or all(is_stable(each, normalisation) for each in text[c - 1 : c + 1])), 0)
+        if not cut:
+            break
+        yield text[start:cut]
+        start = cut
     yield text[start:] if start else text
 
 

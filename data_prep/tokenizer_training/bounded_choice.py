@@ -60,6 +60,11 @@ class Choice:
         self.num_bytes += num_bytes if present is None else 0
         return True, self._shrink()
 
+    def remove(self, document_hash: int, num_bytes: int) -> None:
+        """Take out a chosen document of that many bytes; no other comes in its place."""
+        del self._keys[document_hash]  # which makes its entry of the heap void
+        self.num_bytes -= num_bytes
+
     def _shrink(self) -> list[int]:
         """Let go of the largest keys as long as those below them fill the budget."""
         left: list[int] = []

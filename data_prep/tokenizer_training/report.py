@@ -7,9 +7,10 @@ tokens a character stand beside it.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import normalise
+from data_prep.tokenizer_training.alphabet import Alphabet
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training_sample import HeldOutDocument, TrainingSample
 from data_prep.tokenizing.info import REPORT_NAME as REPORT_NAME
@@ -26,6 +28,7 @@ from data_prep.tokenizing.tokenizer import Tokenizer
 from data_prep.validation import first_problem
 
 _LONGEST_PIECES = 12
+_LEFT_OUT_IN_REPORT, _LEFT_OUT_IN_LINES = 100, 20
 _EXAMPLE_CHARACTERS = 100
 _EXAMPLES = 6
 
@@ -58,6 +61,16 @@ class GroupReport(BaseModel):
         return self.tokens / max(1, self.characters)
 
 
+class LeftOutCharacters(BaseModel):
+    """The characters of the learned text that have no token of their own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    distinct: int
+    share: float = Field(description="share of all characters of the text, a space counted as one")
+    commonest: dict[str, int] = Field(description="how often they are in the text, at most 100 of them")
+
+
 class TokenizerReport(BaseModel):
     """The report of a tokenizer; tokenizer_report.json."""
 
@@ -71,6 +84,7 @@ class TokenizerReport(BaseModel):
     corpus_bytes: int
     held_out_in_sample: int = Field(description="documents measured on that were also learned from, for want of others")
     pieces_used: float = Field(description="share of the vocabulary that the held-out text uses")
+    left_out_characters: LeftOutCharacters | None = Field(None, description="null in reports of earlier releases")
     everything: GroupReport
     sources: dict[str, GroupReport]
     languages: dict[str, GroupReport]
@@ -80,9 +94,13 @@ class TokenizerReport(BaseModel):
 
 
 def measure(
-    tokenizer: Tokenizer, sample: TrainingSample, counts: CorpusCounts, held_out: Sequence[HeldOutDocument]
+    tokenizer: Tokenizer,
+    sample: TrainingSample,
+    counts: CorpusCounts,
+    held_out: Sequence[HeldOutDocument],
+    alphabet: Alphabet,
 ) -> TokenizerReport:
-    """Measure the tokenizer on the held-out documents of the sample."""
+    """Measure the tokenizer on the documents that `TrainingSample.set_aside` returned."""
     texts = [normalise(document.text, tokenizer.normalisation) for document in held_out]
     tokens = tokenizer.encode_many(texts)
     is_byte = np.array([piece.kind == "byte" for piece in tokenizer.vocabulary])
@@ -114,6 +132,11 @@ def measure(
         corpus_bytes=counts.text_bytes.total(),
         held_out_in_sample=sum(document.document_hash in sample.choice for document in held_out),
         pieces_used=round(len(used) / tokenizer.vocab_size, 4),
+        left_out_characters=LeftOutCharacters(
+            distinct=len(alphabet.left_out),
+            share=round(alphabet.left_out_share, 8),
+            commonest=dict(islice(alphabet.left_out.items(), _LEFT_OUT_IN_REPORT)),
+        ),
         everything=_total(measured),
         sources=grouped("source"),
         languages=grouped("language"),
@@ -147,14 +170,18 @@ def read_report(folder: str | Path) -> TokenizerReport | None:
 def report_lines(report: TokenizerReport) -> Iterator[str]:
     """Describe the tokenizer, a line each."""
     everything = report.everything
-    inside = f", {report.held_out_in_sample:,} of them learned from too" if report.held_out_in_sample else ", unseen"
+    inside = "held out, not learned from"
+    if report.held_out_in_sample:
+        inside = f"{report.held_out_in_sample:,} of them also learned from (too few documents to hold any out)"
     yield f"fingerprint         {report.fingerprint}"
     yield f"pieces              {report.vocab_size:,}, {report.pieces_used:.1%} of them in the measured documents"
     yield (
         f"learned from        {report.sample_documents:,} documents, {report.sample_bytes / 1e6:.2f} MB, of "
         f"{report.corpus_documents:,} documents, {report.corpus_bytes / 1e6:.2f} MB"
     )
-    yield f"measured on         {everything.documents:,} documents, {everything.text_bytes / 1e6:.2f} MB{inside}"
+    yield f"measured on         {everything.documents:,} documents, {everything.text_bytes / 1e6:.2f} MB, {inside}"
+    if report.left_out_characters is not None:
+        yield f"without a token     {_left_out(report.left_out_characters)}"
     yield ""
     yield (
         f"{'':<24}{'bytes':>8}{'tokens':>9}{'tokens a':>11}{'unknown':>10}{'single':>10}{'share of':>12}{'in the':>9}"
@@ -207,6 +234,22 @@ def _row(name: str, group: GroupReport) -> str:
             f"{group.unknown_tokens / group.tokens:>10.4%}{group.byte_tokens / group.tokens:>10.4%}"
         )
     return f"{name:<24}{figures}{shown[0]:>12}{shown[1]:>9}".rstrip()
+
+
+def _left_out(characters: LeftOutCharacters) -> str:
+    """How many characters have no token, and the commonest with their counts."""
+    if not characters.distinct:
+        return "no character of the learned text"
+    commonest = islice(characters.commonest.items(), _LEFT_OUT_IN_LINES)
+    listed = ", ".join(f"{_visible(character)} {count:,}" for character, count in commonest)
+    more = ", ..." if characters.distinct > _LEFT_OUT_IN_LINES else ""
+    return f"{characters.distinct:,} characters, {characters.share:.4%} of the learned text: {listed}{more}"
+
+
+def _visible(character: str) -> str:
+    """The character, or its code point where it shows nothing or joins the one before it."""
+    shows = character.isprintable() and not unicodedata.category(character).startswith("M")
+    return character if shows else f"U+{ord(character):04X}"
 
 
 def _some_of_each(held_out: Sequence[HeldOutDocument], texts: Sequence[str]) -> list[str]:

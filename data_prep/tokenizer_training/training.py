@@ -14,6 +14,13 @@ from typing import Any
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, clean_paragraphs, has_too_many_marks
+from data_prep.tokenizer_training.alphabet import (
+    Alphabet,
+    choose_alphabet,
+    count_characters,
+    required_characters,
+    training_lines,
+)
 from data_prep.tokenizer_training.report import measure, write_report
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample
@@ -67,7 +74,7 @@ def train_on_sample(
     """Train a tokenizer and write its folder (or URL), replacing one that is there.
 
     The pieces depend on the sample and the settings only. Before the folder counts, its tokenizer.json is compared
-    with it over held-out text. `inputs` is kept in the info file as it is.
+    with it over real and tricky text. `inputs` is kept in the info file as it is.
 
     Raises:
         UserError: there is no text, or the output cannot be written.
@@ -76,6 +83,7 @@ def train_on_sample(
     check_vocab_size(settings)
     if not sample.num_documents:
         raise UserError("there is no text to train a tokenizer on: every document is empty once cleaned; check --input")
+    held_out = sample.set_aside()
     _say(
         f"training {settings.vocab_size:,} pieces on {sample.num_bytes / 1e6:.1f} MB of "
         f"{sample.num_documents:,} documents"
@@ -86,7 +94,8 @@ def train_on_sample(
             f"tokenizer.sampling_alpha={settings.sampling_alpha:g} changes nothing; lower sample_bytes to temper it"
         )
     started_at = time.monotonic()
-    model = _train_model(sample, settings)
+    alphabet = _alphabet(sample, settings)
+    model = _train_model(sample, alphabet, settings)
     _say(f"trained in {time.monotonic() - started_at:.1f} s; comparing with Hugging Face and measuring")
     processor = open_model(model, "the trained model")
     info = TokenizerInfo(
@@ -97,19 +106,19 @@ def train_on_sample(
         inputs=inputs or {},
         libraries={"sentencepiece": LIBRARY_VERSION},
     )
-    held_out = sample.held_out()
     storage.remove(storage.join(output, INFO_NAME))  # not before there is another to put in its place
     with _local_folder(output) as folder:
         storage.write_bytes(folder / MODEL_NAME, model)
         tokenizer = Tokenizer(folder, processor, info)
         write_hugging_face_files(tokenizer, folder)
-        compare_with_hugging_face(tokenizer, folder, [document.text for document in held_out])
-        write_report(measure(tokenizer, sample, counts, held_out), folder)
+        compared = [document.text for document in sample.held_out_documents.documents()]
+        compare_with_hugging_face(tokenizer, folder, compared)
+        write_report(measure(tokenizer, sample, counts, held_out, alphabet), folder)
         files = {name: storage.sha256_of(folder / name) for name in FILE_NAMES if name != INFO_NAME}
         info = info.model_copy(update={"files": files})
         info.write(folder)
     _say(
-        f"{storage.redact(output)} written; SentencePiece and Hugging Face agree on {len(held_out):,} "
+        f"{storage.redact(output)} written; SentencePiece and Hugging Face agree on {len(compared):,} "
         "documents and every tricky line"
     )
     return info
@@ -128,45 +137,56 @@ def _local_folder(output: str | Path) -> Iterator[Path]:
             storage.write_bytes(storage.join(output, path.name), path.read_bytes())
 
 
-def _train_model(sample: TrainingSample, settings: TokenizerSettings) -> bytes:
+def _alphabet(sample: TrainingSample, settings: TokenizerSettings) -> Alphabet:
+    counts = count_characters(sample.texts(), settings.user_symbols)
+    return choose_alphabet(counts, settings.character_coverage, required_characters(settings.normalisation))
+
+
+def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: TokenizerSettings) -> bytes:
     try:
-        return _run_trainer(sample, settings.vocab_size, settings)
+        return _run_trainer(sample, alphabet, settings.vocab_size, settings)
     except RuntimeError as error:
         message = str(error)
     smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
     largest = re.search(r"set it to a value <= (\d+)", message)
     if smallest is None and largest is None:
         raise UserError(f"SentencePiece could not train a tokenizer on this text: {message}") from None
-    lower = int(smallest[1]) if smallest else _limit(sample, settings, 0, r"required_chars\. \d+ vs (\d+)")
+    lower = int(smallest[1]) if smallest else _limit(sample, alphabet, settings, 0, r"required_chars\. \d+ vs (\d+)")
     upper = int(largest[1]) if largest else None
     if upper is None and sample.num_bytes <= _SMALL_SAMPLE_BYTES:
-        upper = _limit(sample, settings, 1 << 24, r"set it to a value <= (\d+)")
+        upper = _limit(sample, alphabet, settings, 1 << 24, r"set it to a value <= (\d+)")
     possible = f"from {lower} to {upper}" if upper is not None else f"from {lower} on"
+    num_required = len(required_characters(settings.normalisation))
+    num_others = len(alphabet.characters) - num_required
     parts = ["5 special tokens"]
     parts += [f"{len(settings.user_symbols)} user symbols"] if settings.user_symbols else []
     parts += ["256 bytes"] if settings.byte_fallback else []
+    parts += [f"{num_required} for the space and the printable characters of ASCII"]
+    parts += [f"{num_others} for other characters of the text"] if num_others else []
+    may_lower = " or lower character_coverage" if num_others else ""
     raise UsageError(
         f"vocab_size={settings.vocab_size} is too {'small' if smallest else 'large'} for this text, which can give "
-        f"{possible} pieces ({', '.join(parts)}, its characters, and what it holds of larger pieces); "
-        f"choose a size in that range{' or lower character_coverage' if smallest else ' or give more text'}"
+        f"{possible} pieces ({', '.join(parts)}, and what it holds of larger pieces); "
+        f"choose a size in that range{may_lower if smallest else ' or give more text'}"
     )
 
 
-def _limit(sample: TrainingSample, settings: TokenizerSettings, vocab_size: int, pattern: str) -> int | None:
+def _limit(
+    sample: TrainingSample, alphabet: Alphabet, settings: TokenizerSettings, vocab_size: int, pattern: str
+) -> int | None:
     """The limit that the trainer names when it is asked for an impossible size."""
     try:
-        _run_trainer(sample, vocab_size, settings)
+        _run_trainer(sample, alphabet, vocab_size, settings)
     except RuntimeError as error:
         found = re.search(pattern, str(error))
         return int(found[1]) if found else None
     return None
 
 
-def _run_trainer(sample: TrainingSample, vocab_size: int, settings: TokenizerSettings) -> bytes:
+def _run_trainer(sample: TrainingSample, alphabet: Alphabet, vocab_size: int, settings: TokenizerSettings) -> bytes:
     return train_model(
-        sample.lines(),
+        training_lines(sample.lines(), alphabet, settings.user_symbols),
         vocab_size=max(vocab_size, len(SPECIAL_TOKENS)),  # below that, the trainer's errors name no limit
-        character_coverage=settings.character_coverage,
         byte_fallback=settings.byte_fallback,
         user_symbols=settings.user_symbols,
         max_line_bytes=MAX_LINE_BYTES,

@@ -1,6 +1,7 @@
 """The documents a tokenizer learns from: a fair, bounded sample that depends on neither their order nor the machine.
 
-A few documents outside it are kept too, to try the finished tokenizer on text it has not seen.
+Some documents are kept out of it, chosen by their hash before anything is learned, to measure the finished tokenizer on
+text that it has not seen.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ from data_prep.tokenizer_training.bounded_choice import EVEN, Choice, key_of
 MAX_LINE_BYTES = 4_192
 """SentencePiece's trainer silently drops longer lines."""
 
-_RESERVED_CHARACTER = "\u2585"
-"""SentencePiece's trainer silently drops lines that hold it."""
+MIN_DOCUMENTS_TO_HOLD_OUT = 200
+"""A source with fewer documents gives none away: what it has is learned from, and measured on."""
+
+MAX_HELD_OUT = 300
+"""Documents of a source that are measured."""
+
+_HELD_OUT_PART = 20
+"""At most one in this number of a source's documents, and of their bytes, is kept from learning."""
 
 
 class HeldOutDocument(NamedTuple):
@@ -34,7 +41,7 @@ class HeldOutDocument(NamedTuple):
 class HeldOut:
     """Keeps the beginnings of some documents of every source, those with the largest hashes: far from the sample."""
 
-    def __init__(self, max_documents: int = 300, max_characters: int = 6_000) -> None:
+    def __init__(self, max_documents: int = MAX_HELD_OUT, max_characters: int = 6_000) -> None:
         """`max_documents` is of each source, `max_characters` of each document."""
         self._max_documents, self._max_characters = max_documents, max_characters
         self._heaps: dict[str, list[HeldOutDocument]] = {}
@@ -96,11 +103,40 @@ class TrainingSample:
         for other in left:
             del self._texts[other]
 
-    def lines(self) -> Iterator[str]:
-        """Yield the sample as the trainer wants it: normalised lines below its length limit, in the order of keys."""
+    def set_aside(self) -> list[HeldOutDocument]:
+        """Take some documents out of the sample, once all were offered; return those to measure, as `held_out` does.
+
+        Where the sample holds nearly all of a source, the source gives up its documents with the largest hashes; one
+        with fewer than `MIN_DOCUMENTS_TO_HOLD_OUT` gives none, and is measured on documents that stay in the sample.
+        """
+        documents, num_bytes = Counter[str](), Counter[str]()
+        for encoded, source, _ in self._texts.values():
+            documents[source] += 1
+            num_bytes[source] += len(encoded)
+        candidates = list(self.held_out_documents.documents())
+        outside = Counter(document.source for document in candidates if document.document_hash not in self.choice)
+        bytes_left = {source: total // _HELD_OUT_PART for source, total in num_bytes.items()}
+        for document_hash, source, *_ in candidates:
+            if document_hash not in self.choice or outside[source] >= _number_to_hold_out(documents[source]):
+                continue
+            document_bytes = len(self._texts[document_hash][0])
+            if document_bytes <= bytes_left[source]:
+                bytes_left[source] -= document_bytes
+                outside[source] += 1
+                self.choice.remove(document_hash, document_bytes)
+                del self._texts[document_hash]
+        return self.held_out()
+
+    def texts(self) -> Iterator[str]:
+        """Yield the sample's documents, one paragraph a line, in the order of keys."""
         for encoded, *_ in self._pieces():
-            for paragraph in encoded.decode(errors="ignore").split("\n"):
-                yield from chop(paragraph.replace(_RESERVED_CHARACTER, " "))
+            yield encoded.decode(errors="ignore")
+
+    def lines(self) -> Iterator[str]:
+        """Yield the sample as normalised lines below the trainer's length limit, in the order of keys."""
+        for text in self.texts():
+            for paragraph in text.split("\n"):
+                yield from chop(paragraph)
 
     def bytes_by(self, kind: str) -> Counter[str]:
         """Bytes of the sample's text by "source" or by "language"."""
@@ -123,6 +159,10 @@ class TrainingSample:
             encoded, source, language = self._texts[document_hash]
             yield encoded[:left], source, language
             left -= len(encoded)
+
+
+def _number_to_hold_out(num_documents: int) -> int:
+    return min(MAX_HELD_OUT, num_documents // _HELD_OUT_PART) if num_documents >= MIN_DOCUMENTS_TO_HOLD_OUT else 0
 
 
 def hash_of(text: str, seed: int) -> int:

@@ -33,6 +33,7 @@ from data_prep.tokenizing.info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
 from data_prep.tokenizing.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer
 
 _LONGEST_REASON = 300  # characters
+_GROUP_CHARACTERS = 1 << 18
 _MOST_HOLES = 1_000  # ids without a piece, beyond one for each piece
 
 
@@ -43,6 +44,8 @@ class EncodedText(NamedTuple):
     """(num_tokens,) token_dtype."""
     stops: np.ndarray
     """(num_tokens,) int64, never falling."""
+    cut_words: int = 0
+    """Runs of characters that no space cuts and that are too long to be encoded whole."""
 
 
 def is_foreign(url: str) -> bool:
@@ -122,11 +125,24 @@ class ForeignTokenizer(Tokenizer):
         They are cut before a space between ASCII words, where the pre-tokenizers of encoders cut too; the space begins
         the second piece, as it begins the word for a byte-level vocabulary.
         """
-        pieces = [list(pieces_of_text(replace_surrogates(text))) for text in texts]
-        with _told_by_the_library(storage.redact(self.url)):
-            flat = [piece for own in pieces for piece in own]
-            encoded = iter(self._encoder.encode_batch(flat, add_special_tokens=False))
-        return [self._joined([(len(piece), next(encoded)) for piece in own]) for own in pieces]
+        texts = [replace_surrogates(text) for text in texts]
+        ids: list[list[np.ndarray]] = [[np.zeros(0, self.token_dtype)] for _ in texts]
+        stops: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in texts]
+        positions, cut_words, was_cut = [0] * len(texts), [0] * len(texts), [False] * len(texts)
+        for group in _groups(texts):
+            with _told_by_the_library(storage.redact(self.url)):
+                encoded = self._encoder.encode_batch([piece.text for piece in group], add_special_tokens=False)
+            for (number, text, goes_on), encoding in zip(group, encoded, strict=True):
+                ids[number].append(np.array(encoding.ids, self.token_dtype))
+                stops[number].append(np.array([stop for _, stop in encoding.offsets], np.int64) + positions[number])
+                positions[number] += len(text)
+                cut_words[number] += goes_on and not was_cut[number]
+                was_cut[number] = goes_on
+        # The second half of a character's bytes has the offsets of the first.
+        return [
+            EncodedText(np.concatenate(own_ids), np.maximum.accumulate(np.concatenate(own_stops)), count)
+            for own_ids, own_stops, count in zip(ids, stops, cut_words, strict=True)
+        ]
 
     def encode_marked(self, text: str) -> list[int]:
         """The ids of a text in which "[MASK]" and the like are the special tokens, as transformers takes them."""
@@ -146,16 +162,6 @@ class ForeignTokenizer(Tokenizer):
     def encode_bytes(self, normalised: bytes) -> np.ndarray:
         return self.encode_text(normalised.decode())
 
-    def _joined(self, pieces: list[tuple[int, tokenizers.Encoding]]) -> EncodedText:
-        ids, stops = [np.zeros(0, self.token_dtype)], [np.zeros(0, np.int64)]
-        position = 0
-        for num_characters, encoding in pieces:
-            ids.append(np.array(encoding.ids, self.token_dtype))
-            stops.append(np.array([stop for _, stop in encoding.offsets], np.int64) + position)
-            position += num_characters
-        # The second half of a character's bytes has the offsets of the first.
-        return EncodedText(np.concatenate(ids), np.maximum.accumulate(np.concatenate(stops)))
-
     def _check_literals(self, where: str) -> None:
         """Refuse a tokenizer that would take the name of a special token in a text for the token."""
         special_tokens = self.special_tokens
@@ -167,6 +173,29 @@ class ForeignTokenizer(Tokenizer):
                         f"{where} turns the characters {name!r} in a text into its special token of that name, so any "
                         f"text could hold it; let its pre-tokenizer part them, as BertPreTokenizer does"
                     )
+
+
+class _Piece(NamedTuple):
+    """A piece of the text of this number; it may go on with a word that was cut."""
+
+    number: int
+    text: str
+    goes_on: bool
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[_Piece]]:
+    """The pieces of all texts, as many at once as keep the library's own objects small: 100 bytes a token and more."""
+    group: list[_Piece] = []
+    characters = 0
+    for number, text in enumerate(texts):
+        for piece, goes_on in pieces_of_text(text):
+            group.append(_Piece(number, piece, goes_on))
+            characters += len(piece)
+            if characters >= _GROUP_CHARACTERS:
+                yield group
+                group, characters = [], 0
+    if group:
+        yield group
 
 
 @contextlib.contextmanager

@@ -39,7 +39,9 @@ class TokenizerSettings(Settings):
 
     vocab_size: PositiveInt = Field(30_522, description="number of ids, 5 special tokens and 256 bytes among them")
     character_coverage: Annotated[float, Field(ge=0.98, le=1.0)] = Field(
-        0.9995, description="share of the sample's characters with an id of their own, at least 0.98"
+        0.9995,
+        description="share of the sample's characters with an id of their own, at least 0.98; the space and printable "
+        "ASCII always have one",
     )
     byte_fallback: bool = Field(
         True,

@@ -46,12 +46,11 @@ def train_model(
     lines: Iterator[str],
     *,
     vocab_size: int,
-    character_coverage: float,
     byte_fallback: bool,
     user_symbols: Sequence[str],
     max_line_bytes: int,
 ) -> bytes:
-    """Train a BPE model on normalised lines and return its file.
+    """Train a BPE model on normalised lines and return its file; every character of the lines gets a piece.
 
     Raises:
         RuntimeError: SentencePiece refuses; its message names the limit that was passed.
@@ -62,9 +61,7 @@ def train_model(
         model_writer=model,
         model_type="bpe",
         vocab_size=vocab_size,
-        character_coverage=character_coverage,
-        # In text that hardly writes spaces the metaspace would fall below the coverage, and become three bytes.
-        required_chars=METASPACE,
+        character_coverage=1.0,  # `data_prep.tokenizer_training.alphabet` has chosen the characters
         byte_fallback=byte_fallback,
         user_defined_symbols=list(user_symbols),
         normalization_rule_name="identity",

@@ -30,7 +30,7 @@ from data_prep.tokenizing.special_tokens import (
     UNK_TOKEN_ID,
     SpecialTokens,
 )
-from data_prep.tokenizing.word_cache import WordCache, can_cut_at_letters
+from data_prep.tokenizing.word_cache import WordCache, can_cut_at_letters, parts_of_word
 
 __all__ = [
     "CLS_TOKEN_ID",
@@ -154,6 +154,8 @@ class Tokenizer:
     def encode(self, normalised_text: str) -> np.ndarray:
         """Return the ids of a normalised text, (num_tokens,) token_dtype; exactly SentencePiece's.
 
+        Those of a word over `word_cache.MAX_WORD_BYTES` are the ids of its parts, one after the other.
+
         A literal "[MASK]" in the text is encoded as ordinary characters.
         """
         return self._cache.encode(normalised_text.encode())
@@ -187,11 +189,13 @@ class Tokenizer:
         unknown = np.flatnonzero(ids == self.special_tokens.unk)
         if len(unknown):
             assert normalised_text is not None, "ids with [UNK] have no bytes of their own; give the text"
-            words = normalised_text.split(" ")[1:]
+            # What stands before the first space, if anything, is the end of a long word that was cut.
+            end, *words = normalised_text.split(" ")
             # Every word begins with the metaspace, which is always known, so no [UNK] reaches across words.
-            word_of_token = np.cumsum(self._opens_word[ids]) - 1
+            word_of_token = np.cumsum(self._opens_word[ids])
             for word in np.unique(word_of_token[unknown]).tolist():
-                spans = self.spans(" " + words[word])
+                parts = parts_of_word((" " + words[word - 1] if word else end).encode())
+                spans = [span for part in parts for span in self.spans(part.decode())]
                 first = int(np.searchsorted(word_of_token, word))
                 lengths[first : first + len(spans)] = [span.stop_bytes - span.start_bytes for span in spans]
         return lengths

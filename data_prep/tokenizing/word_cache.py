@@ -14,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 
+from data_prep.text.cleaning import MAX_WORD_BYTES
 from data_prep.tokenizing.special_tokens import CLS_TOKEN_ID, PAD_TOKEN_ID
 
 PIECE_BYTES = 1 << 18
@@ -103,6 +104,7 @@ class WordCache:
         """Offsets and lengths of the words, each with the space before it."""
         classes = np.frombuffer(data.translate(self._classes), np.uint8)
         is_start = classes == _SPACE_CLASS
+        is_start[:1] = True  # also where the piece is a later part of a long word
         is_start[1:] |= (classes[1:] | classes[:-1]) == _LETTER_CLASS | _OTHER_ASCII_CLASS
         starts = np.flatnonzero(is_start)
         return starts, np.diff(starts, append=len(data))
@@ -147,14 +149,53 @@ class WordCache:
 
 
 def pieces_of(data: bytes, piece_bytes: int | None = None) -> Iterator[bytes]:
-    """Cut normalised text at spaces into pieces of about the size; a longer word makes a longer piece."""
+    """Cut normalised text at spaces into pieces of about the size; a longer word makes a longer piece.
+
+    A word of more than MAX_WORD_BYTES, with its space, is cut at each so many bytes from its beginning, or up to three
+    before, where a character begins; wherever it stands, and so the parts of a part are itself.
+    """
     size = piece_bytes or PIECE_BYTES
     start = 0
     while start < len(data):
-        stop = data.find(b" ", start + size)
-        stop = len(data) if stop < 0 else stop
+        # The word that holds the byte at which the piece is long enough, and whose end is the piece's.
+        word = max(start, data.rfind(b" ", start, start + size))
+        stop = data.find(b" ", start + size, word + MAX_WORD_BYTES + 1)
+        if stop < 0:
+            stop = part_stop(data, word)
         yield data[start:stop] if start or stop < len(data) else data
         start = stop
+
+
+def part_stop(data: bytes, start: int) -> int:
+    """Where the part of a long word ends that begins at `start`: MAX_WORD_BYTES on, at a character, or at the end."""
+    stop = min(start + MAX_WORD_BYTES, len(data))
+    while stop < len(data) and data[stop] & 0xC0 == 0x80:  # within a character
+        stop -= 1
+    return stop
+
+
+def parts_of_word(word: bytes) -> list[bytes]:
+    """The parts in which a word, with the space before it, is encoded: itself, unless it is too long."""
+    parts, start = [], 0
+    while start < len(word):
+        stop = part_stop(word, start)
+        parts.append(word[start:stop])
+        start = stop
+    return parts
+
+
+def count_long_words(data: bytes) -> int:
+    """How many words of normalised text are encoded in parts."""
+    count = start = 0
+    while start + MAX_WORD_BYTES < len(data):
+        stop = data.find(b" ", start + 1, start + MAX_WORD_BYTES + 1)
+        if stop < 0:
+            count += 1
+            stop = data.find(b" ", start + 1)
+            start = len(data) if stop < 0 else stop
+        else:
+            start = data.rfind(b" ", start + 1, start + MAX_WORD_BYTES + 1)
+    return count
 
 
 def _byte_classes(cut_at_letters: bool) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -58,6 +59,52 @@ def test_a_line_without_a_mask_is_named_and_left_out(
     out, err = capsys.readouterr()
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["the [MASK] sat", "a [MASK]"]
     assert err.startswith("warning: line 3: the text 'the dog' holds no [MASK]") and err.count("\n") == 1
+
+
+LONG = "the cat " * 300 + "[MASK] sat"
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_text_longer_than_the_model_takes_is_named_with_what_was_read(
+    options: tuple[str, ...],
+    tiny_hugging_face: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(monkeypatch, "--model", str(tiny_hugging_face), *options, stdin=f"the [MASK] sat\n{LONG}\n")
+    out, err = capsys.readouterr()
+    assert err.startswith("warning: line 2: the text 'the cat the cat") and err.count("\n") == 1
+    found = re.search(
+        r"has ([\d,]+) tokens, more than the model takes; for each mask only the (\d+) tokens around", err
+    )
+    assert found is not None and int(found[1].replace(",", "")) == 602 and int(found[2]) < 602
+    if options:
+        short, long = map(json.loads, out.splitlines())
+        assert (short["num_tokens"], short["window_tokens"]) == (3, None)
+        assert (long["num_tokens"], long["window_tokens"]) == (602, int(found[2]))
+
+
+def test_a_long_text_with_a_random_mask_is_named_too(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "the cat " * 300
+    run(monkeypatch, "--model", str(tiny_hugging_face), "--mask-random", "--seed", "1", stdin=f"the cat sat\n{text}\n")
+    assert capsys.readouterr().err.startswith("warning: line 2: the text 'the cat the cat")
+
+
+def test_a_text_that_just_fits_is_not_named(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "--model", str(tiny_hugging_face), "--json", LONG)
+    out, err = capsys.readouterr()
+    longest = json.loads(out)["window_tokens"]
+    fitting = "the " * (longest - 1) + "[MASK]"
+    run(monkeypatch, "--model", str(tiny_hugging_face), "--json", fitting)
+    out, err = capsys.readouterr()
+    assert err == "" and json.loads(out)["num_tokens"] == longest and json.loads(out)["window_tokens"] is None
+    run(monkeypatch, "--model", str(tiny_hugging_face), "--json", "the " + fitting)
+    out, err = capsys.readouterr()
+    assert "warning: " in err and json.loads(out)["window_tokens"] == longest
 
 
 def test_a_random_word_is_masked_and_shown_thrice_the_same_for_a_seed(

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import TrainerV1alpha1TrainingRuntime
 
 from data_prep.errors import UsageError
-from launch.kubernetes.pytorch_job import main
+from launch.kubernetes.train_job import main
+from tests.free_ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SCRIPT = REPOSITORY / "launch" / "kubernetes" / "pytorch_job.py"
+SCRIPT = REPOSITORY / "launch" / "kubernetes" / "train_job.py"
 
 
 def job(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,37 +25,137 @@ def job(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(REPOSITORY)})
 
 
-def test_the_manifest_holds_what_the_operator_asks_for():
-    done = job("--nodes", "4", "--gpus", "2", "--claim", "data:/data", "--secret", "keys", "--env", "NCCL_DEBUG=WARN",
-               "--", "--config", "bert_large", "output_dir=/data/it's here")  # fmt: skip
+def manifests(*arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The runtime and the job that are printed."""
+    done = job(*arguments)
     assert done.returncode == 0, done.stderr
-    manifest = yaml.safe_load(done.stdout)
-    assert (manifest["apiVersion"], manifest["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    assert manifest["spec"]["nprocPerNode"] == "2" and manifest["spec"]["runPolicy"]["backoffLimit"] == 100
-    replicas = manifest["spec"]["pytorchReplicaSpecs"]
-    assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Master": 1, "Worker": 3}
-    for replica in replicas.values():
-        assert replica["restartPolicy"] == "OnFailure"
-        pod = replica["template"]["spec"]
-        (container,) = pod["containers"]
-        assert container["name"] == "pytorch" and container["image"] == "registry/clozeworks:1"
-        assert container["args"][-3:] == ["--config", "bert_large", "output_dir=/data/it's here"]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
-        assert (
-            pod["terminationGracePeriodSeconds"] == 600
-            and "-USR1" in container["lifecycle"]["preStop"]["exec"]["command"][2]
-        )
-        mounted = {mount["name"] for mount in container["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in pod["volumes"]} == {"shared-memory", "data"}
+    runtime, train_job = yaml.safe_load_all(done.stdout)
+    return runtime, train_job
 
 
-def test_one_node_is_a_master_alone():
-    manifest = yaml.safe_load(job("--", "--config", "bert_large").stdout)
-    assert list(manifest["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+def parts(runtime: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Of a runtime: the specifications of its JobSet, its job and its pods."""
+    job_set = runtime["spec"]["template"]["spec"]
+    (replicated,) = job_set["replicatedJobs"]
+    return job_set, replicated["template"]["spec"], replicated["template"]["spec"]["template"]["spec"]
+
+
+ALL_OPTIONS = ("--nodes", "4", "--gpus", "2", "--claim", "data:/data", "--secret", "keys", "--env", "NCCL_DEBUG=WARN",
+               "--memory", "1.5Ti", "--", "--config", "bert_large", "output_dir=/data/it's here")  # fmt: skip
+
+
+def test_the_runtime_and_the_job_hold_what_trainer_looks_for():
+    """Names and labels are those of pkg/constants of kubeflow/trainer."""
+    runtime, train_job = manifests(*ALL_OPTIONS)
+    for manifest, kind in ((runtime, "TrainingRuntime"), (train_job, "TrainJob")):
+        assert (manifest["apiVersion"], manifest["kind"]) == ("trainer.kubeflow.org/v1alpha1", kind)
+        assert manifest["metadata"] == {"name": "bert", "namespace": "default"}
+    assert train_job["spec"]["runtimeRef"] == {
+        "apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "bert"}  # fmt: skip
+    assert runtime["spec"]["mlPolicy"] == {"numNodes": 4, "torch": {}}
+    job_set, _, pod = parts(runtime)
+    replicated = job_set["replicatedJobs"][0]
+    assert replicated["name"] == "node"
+    assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert [container["name"] for container in pod["containers"]] == ["node"]
+
+
+def test_the_job_runs_the_ranks_on_the_gpus_of_every_node():
+    trainer = manifests(*ALL_OPTIONS)[1]["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["image"]) == (4, 2, "registry/clozeworks:1")
+    assert trainer["args"][1:] == [
+        "/srv/clozeworks/launch/ranks.py", "/srv/clozeworks/launch/pretrain.py",
+        "--config", "bert_large", "output_dir=/data/it's here"]  # fmt: skip
+    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": 2, "memory": "1.5Ti", "cpu": 16}
+    assert trainer["env"] == [{"name": "NCCL_DEBUG", "value": "WARN"}]
+
+
+def test_the_pods_save_before_they_end_and_see_volumes_and_secrets():
+    pod = parts(manifests(*ALL_OPTIONS)[0])[2]
+    (container,) = pod["containers"]
+    assert pod["terminationGracePeriodSeconds"] == 600
+    assert "-USR1" in container["lifecycle"]["preStop"]["exec"]["command"][2]
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]} == {"shared-memory", "data"}
+
+
+def outcome(runtime: dict[str, Any], status: int, disrupted: bool = False) -> str:
+    """What Kubernetes does after a pod that ended with `status`.
+
+    By the documentation of Job's podFailurePolicy (the first rule that fits decides) and JobSet's failurePolicy (the
+    first rule with the reason of the failed job decides, else it restarts all jobs).
+    """
+    job_set, job, _ = parts(runtime)
+    action = "Count"
+    for rule in job["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes")
+        fits_code = codes is not None and (status in codes["values"]) is (codes["operator"] == "In")
+        fits_condition = disrupted and {"type": "DisruptionTarget", "status": "True"} in rule.get("onPodConditions", [])
+        if fits_code or fits_condition:
+            action = rule["action"]
+            break
+    assert job["backoffLimit"] == 0  # so that a pod that counts fails the job
+    reason = {"Count": "BackoffLimitExceeded", "FailJob": "PodFailurePolicy"}[action]
+    for rule in job_set["failurePolicy"]["rules"]:
+        if reason in rule["onJobFailureReasons"]:
+            return str(rule["action"])
+    return "RestartJobSet"
+
+
+def test_a_run_that_can_resume_is_restarted_and_no_other():
+    runtime = manifests("--restarts", "7", "--", "--config", "bert_large")[0]
+    job_set, job, pod = parts(runtime)
+    assert job_set["failurePolicy"]["maxRestarts"] == 7
+    assert pod["restartPolicy"] == "Never"  # Kubernetes refuses podFailurePolicy with any other
+    resumable = {75, 76, 134, 135, 137, 139}
+    found = {status: outcome(runtime, status) for status in range(1, 256)}
+    assert {status for status, action in found.items() if action == "RestartJobSet"} == resumable
+    assert set(found.values()) == {"RestartJobSet", "FailJobSet"}
+    assert outcome(runtime, 143, disrupted=True) == "RestartJobSet"
+    values = job["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
+    assert values == sorted(set(values))  # Kubernetes refuses any other order
+
+
+def test_slurm_and_kubernetes_resume_after_the_same_statuses():
+    from launch.kubernetes.train_job import RESTARTED
+
+    text = (REPOSITORY / "launch" / "slurm" / "pretrain.sh").read_text()
+    assert f"case $status in {' | '.join(map(str, RESTARTED))}) ;;" in text
+
+
+@pytest.mark.spawn
+def test_the_variables_of_trainer_tell_torchrun_nodes_ranks_and_the_first_host(tmp_path):
+    """The PET_ variables are those that pkg/runtime/framework/plugins/torch of kubeflow/trainer sets."""
+    (tmp_path / "rank.py").write_text(
+        "import os, pathlib, sys\n"
+        "names = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR'\n"
+        "pathlib.Path('rank-' + os.environ['RANK']).write_text(' '.join(os.environ[name] for name in names))\n"
+        "sys.exit(75)\n"
+    )
+    trainer = manifests("--nodes", "2", "--gpus", "2", "--", "--config", "bert_large")[1]["spec"]["trainer"]
+    replaced = {"/srv/clozeworks/.venv/bin/python": sys.executable,
+                "/srv/clozeworks/launch/ranks.py": str(REPOSITORY / "launch" / "ranks.py"),
+                "/srv/clozeworks/launch/pretrain.py": "rank.py"}  # fmt: skip
+    command = [*trainer["command"], *(replaced.get(word, word) for word in trainer["args"])]
+    variables = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "127.0.0.1",
+                 "PET_MASTER_PORT": str(free_port())}  # fmt: skip
+    nodes = [
+        subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **variables, "PET_NODE_RANK": str(node)},
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for node in range(2)
+    ]  # fmt: skip
+    try:
+        assert [node.wait(120) for node in nodes] == [75, 75]
+    finally:
+        for node in nodes:
+            node.kill()
+    found = [(tmp_path / f"rank-{rank}").read_text() for rank in range(4)]
+    assert found == [f"{rank} 4 {rank % 2} 127.0.0.1" for rank in range(4)]
 
 
 def test_the_start_survives_the_signal_on_which_the_ranks_save():
-    from launch.kubernetes.pytorch_job import START
+    from launch.kubernetes.train_job import START
 
     done = subprocess.run(
         ["sh", "-c", START, "sh", "sh", "-c", "kill -USR1 $$; echo alive"], capture_output=True, text=True
@@ -62,7 +165,7 @@ def test_the_start_survives_the_signal_on_which_the_ranks_save():
 
 def test_the_hook_that_has_the_ranks_save_does_not_find_its_own_shell():
     """A hook that signals itself ends at once, and the pod is told to end while its ranks still save."""
-    from launch.kubernetes.pytorch_job import PRETRAIN, SAVE
+    from launch.kubernetes.train_job import PRETRAIN, SAVE
 
     patterns = re.findall(r"-f '([^']+)'", SAVE)
     assert len(patterns) == 2 and SAVE.count("-f ") == 2
@@ -76,6 +179,10 @@ def test_the_hook_that_has_the_ranks_save_does_not_find_its_own_shell():
         ([], "give them after --"),
         (["--nodes", "0", "--", "x"], "no whole number of 1 or more"),
         (["--claim", "x", "--", "y"], "NAME:VALUE"),
+        (["--claim", "x:/a", "--claim", "x:/b", "--", "y"], "--claim names x twice"),
+        (["--env", "PET_NNODES=2", "--", "y"], "PET_NNODES is set by Kubeflow Trainer"),
+        (["--nodes", "10001", "--", "y"], "give at most 10000"),
+        (["--", *(f"a.b={number}" for number in range(126))], "give at most 125"),
         (["--env", "AWS_SECRET_ACCESS_KEY=correct-horse", "--", "y"], "AWS_SECRET_ACCESS_KEY holds a secret"),
         (["--", "tracking.uri=https://me:word@host"], "tracking.uri holds a secret"),
         (["--", "--config", "bert_larg"], "configuration bert_larg does not exist; give a YAML file or one of the"),
@@ -91,6 +198,8 @@ def test_mistakes_are_told(arguments, said):
     ("option", "value"),
     [
         ("--name", "Bert"),
+        ("--name", "4bert"),
+        ("--name", "b" * 46),
         ("--namespace", "A b"),
         ("--memory", "lots"),
         ("--memory", "64GiB"),
@@ -101,107 +210,55 @@ def test_mistakes_are_told(arguments, said):
     ],
 )
 def test_what_the_api_server_would_refuse_is_told(option, value, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["pytorch_job.py", "--name", "bert", "--image", "i", option, value, "--", "y"])
+    monkeypatch.setattr(sys, "argv", ["train_job.py", "--name", "bert", "--image", "i", option, value, "--", "y"])
     with pytest.raises(UsageError, match=f"{option} .* is not what Kubernetes takes there; give "):
         main()
     assert not capsys.readouterr().out
 
 
-class Strict(BaseModel):
-    """A part of the schema: no other fields, and no type that only looks like the right one."""
+def refusals(runtime: dict[str, Any], train_job: dict[str, Any]) -> list[str]:
+    """What the schema of kubeflow_trainer_api, made from the CustomResourceDefinitions, says against two manifests.
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]*)?([KMGTPE]i|[numkMGTPE])?$")] | int
-DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-
-
-class Variable(Strict):
-    name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
-    value: str
-
-
-class Resources(Strict):
-    limits: dict[str, Quantity]
-    requests: dict[str, Quantity]
+    Its classes check the types of fields, of pods and JobSets too, and pass over unknown names: these are missing in
+    what they write.
+    """
+    found = []
+    for model, manifest in ((TrainerV1alpha1TrainingRuntime, runtime), (TrainerV1alpha1TrainJob, train_job)):
+        try:
+            read = model.from_dict(manifest)
+        except ValueError as error:
+            found.append(str(error))
+            continue
+        if read is None or read.to_dict() != manifest:
+            found.append(f"{manifest['kind']} has a field that the schema lacks")
+    return found
 
 
-class Mount(Strict):
-    name: DnsLabel
-    mountPath: Annotated[str, Field(pattern="^/[^:]*$")]
+@pytest.mark.parametrize("options", [ALL_OPTIONS, ("--", "--config", "bert_large")])
+def test_every_field_is_one_of_the_schema_and_of_its_type(options):
+    assert refusals(*manifests(*options)) == []
 
 
-class Container(Strict):
-    name: Literal["pytorch"]
-    image: str
-    command: list[str]
-    args: list[str]
-    env: list[Variable]
-    envFrom: list[dict[Literal["secretRef"], dict[Literal["name"], str]]]
-    resources: Resources
-    lifecycle: dict[Literal["preStop"], dict[Literal["exec"], dict[Literal["command"], list[str]]]]
-    volumeMounts: list[Mount]
-
-
-class Volume(Strict):
-    name: DnsLabel
-    emptyDir: dict[Literal["medium"], Literal["Memory"]] | None = None
-    persistentVolumeClaim: dict[Literal["claimName"], str] | None = None
-
-
-class PodSpec(Strict):
-    terminationGracePeriodSeconds: int
-    containers: Annotated[list[Container], Field(min_length=1, max_length=1)]
-    volumes: list[Volume]
-
-
-class Replica(Strict):
-    replicas: int
-    restartPolicy: Literal["Always", "OnFailure", "Never", "ExitCode"]
-    template: dict[Literal["spec"], PodSpec]
-
-
-class RunPolicy(Strict):
-    backoffLimit: int
-    cleanPodPolicy: Literal["", "All", "Running", "None"]
-
-
-class Spec(Strict):
-    nprocPerNode: str
-    runPolicy: RunPolicy
-    pytorchReplicaSpecs: dict[Literal["Master", "Worker"], Replica]
-
-
-class Metadata(Strict):
-    name: DnsLabel
-    namespace: DnsLabel
-
-
-class PyTorchJob(Strict):
-    """What the operator's CustomResourceDefinition (kubeflow.org/v1) and the API of pods say of the fields in use."""
-
-    apiVersion: Literal["kubeflow.org/v1"]
-    kind: Literal["PyTorchJob"]
-    metadata: Metadata
-    spec: Spec
-
-
-def test_every_field_is_one_of_the_schema_and_of_its_type():
-    done = job("--nodes", "2", "--claim", "data:/data", "--secret", "keys", "--env", "A=b", "--memory", "1.5Ti",
-               "--", "--config", "bert_large")  # fmt: skip
-    PyTorchJob.model_validate(yaml.safe_load(done.stdout))
-    wrong = yaml.safe_load(done.stdout)
-    wrong["spec"]["nprocPerNode"] = 8
-    with pytest.raises(ValueError, match="nprocPerNode"):
-        PyTorchJob.model_validate(wrong)
+def test_the_schema_refuses_other_fields_and_types():
+    for change in (
+        lambda runtime, train_job: runtime["spec"].update(mlPolicies={}),
+        lambda runtime, train_job: parts(runtime)[0]["failurePolicy"].update(maxRestarts="7"),
+        lambda runtime, train_job: parts(runtime)[1]["podFailurePolicy"]["rules"][1]["onExitCodes"].pop("operator"),
+        lambda runtime, train_job: parts(runtime)[2].update(restartpolicy="Never"),
+        lambda runtime, train_job: train_job["spec"].pop("runtimeRef"),
+        lambda runtime, train_job: train_job["spec"]["trainer"].update(numProcPerNode="2"),
+        lambda runtime, train_job: train_job["spec"]["trainer"].update(gpus=2),
+    ):
+        changed = manifests(*ALL_OPTIONS)
+        change(*changed)
+        assert len(refusals(*changed)) == 1
 
 
 def test_the_image_copies_every_package_and_what_the_templates_call():
     text = (REPOSITORY / "launch" / "Dockerfile").read_text()
     for package in ("configs", "data_prep", "trainer", "launch"):
         assert f"COPY {package} {package}" in text
-    from launch.kubernetes.pytorch_job import PRETRAIN, PYTHON
+    from launch.kubernetes.train_job import PRETRAIN, PYTHON
 
     assert f"WORKDIR {Path(PRETRAIN).parents[1]}" in text and PYTHON.startswith(str(Path(PRETRAIN).parents[1]))
     assert "procps" in text and "environment.sh" in text

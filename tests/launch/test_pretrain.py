@@ -78,6 +78,14 @@ def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path, overr
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("local_rank", "speaks"), [("0", True), ("1", False)])
+def test_a_wrong_configuration_is_told_by_the_first_rank_of_each_host(tmp_path, local_rank, speaks):
+    """The file of another host may be wrong where rank 0's is not."""
+    env = {"RANK": "9", "LOCAL_RANK": local_rank, "WORLD_SIZE": "16"}
+    result = pretrain("--config", "tiny_cpu", "training.seed=ten", cwd=tmp_path, **env)
+    assert result.returncode == 2 and result.stderr.startswith("error: ") is speaks and bool(result.stderr) is speaks
+
+
 def test_a_folder_without_manifest_is_no_shard_set(tmp_path):
     (tmp_path / "shards").mkdir()
     result = pretrain("--config", "tiny_cpu", "data.shards=shards", cwd=tmp_path)

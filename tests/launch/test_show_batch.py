@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -27,6 +29,26 @@ def test_rows_of_a_preset_are_printed(
     assert "places filled" in output and " predicted (" in output
     assert run(monkeypatch, f"data.shards={small_shards}", "--rows", 3, "--epoch", 1) == 0
     assert capsys.readouterr().out == output
+
+
+def test_rows_are_printed_as_json_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_shards: Path
+) -> None:
+    assert run(monkeypatch, f"data.shards={small_shards}", "--json", "--samples", "2:5") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["row"], row["sample"]) for row in rows] == [(0, 2), (1, 3), (2, 4)]
+    assert all(len(row["input_ids"]) == 64 and row["labels"] and row["pairs"] for row in rows)
+
+
+def test_help_names_every_field_of_the_json_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_shards: Path
+) -> None:
+    assert run(monkeypatch, f"data.shards={small_shards}", "--json", "--rows", 1) == 0
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert run(monkeypatch, "--help") == 0
+    text = capsys.readouterr().out
+    names = {*row, *row["documents"][0], *row["pairs"][0]}
+    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,39 @@ def test_a_run_that_says_nothing_for_many_log_intervals_may_have_been_killed(sec
     assert not ended["is_silent"] and ended["seconds_since_word"] is None
 
 
+IDENTITY = {"host": "node-a", "pid": 4711, "heartbeat_at": 9050.0}
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "age", "says"),
+    [
+        (True, 9999.0, None),
+        (None, 120.0, None),
+        (False, 0.0, "process 4711 of node-a has ended and noted no end"),
+        (None, 120.5, "process 4711 of node-a has had no heartbeat for 0:02:00 and noted no end"),
+    ],
+    ids=["here and alive", "elsewhere with a heartbeat", "here and gone", "elsewhere without a heartbeat"],
+)
+def test_a_run_without_process_or_heartbeat_is_dead(is_alive, age, says):
+    figures = summarise(STATUS | IDENTITY, HISTORY, 9050.0 + age, is_alive)
+    assert figures["state"] == ("running" if says is None else "dead") and (figures["cause"] is None) is (says is None)
+    text = "\n".join(describe(figures))
+    assert (f"dead ({says}" in text) if says else "running, last word" in text
+    ended = summarise(STATUS | IDENTITY | {"state": "stopped", "cause": "SIGTERM"}, HISTORY, 9e9, False)
+    assert (ended["state"], ended["cause"]) == ("stopped", "SIGTERM"), "it has noted its end"
+
+
+def test_the_hours_of_a_dead_run_count_to_its_last_heartbeat():
+    (alone,) = sessions(STATUS | IDENTITY, [started(8000.0, 0)])
+    assert alone.ended_at == 9050.0
+
+
+def test_a_run_that_lives_and_says_nothing_may_hang():
+    beating = STATUS | {"log_every_steps": 10, "host": "node-a", "pid": 1, "heartbeat_at": 9995.0}
+    text = "\n".join(describe(summarise(beating, HISTORY, now=10_000.0, is_alive=True)))
+    assert "hung, or busy with a long evaluation" in text and "killed" not in text.splitlines()[0]
+
+
 def test_a_run_of_an_older_release_without_history_is_told_as_far_as_it_goes():
     old = {name: value for name, value in STATUS.items() if name not in ("train_seconds", "seconds_per_step")}
     text = "\n".join(describe(summarise(old, [], now=9060.0)))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +31,45 @@ class Rank:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
-def start(training: Training, num_ranks: int, *more: str, trouble: dict[str, Any] | None = None) -> list[Rank]:
-    """Start the ranks of a training as a launcher would; one alone is started without any such environment."""
+@dataclass(frozen=True)
+class Host:
+    """What one host does otherwise than the others."""
+
+    settings: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    """Where its rank is started."""
+
+
+def start(
+    training: Training,
+    num_ranks: int,
+    *more: str,
+    trouble: dict[str, Any] | None = None,
+    hosts: dict[int, Host] | None = None,
+    address: str = "127.0.0.1",
+) -> list[Rank]:
+    """Start the ranks of a training as a launcher would; one alone is started without any such environment.
+
+    `hosts` says which ranks are started otherwise than the rest.
+    """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     env = {name: value for name, value in os.environ.items() if name not in names}
     env |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **training.env}
     if num_ranks > 1:
-        env |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        env |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
     script = PRETRAIN
     if trouble is not None:
         env, script = env | {"TROUBLE": json.dumps(trouble), "TROUBLE_ROWS": str(training.folder)}, TROUBLED
     ranks = []
     for rank in range(num_ranks):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {}
+        host = (hosts or {}).get(rank, Host())
         log = training.folder / f"start-{len(list(training.folder.glob('start-*')))}-rank-{rank}.log"
         with open(log, "wb") as file:
-            command = [sys.executable, script, *training.arguments(), *more]
-            process = subprocess.Popen(command, cwd=training.folder, env=env | own, stdout=file, stderr=file)
+            command = [sys.executable, script, *training.arguments(), *more, *host.settings]
+            folder = host.folder or training.folder
+            process = subprocess.Popen(command, cwd=folder, env=env | own | host.env, stdout=file, stderr=file)
         ranks.append(Rank(process, log))
     return ranks
 
@@ -64,11 +86,15 @@ def finish(ranks: list[Rank], timeout: float = 300) -> list[int]:
 
 def run(training: Training, num_ranks: int, *more: str, trouble: dict[str, Any] | None = None, status: int = 0) -> str:
     """Start, wait, and return what all ranks said; each must end with `status`."""
-    ranks = start(training, num_ranks, *more, trouble=trouble)
+    return "".join(outputs(start(training, num_ranks, *more, trouble=trouble), status))
+
+
+def outputs(ranks: list[Rank], status: int = 0) -> list[str]:
+    """Wait, and return what each rank said; each must end with `status`."""
     statuses = finish(ranks)
-    output = "".join(rank.output for rank in ranks)
-    assert statuses == [status] * num_ranks, output
-    return output
+    said = [rank.output for rank in ranks]
+    assert statuses == [status] * len(ranks), "".join(said)
+    return said
 
 
 def wait_until(true: Callable[[], bool], ranks: list[Rank], timeout: float = 900) -> None:

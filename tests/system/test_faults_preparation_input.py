@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from data_prep.config import DocumentSettings
 from data_prep.data_set.shards import read_records
 from data_prep.text.cleaning import Normalisation, normalise
 from data_prep.tokenizing.tokenizer import Tokenizer
@@ -279,8 +280,64 @@ def test_row_05_long_line_long_word_and_tiny_documents(
     small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None]
 ) -> None:
     sizes = (400 << 20, 10 << 20, 50_000, 50_000)
-    # 800 MB, most of it for the long word; 1,230 MB where the long line is read whole.
-    observed(check_monsters(tmp_path, small_tokenizer, sizes, 16 << 20, 1_000_000_000), lost="the line of 400 MB")
+    # 1,230 MB where the long line is read whole.
+    observed(check_monsters(tmp_path, small_tokenizer, sizes, 16 << 20, 600_000_000), lost="the line of 400 MB")
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(
+    row=57,
+    fault="one unbroken word of 15 MB; one document of 60 MB without a space, a token for every byte",
+    required="memory within the stated bound per worker",
+)
+@pytest.mark.parametrize(
+    ("text", "count", "longest_bytes"),
+    [("x", 15 << 20, 16 << 20), pytest.param("\U0001f9ff", 15_000_000, None, marks=pytest.mark.slow)],
+)
+def test_row_57_an_unbroken_word_and_a_document_of_60_mb_stay_within_the_stated_memory(
+    text: str,
+    count: int,
+    longest_bytes: int | None,
+    small_tokenizer: Path,
+    tmp_path: Path,
+    command: Command,
+    observed: Callable[..., None],
+) -> None:
+    path = tmp_path / "word.jsonl"
+    texts = [text * count, "The word after it.", "And another one."]
+    path.write_text("".join(json.dumps({"text": each}, ensure_ascii=False) + "\n" for each in texts), encoding="utf-8")
+    settings = [] if longest_bytes is None else [f"documents.max_document_bytes={longest_bytes}"]
+    peak_bytes = peak_of_shards([path], small_tokenizer, tmp_path / "out", *settings)
+    bound = DocumentSettings(max_document_bytes=longest_bytes or 64 << 20).worker_memory_bytes
+    assert peak_bytes <= bound
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert held(manifest) == 3 and dropped(manifest) == {}
+    assert [source["cut_words"] for source in manifest["sources"]] == [1]
+    assert sum(source["text_bytes"] for source in manifest["sources"]) > count * len(text.encode()), "no byte is lost"
+    assert command("shards", "--help") == 0
+    assert "256 MiB and 20 times documents.max_document_bytes of memory" in " ".join(command.output.split())
+    observed(f"{peak_bytes / 1e6:,.0f} MB of memory at most where {bound / 1e6:,.0f} are stated; the word is counted")
+
+
+def peak_of_shards(inputs: list[Path], tokenizer: Path, output: Path, *settings: str) -> int:
+    """Most memory that a preparation in one process takes, in bytes."""
+    program = (
+        "import re, sys\nfrom data_prep.__main__ import main\nsys.argv[0] = 'data_prep'\nmain()\n"
+        "print('PEAK', re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+    )
+    command = [sys.executable, "-c", program, "shards", "--input", *map(str, inputs), "--tokenizer", str(tokenizer)]
+    command += [
+        "--output",
+        str(output),
+        "--workers",
+        "1",
+        "shards.min_shards=2",
+        "shards.valid_fraction=0.3",
+        *settings,
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.rpartition("PEAK ")[2]) * 1024
 
 
 @pytest.mark.slow

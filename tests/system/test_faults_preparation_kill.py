@@ -1,4 +1,6 @@
-"""Rows 11 and 12 of the fault list: SIGKILL of the command at any moment, and of its workers.
+"""Rows 11, 12 and 55 of the fault list: SIGKILL of the command at any moment, of its workers and of their helpers.
+
+Rows 56 and 58: what is done with inputs and shards that change between two runs.
 
 The same command goes on, does nothing twice, and gives the bytes of a run that was never killed.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,3 +167,93 @@ def test_row_11_twenty_runs_killed_at_moments_over_the_whole_command_end_alike(
         f"done again; shards and manifest are byte-identical (seed {seed})",
         lost="the work on the units that were not finished",
     )
+
+
+def helpers_of(process: subprocess.Popen[bytes], name: str) -> list[psutil.Process]:
+    """The processes of Python's own that a command has beside its workers."""
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(process.pid).children()
+        return [child for child in children if f"multiprocessing.{name} import main" in " ".join(child.cmdline())]
+    return []
+
+
+@pytest.mark.fault(
+    row=55,
+    fault="the fork server and the resource tracker of preparation killed, again and again from the start",
+    required="no traceback; the work is done again or ends with one line",
+)
+def test_row_55_killed_helpers_of_the_pool_cost_nothing(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None]
+) -> None:
+    run = Run(small_corpus, small_tokenizer)
+    run.to_the_end(tmp_path / "whole")
+    expected = files_of(tmp_path / "whole")
+    generator = random.Random(3)
+    seen = []
+    for number, (name, most) in enumerate([("forkserver", 1), ("resource_tracker", 1), ("forkserver", 9)]):
+        output = tmp_path / f"out-{number}"
+        process = run.start(output)
+        num_killed = 0
+        while process.poll() is None and num_killed < most:
+            for helper in helpers_of(process, name):
+                with contextlib.suppress(psutil.Error):
+                    helper.kill()
+                    num_killed += 1
+            time.sleep(0.05 * generator.random())
+        errors = process.communicate(timeout=300)[1].decode()
+        assert num_killed and "Traceback" not in errors and "Error" not in errors, errors
+        assert process.returncode == 0 or (process.returncode == 1 and errors.splitlines()[-1].startswith("error: "))
+        seen.append(f"{name} killed {num_killed} times: status {process.returncode}")
+        run.to_the_end(output)
+        assert files_of(output) == expected
+    observed(f"{', '.join(seen)}; no traceback, and the same command ends with the same bytes")
+
+
+@pytest.mark.fault(
+    row=56,
+    fault="an input rewritten between kill and resume with equal size and time of writing; touched with equal content",
+    required="content compared: equal continues, different is refused with the file named",
+)
+def test_row_56_a_rewritten_input_is_named_and_a_touched_one_goes_on(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    corpus = Path(shutil.copy(small_corpus, tmp_path / "corpus.jsonl"))
+    data, status = corpus.read_bytes(), corpus.stat()
+    run = Run(corpus, small_tokenizer)
+    run.to_the_end(tmp_path / "whole")
+    output = tmp_path / "out"
+    run.for_seconds(output, 0, a_unit=True)
+    assert marks(output / ".work") and not (output / "manifest.json").exists()
+    corpus.write_bytes(data.replace(b"river", b"raven"))
+    os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+    process = run.start(output)
+    errors = process.communicate(timeout=300)[1].decode()
+    assert process.returncode == 1 and "corpus.jsonl was written again with other content" in errors
+    assert "Traceback" not in errors and not (output / "manifest.json").exists()
+    corpus.write_bytes(data)
+    os.utime(corpus, ns=(1, 1))
+    run.to_the_end(output)
+    assert files_of(output) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.fault(
+    row=58,
+    fault="shards run again on a finished set of which one shard is cut short and one has a flipped byte",
+    required="reported; --repair rebuilds that shard only",
+)
+def test_row_58_a_damaged_shard_of_a_finished_set_is_reported_and_rebuilt(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    run, output = Run(small_corpus, small_tokenizer), tmp_path / "out"
+    run.to_the_end(output)
+    whole = files_of(output)
+    cut, flipped = output / "train-000001.tar", output / "train-000003.tar"
+    cut.write_bytes(cut.read_bytes()[:1000])
+    flipped.write_bytes(bytes([flipped.read_bytes()[0] ^ 1]) + flipped.read_bytes()[1:])
+    untouched = {path: path.stat().st_mtime_ns for path in output.glob("*.tar") if path not in (cut, flipped)}
+    process = run.start(output)
+    errors = process.communicate(timeout=300)[1].decode()
+    assert process.returncode == 1 and "train-000001.tar has 1000 bytes" in errors and "--repair" in errors
+    assert Run(small_corpus, small_tokenizer, "--repair").for_seconds(output, 600) == 0
+    assert files_of(output) == whole
+    assert untouched == {path: path.stat().st_mtime_ns for path in untouched}

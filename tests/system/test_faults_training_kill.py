@@ -1,4 +1,4 @@
-"""Rows 23 and 24: ranks killed in a step and in the middle of a save, checkpoints torn; the same command goes on."""
+"""Rows 23, 24 and 54: ranks and data workers killed, in a step and in a save, checkpoints torn; resumed bitwise."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests.system.conftest import Training
 from tests.system.plain_ranks import final_tensors, finish, losses, newest_checkpoint, run, start
+from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS
+from trainer.watching.status import read_status
 
 pytestmark = pytest.mark.spawn
 
@@ -117,6 +119,31 @@ def test_row_23_ranks_killed_in_step_after_step_go_on_bitwise(training, straight
     run(killed, 2)
     assert_same_run(killed, straight(2))
     observed(f"killed in 5 steps of 12: the other rank had left after {max(seconds):.0f} s at most, goes on bitwise")
+
+
+@pytest.mark.fault(
+    row="54",
+    fault="SIGKILL of one of a rank's two data workers in the middle of a step, on two ranks",
+    required="every rank names the worker's rank and process and data.num_workers, and leaves with 76; the same "
+    "command ends with bitwise the same losses and weights",
+)
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_row_54_a_killed_data_worker_ends_the_run_on_all_ranks_and_the_run_resumes_bitwise(
+    rank, training, straight, observed
+):
+    killed = training(*SETTINGS, "data.num_workers=2")
+    ranks = start(killed, 2, trouble={"kill": {"rank": rank, "step": 8, "worker": True}})
+    assert finish(ranks, timeout=240) == [LOST_RANK_EXIT_STATUS] * 2, "".join(each.output for each in ranks)
+    for each in ranks:
+        (paragraph,) = re.findall(rf"(?:error:|rank \d leaves:) (a data worker of rank {rank} .*)", each.output)
+        assert re.search(r"process \d+", paragraph) and "data.num_workers=2" in paragraph and "memory" in paragraph
+        assert "Traceback (most recent call last)" not in each.output, each.output
+    status = read_status(killed.output_dir)
+    assert status is not None and status["state"] == "failed" and f"data worker of rank {rank} " in status["cause"]
+    output, again = run_again(killed)
+    assert "resuming after step 6 of 12" in output
+    assert_same_run(killed, straight(1))
+    observed(f"both ranks left with {LOST_RANK_EXIT_STATUS}; resumed bitwise, {again} steps taken again", lost=LOST)
 
 
 @TORN

@@ -1,9 +1,10 @@
-"""Rows 30 and 34: numbers that are not finite, spikes, and too little memory, in a real training."""
+"""Rows 30, 34, 53 and 59: numbers that are not finite or cannot be read, spikes, too little memory, in real runs."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import signal
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ import torch
 from data_prep.settings import load_settings
 from launch import show_batch
 from tests.system.conftest import Training
-from tests.system.plain_ranks import losses, newest_checkpoint, run
-from trainer.checkpoints.format import read_state, step_folder
+from tests.system.plain_ranks import finish, losses, newest_checkpoint, run, send, start, wait_until
+from trainer.checkpoints.format import list_steps, read_state, step_folder
 from trainer.checkpoints.pieces import read_weights
 from trainer.config import RunConfig
+from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS
 from trainer.watching.status import read_status
 
 pytestmark = pytest.mark.spawn
@@ -90,6 +92,74 @@ def test_row_30_too_many_bad_steps_end_the_run_with_the_samples_which_a_new_cour
     assert last.state.branched_at == 10 and last.optimizer_steps == 37
 
 
+OFTEN_SAVED = ("checkpoint.every_steps=2", "checkpoint.keep_last=2", "evaluation.every_steps=500000")
+
+
+@pytest.mark.fault(
+    row="53",
+    fault="steps that are not finite from step 7 on, saves in every second of them, then SIGTERM",
+    required="nothing is saved or removed; the run ends with 75 and names the last good checkpoint, from which "
+    "--resume-from trains on",
+)
+def test_row_53_a_stop_in_a_streak_leaves_the_good_checkpoints_from_which_the_run_resumes(training, observed):
+    bad = training(*OFTEN_SAVED, "health.max_nonfinite_steps=1000000")
+    endless = dict.fromkeys(map(str, range(7, 5_000)), "nan")
+    ranks = start(bad, 1, "training.max_steps=500000", trouble={"bad": endless})
+    wait_until(lambda: bad.last_logged_step() >= 15, ranks)
+    send(signal.SIGTERM, *ranks)
+    assert finish(ranks) == [STOPPED_EXIT_STATUS], ranks[0].output
+    (output,) = (rank.output for rank in ranks)
+    assert list_steps(bad.output_dir) == ([6, 4], [])
+    assert re.search(r"stopped by .*SIGTERM", output) and "Traceback" not in output
+    assert output.count("is saved after the next finite step") == 1, "it is said once, and not where the run stops"
+    assert f"the last good checkpoint is {step_folder(bad.output_dir, 6)}" in output
+    status = read_status(bad.output_dir)
+    assert status is not None and status["state"] == "stopped" and status["step"] >= 15
+
+    output = run(bad, 1, "--resume-from", "6", "training.max_steps=10", "--allow-change")
+    assert "a new course from step 6" in output
+    last = read_state(step_folder(bad.output_dir, 10))
+    assert (last.optimizer_steps, last.state.skipped_steps) == (10, 0)
+    observed(
+        f"stopped after {status['step']} steps, of which the last {status['step'] - 6} were not finite: the "
+        "checkpoints of steps 4 and 6 are there, and --resume-from 6 trains on",
+        lost="the steps since the last good checkpoint",
+    )
+
+
+@pytest.mark.fault(
+    row="53",
+    fault="steps that are not finite where a checkpoint is due, and up to the last step of the run",
+    required="the checkpoint is saved after the next finite step; the run fails and names the last good checkpoint, "
+    "from which --resume-from with --skip-samples finishes it",
+)
+def test_row_53_a_due_save_waits_for_a_finite_step_and_a_run_that_ends_in_a_streak_fails(training, observed):
+    bad = training(*OFTEN_SAVED, "training.max_steps=14")
+    steps = (3, 4, *range(9, 15))
+    trouble = {"bad": dict.fromkeys(map(str, steps), "gradient")}
+    output = run(bad, 1, trouble=trouble, status=1)
+    assert [int(step) for step in re.findall(r"saved \S*step-(\d+) in", output)] == [2, 5, 6, 8]
+    assert list_steps(bad.output_dir) == ([8, 6], [])
+    error = output[output.index("error: ") :]
+    assert "Traceback" not in output and f"the last good checkpoint is {step_folder(bad.output_dir, 8)}" in error
+    status = read_status(bad.output_dir)
+    assert status is not None and status["state"] == "failed" and "steps 9 to 14" in status["cause"]
+    named = re.search(r"--resume-from 8 --skip-samples (\d+:\d+)", error)
+    assert named is not None, error
+
+    output = run(bad, 1, trouble=trouble, status=1)
+    assert "resuming after step 8 of 14" in output and list_steps(bad.output_dir) == ([8, 6], []), "as often as it is"
+    assert f"the last good checkpoint is {step_folder(bad.output_dir, 8)}" in output[output.index("error: ") :]
+
+    run(bad, 1, "--resume-from", "8", "--skip-samples", named[1])
+    last = read_state(step_folder(bad.output_dir, 14))
+    assert (last.optimizer_steps, last.state.skipped_steps) == (6, 2), "the skipped samples are no updates"
+    observed(
+        "the checkpoint of step 4 was saved after step 5; the run failed after its last step and finished from step 8",
+        lost="what the bad steps would have taught",
+    )
+
+
 @pytest.mark.fault(
     row="34",
     fault="the system refuses memory to the first step's forward (RLIMIT_AS; a GPU's own refusal is raised by hand)",
@@ -104,3 +174,16 @@ def test_row_34_too_little_memory_is_met_in_the_rehearsal_step_with_what_to_lowe
     )
     assert "Traceback" not in output
     assert not (small.output_dir / "checkpoints").exists()
+
+
+@pytest.mark.fault(
+    row="59",
+    fault="NVML refuses every figure of the GPU, by an exception that is no RuntimeError (pretended on the CPU)",
+    required="the run goes on without these figures",
+)
+def test_row_59_a_run_goes_on_without_what_nvml_refuses_to_tell(training):
+    refused = training("training.max_steps=6", "checkpoint.every_steps=6", "evaluation.every_steps=6")
+    output = run(refused, 1, trouble={"nvml": True})
+    points = (refused.output_dir / "tracking" / "points.jsonl").read_text()
+    assert "step 6/6" in output and "system/cpu_utilization_percentage" in points
+    assert "system/gpu_0" not in points, "nothing is made up"

@@ -20,6 +20,7 @@ import pytest
 from tests.free_ports import free_port
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 from tests.two_nodes import TwoNodes, missing, two_nodes
+from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS
 from trainer.watching.status import read_history, read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.launcher, pytest.mark.spawn]
@@ -162,7 +163,8 @@ def test_row_31_a_link_cut_for_good_ends_both_sides_and_the_same_command_goes_on
     seconds = status["written_at"] - cut_at
     for rank, other in ((0, "rank 1 (node-b, process "), (1, "rank 0 (node-a, process ")):
         said = said_by(run, rank)
-        assert f"error: {other}" in said and f"rank {rank}, step" in said and "its stacks:" in said, said
+        assert f"error: {other}" in said.splitlines()[-1] and "frame #" not in said, said
+        assert f"rank {rank}, step" in (run.output_dir / "stacks" / f"rank-{rank}.txt").read_text()
     finish(run, nodes, IMPATIENT)
     assert "resuming after step 40" in output_of(run)
     assert losses(run) == one_node_losses
@@ -250,6 +252,26 @@ def test_row_28b_the_ranks_notice_that_the_launcher_on_a_login_node_is_killed(tr
     (victim,) = [each for each in there if "trainer.ranks.deepspeed_launcher" in each.cmdline()[:3]]
     victim.kill()
     check_that_all_saved_and_left(run, nodes, process)
+
+
+@pytest.mark.fault(
+    row="52",
+    fault="a host of the hostfile that ssh does not reach",
+    required="`launch/nodes.py` names it, ends the launch on all hosts and returns 76",
+)
+def test_row_52_a_host_that_ssh_does_not_reach_ends_the_launch(training, nodes):
+    run = training("training.max_steps=100000", "checkpoint.every_steps=50000", "evaluation.every_steps=50000")
+    env = environment(run, nodes)
+    (run.folder / ".deepspeed_env").unlink()
+    (run.folder / "hosts").write_text("node-a slots=1\nnode-b slots=1\nnode-c slots=1\n")
+    words = [sys.executable, str(REPOSITORY / "launch" / "nodes.py"), "--hostfile", "hosts", "--interface", "eth0"]
+    words += ["--master-addr", nodes.nodes[0].address, "--master-port", str(free_port()), "--", *run.arguments()]
+    process = start_on_first(run, nodes, words, env)
+    assert process.wait(timeout=120) == LOST_RANK_EXIT_STATUS, output_of(run)
+    last = output_of(run).splitlines()[-1]
+    assert last.startswith("error: host node-c was not reached by ssh"), output_of(run)
+    wait_until_all_left(run, nodes, LEAVING_SECONDS)
+    assert not run.output_dir.exists()
 
 
 @pytest.mark.fault(

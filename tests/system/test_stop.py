@@ -31,7 +31,7 @@ def test_row_28_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training
     status = read_status(stopped.output_dir)
     assert status is not None and status["state"] == "stopped", output
     (saved,) = (stopped.output_dir / "checkpoints").iterdir()
-    assert saved.name == f"step-{status['step']:08d}" and "is saved" in output
+    assert saved.name == f"step-{status['step']:08d}" and "checkpoint saved at step" in output
     assert not stopped.processes()
 
     assert f"resuming after step {status['step']:,}" in resumed_output(stopped, status["step"])

@@ -1,10 +1,13 @@
 """`launch/pretrain.py` with a fault that really happens at a chosen place: the environment's TROUBLE, a JSON object.
 
     {"kill": {"rank": 1, "step": 9}}                  SIGKILL before the second micro-batch of that step
+    {"kill": {"rank": 1, "step": 9, "worker": true}}  the same, of one of the rank's data workers
     {"kill": {"rank": 1, "writing": "step-00000009/rank-00001"}}   half of a file whose path holds this is on disk
     {"hang": {"rank": 0, "writing": "step-00000009/"}}              the disk never answers
+    {"full": {"rank": 0, "writing": "rank-00000"}}                  there is no space for it
     {"bad": {"9": "nan", "11": "gradient", "13": "spike"}}         what the model says in these steps
     {"memory": 268435456}                             bytes that may be allocated once the model stands
+    {"nvml": true}                                    the machine's figures are those of a GPU, and NVML refuses all
     {"half": true}                                    fp16 on the CPU, which is refused otherwise; it overflows
 
 The rows of a bad step are kept as `step-N.pt` in the folder of the environment's TROUBLE_ROWS, if it is set.
@@ -13,7 +16,9 @@ The rows of a bad step are kept as `step-N.pt` in the folder of the environment'
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -45,7 +50,10 @@ def wrap(place: Any, name: str, around: Callable[..., Any]) -> None:
 def die_in_step(original: Callable[..., Any], seed: int, step: int, slice_number: int) -> None:
     original(seed, step, slice_number)
     if step + 1 == TROUBLE["kill"].get("step") and slice_number % 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+        is_meant_for_worker = TROUBLE["kill"].get("worker", False)
+        victim = multiprocessing.active_children()[0].pid if is_meant_for_worker else os.getpid()
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
 
 
 def trouble_in_writing(original: Callable[..., Any], url: object) -> Any:
@@ -56,6 +64,8 @@ def trouble_in_writing(original: Callable[..., Any], url: object) -> Any:
             if is_meant("kill", url):
                 os.truncate(partial, partial.stat().st_size // 2)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if is_meant("full", url):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if is_meant("hang", url):
                 (Path(os.environ["TROUBLE_ROWS"]) / "hanging").touch()
                 while True:
@@ -114,16 +124,32 @@ def allow_half_on_the_cpu() -> None:
         wrap(module, "check_precision", lambda original, *arguments: None)
 
 
+class NVMLError(Exception):
+    """As pynvml has it: no RuntimeError."""
+
+
+def refuse_nvml(*_: object) -> None:
+    raise NVMLError("Not Supported")
+
+
+def read_a_gpu_that_refuses() -> None:
+    for name in ("utilization", "power_draw", "mem_get_info"):
+        setattr(torch.cuda, name, refuse_nvml)
+    wrap(trainer.run, "SystemMetrics", lambda original, folder, device: original(folder, torch.device("cuda", 0)))
+
+
 def make_trouble() -> None:
     if TROUBLE.get("kill", {}).get("rank") == RANK:
         wrap(trainer.step, "seed_micro_batch", die_in_step)
-    if {"kill", "hang"} & TROUBLE.keys():
+    if {"kill", "full", "hang"} & TROUBLE.keys():
         wrap(storage, "local_write", trouble_in_writing)
     if "bad" in TROUBLE:
         bad = BadSteps(TROUBLE["bad"])
         wrap(trainer.train, "take_step", bad.take_step)
         forward = PretrainingModel.forward
         PretrainingModel.forward = lambda *args, **options: bad.forward(forward, *args, **options)  # type: ignore[method-assign]
+    if "nvml" in TROUBLE:
+        read_a_gpu_that_refuses()
     if "half" in TROUBLE:
         allow_half_on_the_cpu()
     if "memory" in TROUBLE:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from data_prep.errors import UsageError
 from tests.trainer.toy_processes import run_jobs, trained
 from tests.trainer.toy_reference import train_plainly
+from tests.trainer.toy_training import ToyModel, make_config
 from trainer.checkpoints.format import read_state
 from trainer.checkpoints.pieces import read_weights
+from trainer.engine import Engine, build_engine
+from trainer.ranks.distributed import Ranks
 
 SLOW = pytest.mark.slow
 
@@ -71,3 +77,71 @@ def test_offload_trains_as_without(stage, precision, tmp_path):
     )
     torch.testing.assert_close(torch.tensor(offloaded["losses"]), torch.tensor(plain["losses"]), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(torch.tensor(offloaded["norms"]), torch.tensor(plain["norms"]), rtol=1e-2, atol=1e-3)
+
+
+def test_fp16_on_the_cpu_is_refused_before_an_engine_is_built():
+    ranks = Ranks(0, 1, 0, torch.device("cpu"))
+    with pytest.raises(UsageError, match="training.precision=fp16 needs a CUDA device"):
+        build_engine(ToyModel(), make_config("none", 1, precision="fp16"), ranks)
+
+
+class ScaledDeepSpeed:
+    """What `Engine.prepare` asks of DeepSpeed's engine at stage 1 in fp16; a step changes the loss scale."""
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Module()
+        self.calls: list[object] = []
+        scaler = SimpleNamespace(cur_scale=65536.0, cur_iter=0, dynamic=True)
+        base = SimpleNamespace(param_groups=[{"lr": 0.5}, {"lr": 0.25}], state={})
+        self.optimizer = SimpleNamespace(loss_scaler=scaler, optimizer=base, update_lp_params=lambda: None)
+
+    def train(self) -> None:
+        self.calls.append("train")
+
+    def eval(self) -> None:
+        self.calls.append("eval")
+
+    def set_gradient_accumulation_boundary(self, is_last: bool) -> None:
+        self.calls.append(is_last)
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None:
+        self.calls.append(
+            (loss.item(), scale_wrt_gas, {group["lr"] for group in self.optimizer.optimizer.param_groups})
+        )
+
+    def step(self) -> None:
+        self.calls.append("step")
+        vars(self.optimizer.loss_scaler).update(cur_scale=32768.0, cur_iter=1)
+
+    def get_global_grad_norm(self) -> float:
+        return 0.0
+
+    def was_step_applied(self) -> bool:
+        return True
+
+
+def scaled_engine(precision: str = "fp16") -> tuple[Engine, ScaledDeepSpeed]:
+    deepspeed = ScaledDeepSpeed()
+    config = make_config("none", 1, precision=precision)
+    return Engine(deepspeed, config, Ranks(0, 1, 0, torch.device("cpu")), {}), deepspeed
+
+
+def test_the_rehearsal_step_has_no_gradient_and_no_learning_rate_and_leaves_the_loss_scale_as_it_was():
+    engine, deepspeed = scaled_engine()
+    engine.eval()
+    engine.prepare(lambda: torch.tensor(7.0))
+    assert deepspeed.calls == ["eval", "train", True, (0.0, False, {0.0}), "step"]
+    assert vars(deepspeed.optimizer.loss_scaler) == {"cur_scale": 65536.0, "cur_iter": 0, "dynamic": True}
+    with pytest.raises(AssertionError, match="prepared already"):
+        engine.prepare(lambda: torch.tensor(7.0))
+
+
+def test_the_loss_scale_is_saved_and_set_in_fp16_alone():
+    engine, deepspeed = scaled_engine()
+    assert engine.loss_scaler_state() == {"cur_scale": 65536.0, "cur_iter": 0}
+    engine.set_loss_scaler_state({"cur_scale": 4.0, "cur_iter": 9})
+    engine.set_loss_scaler_state(None)
+    assert engine.loss_scaler_state() == {"cur_scale": 4.0, "cur_iter": 9}
+    other, deepspeed = scaled_engine("bf16")
+    other.set_loss_scaler_state({"cur_scale": 4.0})
+    assert other.loss_scaler_state() is None and deepspeed.optimizer.loss_scaler.cur_scale == 65536.0

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from data_prep.settings import load_settings
+from trainer.checkpoints.checkpoint import ALONE
 from trainer.config import RunConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.evaluation_batches import EvaluationBatch, Origins, evaluation_batches, origins_of
 from trainer.data.shard_set import open_shard_set
+from trainer.engine import Engine
 from trainer.evaluation import add_scores, evaluate, length_names, metric_names, metrics_of, perplexity
 from trainer.model.pretraining import PredictionScores, PretrainingModel
 from trainer.ranks.distributed import Ranks
@@ -104,11 +106,12 @@ def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> d
     for batch in (b.batch for b in batches):
         with torch.no_grad():
             predictions = model.predict(batch)
-        starts = sorted(set(batch.cu_seqlens.tolist()))
+        starts, types = sorted(set(batch.cu_seqlens.tolist())), batch.token_type_ids.tolist()
 
-        def name(place: int, starts: list[int] = starts) -> str:
+        def name(place: int, starts: list[int] = starts, types: list[int] = types) -> str:
             begin = max(start for start in starts if start <= place)
-            tokens = min(start for start in starts if start > place) - begin - 3
+            end = min(start for start in starts if start > place)
+            tokens = end - begin - 2 - types[end - 1]  # a pair has a [SEP] more
             return length_names(BOUNDS)[bisect.bisect_right(BOUNDS, tokens)]
 
         parts = ((predictions.mlm_logits, batch.labels, batch.masked_positions, 0),)
@@ -143,7 +146,25 @@ def test_figures_are_those_counted_prediction_by_prediction(setting):
     assert metrics["valid/mlm_accuracy"] < metrics["valid/mlm_accuracy_top5"]
 
 
-@pytest.mark.parametrize("world_size", [3, 5])
+def test_an_evaluation_is_without_dropout_and_training_goes_on_with_it(setting):
+    """With dropout 0.5 everywhere, through the engine's own verbs."""
+    config, exact = setting
+    half = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
+    model = PretrainingModel(config.model.model_copy(update=half), True)
+    model.initialise(1)
+    model.train()
+    engine = Engine(model, config, ALONE, {})
+    batches, origins = batches_of(config), origins_of([open_shard_set(config.data.shards)])
+    found = evaluate(engine, batches, ALONE, origins, config.evaluation)
+    assert all(module.training for module in model.modules()), "training goes on without dropout"
+    expected = evaluate(Engine(exact, config, ALONE, {}), batches, ALONE, origins, config.evaluation)
+    exact.eval()
+    assert found == expected
+    first, second = (model(batches[0].batch).mlm_loss_sum.item() for _ in range(2))
+    assert first != second, "this model drops nothing at all"
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
 def test_the_sums_of_all_ranks_are_those_of_one(setting, world_size):
     """The micro-batches are the same ones; float64 sums of them differ by their order alone."""
     config, model = setting

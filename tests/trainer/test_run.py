@@ -201,6 +201,6 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
     saved = read_state(folder)
     registry = {**saved.config["registry"], "name": "birds", "alias": "champion", "promote_to": "champion"}
     saved = saved.model_copy(update={"config": saved.config | {"registry": registry}})
-    assert check_compatible(saved, config, run.data, world_size=1) == []
+    assert check_compatible(saved, run.config, run.data, 1, saved.numerics) == []
     monkeypatch.setattr("trainer.exporting.source.read_state", lambda folder: saved)
     assert read_source(folder).config.registry.name is None

@@ -1,4 +1,4 @@
-"""What a start does before its first step: a new course begins, and what earlier starts did not register is."""
+"""What a start does before its first step, and what becomes of saves that fail or fall on a step that is not finite."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from data_prep.errors import UserError
 from trainer import saving
 from trainer.checkpoints.format import TrainState
+from trainer.sample_range import SampleRange
+from trainer.watching.health import NonFiniteSteps
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,88 @@ def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
     saving.settle(SimpleNamespace(config=config, state=state, registrar=registrar, say=lambda text: None))
     assert did == done
     saving.settle(SimpleNamespace(config=config, state=state, registrar=None, say=lambda text: None))
+
+
+def in_streak(saved_step: int | None) -> tuple[SimpleNamespace, list[str]]:
+    """A run whose steps 7 and 8 were not finite, and what it warns of."""
+    nonfinite, warnings = NonFiniteSteps(max_in_a_row=20), []
+    for step in (7, 8):
+        samples = SampleRange(phase=0, epoch=0, first=16 * step, stop=16 * step + 16)
+        nonfinite.record(step, samples, (float("nan"), 0.0), saved_step)
+    run = SimpleNamespace(
+        config=SimpleNamespace(output_dir="run"),
+        state=TrainState(step=8),
+        health=SimpleNamespace(nonfinite=nonfinite),
+        saved_step=saved_step,
+        save_is_deferred=False,
+        warn=warnings.append,
+    )
+    return run, warnings
+
+
+def test_a_deferred_save_is_owed_and_told_once_with_the_last_good_checkpoint() -> None:
+    run, warnings = in_streak(saved_step=6)
+    for _ in range(3):
+        saving.defer_save(run, is_last=False)
+    assert run.save_is_deferred
+    assert len(warnings) == 1 and "the last good checkpoint is run/checkpoints/step-00000006" in warnings[0]
+
+
+def test_a_run_that_ends_in_a_streak_fails_and_says_from_where_it_can_be_finished() -> None:
+    run, _ = in_streak(saved_step=6)
+    with pytest.raises(UserError) as raised:
+        saving.defer_save(run, is_last=True)
+    for part in ("run/checkpoints/step-00000006", "--resume-from 6 --skip-samples 112:144 --skip-epoch 0"):
+        assert part in str(raised.value)
+
+
+def test_without_a_checkpoint_none_is_named() -> None:
+    run, _ = in_streak(saved_step=None)
+    with pytest.raises(UserError, match="there is no checkpoint yet") as raised:
+        saving.defer_save(run, is_last=True)
+    assert "--resume-from" not in str(raised.value)
+
+
+def run_with(has_checkpoint: bool) -> SimpleNamespace:
+    """What a save needs of a run whose policy is to continue."""
+    config = SimpleNamespace(checkpoint=SimpleNamespace(on_failed_save="continue"), output_dir="run")
+    return SimpleNamespace(
+        config=config,
+        saved_step=40 if has_checkpoint else None,
+        failed_saves=0,
+        state=TrainState(step=80),
+        engine=None,
+        data=None,
+        uploader=None,
+        registrar=None,
+        say=lambda text: None,
+        watchdog=SimpleNamespace(mark=lambda doing: None),
+        recorder=SimpleNamespace(restart_clock=lambda: None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("has_checkpoint", "saves", "ends_at"),
+    [
+        (False, "xx", 2),
+        (False, "xoxxx", None),
+        (False, "oxxx", None),
+        (True, "xxx", None),
+    ],
+    ids=["none was ever saved", "the second was", "the first was", "it was resumed from one"],
+)
+def test_a_run_without_any_checkpoint_ends_at_its_second_failed_save_whatever_the_policy(
+    has_checkpoint: bool, saves: str, ends_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, taken = run_with(has_checkpoint), 0
+    monkeypatch.setattr(saving, "on_disk", lambda run, write: None)
+    try:
+        for outcome in saves:
+            taken += 1
+            saved = SimpleNamespace(folder="folder", step=80) if outcome == "o" else None
+            monkeypatch.setattr(saving.checkpoint, "save", lambda *_, saved=saved: saved)
+            saving.save(run, is_end=False)
+    except UserError as error:
+        assert "neither was any before it" in str(error) and ends_at == taken
+    else:
+        assert ends_at is None

@@ -1,4 +1,4 @@
-"""How the ranks of a run leave: watched until all are done, and none waiting for what rank 0 does alone."""
+"""What follows a step, and how the ranks of a run leave: watched until all are done, none waiting for rank 0 alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -49,6 +49,9 @@ class Watched:
 
     def naming_lost_ranks(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def end_run(self, verdict: str) -> NoReturn:
+        raise AssertionError(verdict)
 
     def close(self) -> None:
         self.closed.set()
@@ -150,3 +153,50 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     train.train(config, stop_signal=SimpleNamespace(ranks_have_met=lambda: None))
     assert seen.pop("end_process") is False
     assert set(seen.values()) == {True} and len(seen) == 5
+
+
+def due_after(
+    step: int, streak: bool = False, skipped: bool = False, stop: bool = False, wish: bool = False, owed: bool = False
+) -> train.Due:
+    """What follows a step of a run of 20 that saves in every fifth."""
+    config = CONFIG.model_copy(
+        update={
+            "checkpoint": CONFIG.checkpoint.model_copy(update={"every_steps": 5}),
+            "evaluation": CONFIG.evaluation.model_copy(update={"every_steps": 100}),
+            "logging": CONFIG.logging.model_copy(update={"every_steps": 100}),
+        }
+    )
+    nonfinite = SimpleNamespace(in_streak=streak)
+    run = SimpleNamespace(
+        config=config,
+        state=SimpleNamespace(step=step),
+        health=SimpleNamespace(nonfinite=nonfinite),
+        save_is_deferred=owed,
+    )
+    counts = SimpleNamespace(stop=stop, save=wish)
+    return train.what_is_due(run, SimpleNamespace(counts=counts, is_nonfinite=streak or skipped))
+
+
+CAUSES = {"every_steps": {"step": 5}, "every_minutes": {"step": 7, "wish": True}, "owed": {"step": 7, "owed": True}}
+ENDS = {"a stop": {"step": 7, "stop": True}, "the last step": {"step": 20}}
+
+
+@pytest.mark.parametrize("cause", [*CAUSES, *ENDS])
+def test_a_checkpoint_that_is_due_is_saved_after_a_finite_step_and_never_in_a_streak(cause: str) -> None:
+    finite, bad = (due_after(**(CAUSES | ENDS)[cause], streak=streak) for streak in (False, True))
+    assert (finite.save, finite.deferred_save) == (True, False)
+    assert (bad.save, bad.deferred_save) == (False, True)
+    assert (finite.log, bad.log) == (True, cause in ENDS), "what is saved or ends the run has been logged"
+    assert (finite.stop, finite.end) == (bad.stop, bad.end) == (cause == "a stop", cause in ENDS)
+
+
+@pytest.mark.parametrize("cause", [*CAUSES, *ENDS])
+def test_a_probe_of_the_loss_scale_defers_a_save_but_none_that_ends_the_run(cause: str) -> None:
+    due = due_after(**(CAUSES | ENDS)[cause], skipped=True)
+    assert (due.save, due.deferred_save) == (cause in ENDS, cause in CAUSES)
+
+
+def test_nothing_is_saved_or_deferred_where_nothing_is_due() -> None:
+    for streak in (False, True):
+        due = due_after(7, streak=streak)
+        assert not (due.save or due.deferred_save or due.log or due.stop or due.end)

@@ -34,12 +34,14 @@ def run_at(
         ranks=Ranks(rank, 2, 0, torch.device("cpu")),
         saved_at=saved_at,
         stop_signal=SimpleNamespace(asked=asked),
+        save_is_deferred=False,
+        health=SimpleNamespace(nonfinite=SimpleNamespace(in_streak=False)),
     )
 
 
 def due(step: int, stop: bool = False, save: bool = False, training: dict[str, Any] | None = None) -> set[str]:
     counts = GlobalCounts(masked=1, pairs=0, tokens=1, unreadable_rows=0, stop=stop, save=save)
-    found = what_is_due(run_at(step, training=training), SimpleNamespace(counts=counts))
+    found = what_is_due(run_at(step, training=training), SimpleNamespace(counts=counts, is_nonfinite=False))
     return {name for name, is_due in vars(found).items() if is_due}
 
 

@@ -25,7 +25,7 @@ class ThreadedRanks:
         self._met = threading.Barrier(num_nodes, timeout=20)
         self._said: list[Any] = [None] * num_nodes
         for module in modules:
-            for name in ("gather_objects", "broadcast_object", "barrier"):
+            for name in ("gather_objects", "broadcast_object", "barrier", "gather_bytes", "broadcast_bytes"):
                 monkeypatch.setattr(module, name, getattr(self, name), raising=False)
 
     def run(self, function: Callable[[Ranks], Result]) -> list[Result]:
@@ -43,6 +43,14 @@ class ThreadedRanks:
 
     def broadcast_object(self, value: Any, ranks: Ranks) -> Any:
         return self.gather_objects(value, ranks)[0]
+
+    def gather_bytes(self, value: bytes, ranks: Ranks) -> list[bytes]:
+        gathered = self.gather_objects(value, ranks)
+        assert len({len(each) for each in gathered}) == 1 and value, "all ranks give the same number of bytes"
+        return gathered
+
+    def broadcast_bytes(self, value: bytes, ranks: Ranks, source: int) -> bytes:
+        return self.gather_objects(value, ranks)[source]
 
     def barrier(self, ranks: Ranks) -> None:
         self._met.wait()

@@ -17,6 +17,7 @@ from tests.free_ports import free_port
 
 SCRIPT = Path(__file__).with_name("toy_training.py")
 ROOT = SCRIPT.parents[2]
+MASTER_ADDR = "127.0.0.1"
 
 
 def start_ranks(
@@ -28,7 +29,7 @@ def start_ranks(
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": MASTER_ADDR,
         "MASTER_PORT": str(free_port()),
     }
     return [

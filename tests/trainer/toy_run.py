@@ -20,7 +20,7 @@ CONFIG = RunConfig.model_validate(
     {
         "output_dir": "elsewhere",
         "model": {
-            "vocab_size": 280,
+            "vocab_size": 370,
             "hidden_size": 16,
             "num_hidden_layers": 1,
             "num_attention_heads": 2,
@@ -34,8 +34,8 @@ CONFIG = RunConfig.model_validate(
 
 
 def make_tokenizer(folder: Path) -> Path:
-    """A tokenizer of 280 pieces, most of them bytes."""
-    train_tokenizer(["a river and a city, a city and a river"] * 3, folder, TokenizerSettings(vocab_size=280))
+    """A tokenizer of 370 pieces, most of them bytes."""
+    train_tokenizer(["a river and a city, a city and a river"] * 3, folder, TokenizerSettings(vocab_size=370))
     return folder
 
 

@@ -203,7 +203,7 @@ def _build(config: RunConfig, ranks: Ranks, use_deepspeed: bool) -> Engine | Pla
     training = config.training
     model = PretrainingModel(config.model, config.data.has_sentence_pairs, training.activation_checkpointing)
     model.initialise(training.seed)
-    if training.compile:
+    if training.compile is True:
         model.compile_blocks()
     if use_deepspeed:
         return build_engine(model, config, ranks)

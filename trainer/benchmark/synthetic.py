@@ -19,26 +19,30 @@ from data_prep.tokenizing.special_tokens import SPECIAL_TOKENS
 
 RECORD_TOKENS = 65_536
 SENTENCE_TOKENS = 20
-MIN_DOCUMENT_TOKENS = 8
+ONE_TOKEN_SHARE = 0.01
+"""Of the documents: real corpora hold some that are a heading or a stray line, and their sequences cost attention."""
 
 
 @dataclass(frozen=True)
 class DocumentLengths:
-    """Log-normal lengths of documents, in tokens."""
+    """Log-normal lengths of documents in tokens, and `ONE_TOKEN_SHARE` of documents that are one token."""
 
     mean: float = 600.0
     sigma: float = 1.0
-    """Standard deviation of the lengths' logarithm; 0: all documents are equally long."""
+    """Standard deviation of the lengths' logarithm; 0: all documents are equally long, and none is short."""
 
     def sample(self, generator: np.random.Generator, size: int) -> np.ndarray:
         """(size,) int64."""
         lengths = generator.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma, size)
-        return np.maximum(MIN_DOCUMENT_TOKENS, np.rint(lengths).astype(np.int64))
+        if self.sigma:
+            lengths[generator.random(size) < ONE_TOKEN_SHARE] = 1
+        return np.maximum(1, np.rint(lengths).astype(np.int64))
 
     def __str__(self) -> str:
         if self.sigma == 0:
             return f"synthetic documents of {self.mean:g} tokens each"
-        return f"synthetic documents, log-normal lengths of mean {self.mean:g} tokens and sigma {self.sigma:g}"
+        lengths = f"log-normal lengths of mean {self.mean:g} tokens and sigma {self.sigma:g}"
+        return f"synthetic documents, {lengths}, {ONE_TOKEN_SHARE:.0%} of them of one token"
 
 
 def write_synthetic_shards(

@@ -41,6 +41,7 @@ from trainer.checkpoints.retention import superfluous_steps
 from trainer.checkpoints.tensor_file import Part, write_tensors
 from trainer.config import RunConfig, without_secrets
 from trainer.engine import Engine
+from trainer.numerics import describe_numerics
 from trainer.ranks.distributed import Ranks, barrier, broadcast_object, gather_objects
 from trainer.settings.watching import CheckpointSettings
 
@@ -85,6 +86,7 @@ def save(
         optimizer_steps=engine.optimizer_steps,
         loss_scaler=engine.loss_scaler_state(),
         versions=current_versions(),
+        numerics=describe_numerics(config, ranks.device),
     )
     marker = None
     if ranks.is_first and not problems:

@@ -14,7 +14,9 @@ from trainer.checkpoints.format import DataIdentity, SavedState
 from trainer.config import RunConfig, without_registry, without_secrets
 
 VERSION = "version of "
-"""So begin the lines on versions of what a resumed run's numbers depend on."""
+NUMERICS = "numerics: "
+CHANGES_NUMERICS = (VERSION, NUMERICS, "training.compile", "training.deterministic")
+"""So begin the lines after which a resumed run's losses agree within rounding and not bitwise."""
 
 _HARMLESS_SECTIONS = frozenset(
     {
@@ -47,10 +49,16 @@ _HARMLESS = frozenset(
 
 
 def check_compatible(
-    saved: SavedState, config: RunConfig, data: DataIdentity, world_size: int, allow_change: bool = False
+    saved: SavedState,
+    config: RunConfig,
+    data: DataIdentity,
+    world_size: int,
+    numerics: dict[str, str],
+    allow_change: bool = False,
 ) -> list[str]:
     """The differences that leave the run what it is (logging, ranks, ZeRO stage, micro-batch, versions), as lines.
 
+    Where `numerics` (`trainer.numerics.describe_numerics`) differ, losses agree within rounding from here on.
     Where data lies and what its folder is called does not matter: its manifests' digests do. A run whose phases are
     written differently but say the same is the same run.
 
@@ -60,6 +68,8 @@ def check_compatible(
     """
     # An earlier release hid less, and wrote URLs otherwise.
     before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
+    before |= {f"{NUMERICS}{name}": value for name, value in saved.numerics.items()}
+    after |= {f"{NUMERICS}{name}": value for name, value in numerics.items()}
     before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
     after |= {f"{VERSION}{name}": value for name, value in current_versions().items()}
     before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}
@@ -128,5 +138,5 @@ def _is_harmless(name: str) -> bool:
         or name.split(".")[0] in _HARMLESS_SECTIONS
         or name in ("world_size", "deepspeed")
         or name.endswith(" micro_batch_tokens")
-        or name.startswith(VERSION)
+        or name.startswith(CHANGES_NUMERICS)
     )

@@ -74,6 +74,7 @@ class SavedState(_Record):
     optimizer_steps: Count = Field(description="updates that Adam has made")
     loss_scaler: dict[str, float | int] | None = Field(description="dynamic loss scale of fp16")
     versions: dict[str, str]
+    numerics: dict[str, str] = Field({}, description="what changes the bits of a loss and is no setting, by name")
 
     @property
     def data_lineage(self) -> tuple[str, ...]:

@@ -13,17 +13,20 @@ from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
 from trainer.data.shard_set import Shard
 
+SEQUENCE_BUCKET = 64
+"""Sequence capacities are multiples of it, so that allocations of few sizes recur."""
+
 _NOT_OURS = "it is not what preparation writes; make the shards again"
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """The fixed shapes of a row: what no row of the data set exceeds."""
+    """The fixed shape of a row."""
 
     sequence_length: int
-    max_sequences: int
-    """Dead places included."""
+    """L: positions."""
     max_pairs: int
+    """The most sentence pairs that any row can hold; 0 without pairs."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +121,19 @@ def assemble_rows(
         input_ids=input_ids,
         position_ids=np.arange(num_rows * length) - np.repeat(starts, np.diff(starts, append=num_rows * length)),
         token_type_ids=_token_types(firsts, segments, num_rows * length),
-        cu_seqlens=_filled(starts, num_rows * shape.max_sequences + 1, num_rows * length).astype(np.int32),
+        cu_seqlens=_filled(starts, sequence_capacity(len(starts)) + 1, num_rows * length).astype(np.int32),
         cls_positions=cls_positions,
         next_sentence_labels=labels,
     )
+
+
+def sequence_capacity(num_sequences: int) -> int:
+    """Room for the sequences of a micro-batch: their number rounded up to a multiple of `SEQUENCE_BUCKET`.
+
+    Near the real number, since variable-length attention pays for an empty sequence too: a block launch per head, and
+    128 positions of fp32 scratch in the backward (FlashAttention 2).
+    """
+    return max(1, -(-num_sequences // SEQUENCE_BUCKET)) * SEQUENCE_BUCKET
 
 
 def _token_types(firsts: np.ndarray, segments: Segments, num_places: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A micro-batch: whole rows laid end to end, at shapes that never change within a phase."""
+"""A micro-batch: whole rows laid end to end, at shapes that never change within a phase but for `cu_seqlens`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Batch:
     """One micro-batch of R rows of L places; T = R * L.
 
     Sequences (a document's piece, or a sentence pair, or the dead places that close a row) never cross a row, never
-    attend to each other, and each counts its positions from 0. `cu_seqlens` has a fixed capacity: unused entries
-    repeat T. Capacities are per row, so nothing overflows: P = R * ceil(mlm_probability * L) predictions,
-    S sequences, C pairs (0 without sentence pairs). An unused entry of `masked_positions` or `cls_positions` is 0 and
-    its label -100.
+    attend to each other, and each counts its positions from 0. The capacity S of `cu_seqlens` follows the number of
+    sequences that the micro-batch really holds (`assemble.sequence_capacity`); unused entries repeat T. The other
+    capacities are per row, so nothing overflows: P = R * ceil(mlm_probability * L) predictions, C pairs (0 without
+    sentence pairs). An unused entry of `masked_positions` or `cls_positions` is 0 and its label -100.
     """
 
     input_ids: torch.Tensor
@@ -45,6 +45,8 @@ class Batch:
     """Rows that are dead because their shard is damaged (`data.on_corrupt_shard=skip`)."""
     pad_token_id: int = PAD_TOKEN_ID
     """What the dead places hold."""
+    has_segment_b: bool = True
+    """False where `token_type_ids` are known to be 0 throughout, so that no model has to look."""
 
     @property
     def num_rows(self) -> int:
@@ -72,15 +74,15 @@ class Batch:
     def pack(self) -> torch.Tensor:
         """All of it as one (N,) int64 tensor: one tensor is handed on between processes faster than eight."""
         tensors = [getattr(self, name) for name in TENSOR_NAMES]
-        numbers = (self.sequence_length, self.num_unreadable_rows, self.pad_token_id)
+        numbers = (self.sequence_length, self.num_unreadable_rows, self.pad_token_id, self.has_segment_b)
         header = torch.tensor([*numbers, *(tensor.numel() for tensor in tensors)])
         return torch.cat([header, *(_as_int64(tensor) for tensor in tensors)])
 
     @classmethod
     def unpack(cls, packed: torch.Tensor) -> Batch:
         """The batch that `pack` made; its tensors share the memory of `packed`."""
-        header_size = len(TENSOR_NAMES) + 3
-        sequence_length, num_unreadable_rows, pad_token_id, *numbers = packed[:header_size].tolist()
+        header_size = len(TENSOR_NAMES) + 4
+        sequence_length, num_unreadable_rows, pad_token_id, has_segment_b, *numbers = packed[:header_size].tolist()
         sizes = dict(zip(TENSOR_NAMES, numbers, strict=True))
         words = [-(-size // 2) if name == "cu_seqlens" else size for name, size in sizes.items()]
         parts = packed[header_size:].split(words)
@@ -91,6 +93,7 @@ class Batch:
             sequence_length=sequence_length,
             num_unreadable_rows=num_unreadable_rows,
             pad_token_id=pad_token_id,
+            has_segment_b=bool(has_segment_b),
         )
 
 

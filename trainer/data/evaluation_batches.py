@@ -84,7 +84,7 @@ def evaluation_batches(
     settings = row_settings(data, phase)
     samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
     num_rows = phase.micro_batch_tokens // phase.sequence_length
-    shape = row_shape(shards, settings)
+    shape = row_shape(settings)
     batches = MicroBatches(
         samples,
         shape,

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from data_prep.errors import UserError
 from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.data.batch import Batch
-from trainer.data.from_settings import check_enough_rows, masking_of, row_settings, shards_of, training_samples
+from trainer.data.from_settings import check_enough_rows, masking_of, row_settings, training_samples
 from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.pair_rows import PairCounts
 from trainer.data.passes import row_shape
@@ -28,8 +28,6 @@ from trainer.data.workers import obey_rank_alone
 from trainer.schedule import global_batch_tokens
 from trainer.settings.data import DataSettings
 from trainer.settings.training import Phase
-
-_PREFETCHED_MICRO_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class Loader:
         self._samples = training_samples(shard_sets, data, phase, seed)
         self._dataset = MicroBatches(
             self._samples,
-            row_shape([shard for each in shard_sets for shard in shards_of(each, "train")], row_settings(data, phase)),
+            row_shape(row_settings(data, phase)),
             masking_of(data, shard_sets[0]),
             phase.micro_batch_tokens // phase.sequence_length,
             seed,
@@ -166,7 +164,8 @@ class Loader:
             batch_size=None,
             sampler=_Slices(self),
             num_workers=workers,
-            prefetch_factor=_PREFETCHED_MICRO_BATCHES if workers else None,
+            # A whole global batch lies ready, since a step begins with the counts of all its micro-batches.
+            prefetch_factor=-(-self.accumulation_steps // workers) + 1 if workers else None,
             # A forked worker starts at once and has the plans already. It uses neither CUDA nor torch's threads
             # (DataLoader sets one thread), which would not survive the fork.
             multiprocessing_context="fork" if workers else None,

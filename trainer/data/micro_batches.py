@@ -87,4 +87,5 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
             sequence_length=length,
             num_unreadable_rows=num_unreadable_rows,
             pad_token_id=special_tokens.pad,
+            has_segment_b=self._shape.max_pairs > 0,
         )

@@ -57,12 +57,6 @@ def num_document_rows(tokens: int, documents: int, sequence_length: int) -> int:
     return max(0, -(-(tokens + 2 * documents - 1) // (sequence_length - 2)))
 
 
-def max_document_sequences(min_document_tokens: int, sequence_length: int) -> int:
-    """The most sequences in a row, dead places included: two cut documents, whole ones between, and the dead places."""
-    whole = max(0, sequence_length - 6) // (max(1, min_document_tokens) + 2)
-    return whole + 3
-
-
 def document_starts(index: ShardIndex, itemsize: int) -> np.ndarray:
     """(D,) int64: the first token of each document in the shard's tar, counted in tokens from its first byte."""
     assert not (index.token_offsets % np.uint64(itemsize)).any(), "token data lie at multiples of their size"

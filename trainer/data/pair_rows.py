@@ -13,19 +13,20 @@ from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments, expand_ranges
 
 @dataclass(frozen=True)
 class PairCounts:
-    """What became of the sentences of an epoch's shards; the 50% hold over chunks of two sentences and more."""
+    """What became of the sentences of an epoch's shards."""
 
     pairs: int = 0
+    """Pairs with a label, half of them random or swapped."""
     random_pairs: int = 0
     """Pairs whose B is from another document."""
     swapped_pairs: int = 0
     """Pairs in the wrong order."""
     single_sentence_chunks: int = 0
-    """A document's only or last sentence, or a long one: B is always random, or with sentence order there is none."""
-    dropped_chunks: int = 0
-    """Chunks of one sentence in a shard without another document to take B from."""
+    """A document's only or last sentence, or a long one: an A without a B, for masked tokens alone."""
+    unlabelled_pairs: int = 0
+    """Pairs without a partner of their lengths: they stand as in the text, for masked tokens alone."""
     truncated_tokens: int = 0
-    """Tokens cut from pairs longer than a row, and of dropped chunks."""
+    """Tokens cut from pairs longer than a row."""
     rows: int = 0
     filled_places: int = 0
 
@@ -39,7 +40,7 @@ class PairCounts:
         )
         return (
             f"{self.pairs:,} sentence pairs ({kinds}), {self.single_sentence_chunks:,} chunks of a single sentence, "
-            f"{self.dropped_chunks:,} chunks dropped, {self.truncated_tokens:,} tokens cut to fit"
+            f"{self.unlabelled_pairs:,} pairs without a label, {self.truncated_tokens:,} tokens truncated"
         )
 
 
@@ -47,7 +48,7 @@ class PairCounts:
 class PairPlan:
     """The pairs of one shard, K of them, in the order of its rows; starts count tokens as `document_starts` does.
 
-    A single has a B of no tokens and no label.
+    A single has a B of no tokens. It has no label, nor has a pair without a partner.
     """
 
     row_starts: np.ndarray
@@ -57,7 +58,7 @@ class PairPlan:
     lengths: np.ndarray
     """(K, 2) int32: tokens of A and of B."""
     labels: np.ndarray
-    """(K,) int8: IS_NEXT or IS_RANDOM; IN_ORDER or IS_SWAPPED; -100 for a single."""
+    """(K,) int8: IS_NEXT or IS_RANDOM; IN_ORDER or IS_SWAPPED; -100 for none."""
     counts: PairCounts
 
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from trainer.data.assemble import RowShape
 from trainer.data.order import WINDOW_SHARDS, EpochOrder
-from trainer.data.packing import DocumentRows, RowPlan, Segments, max_document_sequences, num_document_rows
+from trainer.data.packing import DocumentRows, RowPlan, Segments, num_document_rows
 from trainer.data.pair_rows import PairCounts, PairPlan, PairRows
 from trainer.data.randomness import Purpose, fold
 from trainer.data.recently_used import RecentlyUsed
-from trainer.data.sentence_pairs import PairTask, max_pair_sequences, max_pairs_in_row, plan_pairs
+from trainer.data.sentence_pairs import PairTask, max_pairs_in_row, plan_pairs
 from trainer.data.shard_set import Shard
 
 
@@ -30,13 +30,10 @@ class RowSettings:
     short_seq_probability: float
 
 
-def row_shape(shards: Sequence[Shard], settings: RowSettings) -> RowShape:
-    """The fixed shapes of the rows of `shards`."""
+def row_shape(settings: RowSettings) -> RowShape:
+    """The fixed shape of the rows that `settings` give, whatever the data."""
     length = settings.sequence_length
-    if settings.pair_task is not None:
-        return RowShape(length, max_pair_sequences(length, settings.pair_task), max_pairs_in_row(length))
-    shortest = min(shard.record.min_document_tokens for shard in shards)
-    return RowShape(length, max_document_sequences(shortest, length), max_pairs=0)
+    return RowShape(length, max_pairs_in_row(length) if settings.pair_task is not None else 0)
 
 
 class Pass:

@@ -34,6 +34,7 @@ class SampleSpace:
         """`usage` is Purpose.TRAINING or Purpose.EVALUATION: each has orders of its own."""
         self._components = components
         self._settings = settings
+        self._usage = usage
         self._mixture = Mixture(weights, root_key(seed, usage, Purpose.MIXTURE)) if len(components) > 1 else None
         self._key = root_key(seed, usage, Purpose.PASS)
         # A micro-batch may lie across the end of a pass.
@@ -80,9 +81,16 @@ class SampleSpace:
         epoch, component, number = which
         shards = self._components[component]
         opened = Pass(shards, self._settings, root_key(self._key, epoch, component, number))
-        if not opened.num_rows:
+        if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(
-                f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair: a pair needs a document "
-                "of two sentences, or two documents in a shard; set data.sentence_pairs=none or prepare more text"
+                f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair that can be labelled: "
+                "next_sentence needs two documents of two sentences in a shard, sentence_order needs two such pairs. "
+                "Fix: set data.sentence_pairs=none, or prepare more text"
             )
         return opened
+
+    def _lacks_pairs(self, epoch: int, opened: Pass) -> bool:
+        """Whether training would begin without any pair to learn from; a component of a mixture may have none."""
+        counts = opened.pair_counts
+        is_beginning = self._usage is Purpose.TRAINING and epoch == 0 and self._mixture is None
+        return is_beginning and counts is not None and not counts.pairs

@@ -1,18 +1,25 @@
 """Sentence pairs for next-sentence or sentence-order prediction, planned from sentence lengths alone.
 
-After Devlin et al. 2018, section 3.1 and Appendix A.2, and their published data program: sentences of a document are
-gathered until a target length is reached, the chunk is cut between two sentences into A and B, and in half of the
-cases B is replaced by a random place of another document, when the replaced sentences are used again. What follows a
-chunk depends on nothing but the sentence at which it begins: so the successor of *every* sentence is computed at
-once, and all documents are then walked from chunk to chunk in lock-step.
+Sentences of a document are gathered until a target length is reached, and the chunk is cut between two sentences into
+A and B (Devlin et al. 2018, section 3.1 and Appendix A.2, and their published data program). What follows a chunk
+depends on nothing but the sentence at which it begins: so the successor of *every* sentence is computed at once, and
+all documents are then walked from chunk to chunk in lock-step.
 
-For sentence-order prediction (Lan et al. 2019, "ALBERT", section 3.1) A and B always follow each other, and half of
-the pairs are given in the wrong order. A chunk of one sentence has no order: it is an A alone, without a label.
+Lengths are decided before labels, so that they say nothing about labels. The published program draws a random B
+afresh, which makes its length another than that of a true B, and every chunk of one sentence a random pair. Here pairs
+are matched two by two, and one fair coin labels both:
+
+- Next sentence: two pairs of different documents whose Bs are equally long keep their Bs or exchange them.
+- Sentence order (Lan et al. 2019, "ALBERT", section 3.1): of two pairs whose lengths mirror each other, the one is
+  swapped and the other keeps its order. Two halves of one length need no partner.
+
+A chunk of one sentence is an A alone, and a pair without a partner stays as it stands in the text; both have no label.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -32,11 +39,13 @@ IN_ORDER, IS_SWAPPED = 0, 1
 SPECIAL_PLACES = 3
 """[CLS] A [SEP] B [SEP]."""
 SHORTEST_PAIR = SPECIAL_PLACES + 2
-SHORTEST_SINGLE = 3
-"""[CLS] A [SEP]."""
 
-_LENGTH, _CUT, _DOCUMENT, _SENTENCE, _TRUNCATE_A, _TRUNCATE_B, _SWAP = range(7)
-_REDRAWS = 16
+_NEXT_SENTENCE_BITS = (5, 4, 3, 2, 1, 0)
+"""Lengths of Bs that agree in so many leading bits are cut to the shorter one; 0 bits match any two."""
+_SENTENCE_ORDER_BITS = (5, 4, 3, 2)
+"""Mirrored lengths differ by less than a half: what differs more has no label."""
+
+_LENGTH, _CUT, _FIT, _TRUNCATE_A, _TRUNCATE_B, _MATCH, _LABEL, _DIRECTION = range(8)
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,18 @@ class _Text:
             documents=np.repeat(np.arange(len(index.sentence_counts)), index.sentence_counts),
         )
 
+    def mirrored(self, is_mirrored: np.ndarray) -> _Text:
+        """The same text with the sentences of some documents, (D,) bool, in reverse order."""
+        sentences = np.arange(len(self.documents))
+        sources = np.where(is_mirrored[self.documents], self.mirror(sentences + 1, self.documents), sentences)
+        lengths = np.diff(self.offsets)[sources]
+        return replace(self, offsets=np.concatenate([[0], np.cumsum(lengths)]))
+
+    def mirror(self, bounds: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """Where boundaries between sentences of `documents` are when their order is reversed."""
+        mirrored: np.ndarray = self.document_firsts[documents] + self.document_firsts[documents + 1] - bounds
+        return mirrored
+
     def reach(self, firsts: np.ndarray, targets: np.ndarray, documents: np.ndarray) -> np.ndarray:
         """The sentence after the fewest whole ones (at least one) from `firsts` on that hold `targets` tokens, or
         after the document's last."""
@@ -73,12 +94,6 @@ class _Text:
 def max_pairs_in_row(sequence_length: int) -> int:
     """The most pairs that a row can hold."""
     return sequence_length // SHORTEST_PAIR
-
-
-def max_pair_sequences(sequence_length: int, task: PairTask) -> int:
-    """The most sequences in a row, dead places included."""
-    shortest = SHORTEST_PAIR if task == "next_sentence" else SHORTEST_SINGLE
-    return sequence_length // shortest + 1
 
 
 def plan_pairs(
@@ -97,72 +112,78 @@ def plan_pairs(
     """
     text = _Text.of(index)
     capacity = sequence_length - SPECIAL_PLACES
-    in_order = task == "sentence_order"
-    some_other = (
-        not in_order and len(index.document_ids) > 0 and bool((index.document_ids != index.document_ids[0]).any())
-    )
-    targets, a_ends, chunk_ends, is_random = _cut_chunks(text, capacity, short_seq_probability, some_other, key)
-    firsts = _walk(text, np.where(is_random, a_ends, chunk_ends))
-    singles = chunk_ends[firsts] == firsts + 1
-    dropped = singles & (not some_other and not in_order)
-    dropped_tokens = text.tokens(firsts[dropped], firsts[dropped] + 1).sum()
-    firsts, singles = firsts[~dropped], singles[~dropped]
-
-    random = is_random[firsts]
-    a_ends = a_ends[firsts]
-    b_firsts, b_ends = a_ends.copy(), chunk_ends[firsts]
-    remaining = targets[firsts] - text.tokens(firsts, a_ends)
-    b_firsts[random], b_ends[random] = _random_places(text, index.document_ids, firsts[random], remaining[random], key)
-    if in_order:
-        a_ends[singles] = b_firsts[singles] = b_ends[singles]
-    lengths = np.stack([text.tokens(firsts, a_ends), text.tokens(b_firsts, b_ends)], axis=1)
-    fitted = fit_pairs(lengths, capacity)
-    shifts = _front_cuts(lengths - fitted, firsts, key)
+    cut = _cut_chunks if task == "next_sentence" else _cut_chunks_both_ways
+    firsts, a_ends, ends = cut(text, capacity, short_seq_probability, key)
+    lengths = np.stack([text.tokens(firsts, a_ends), text.tokens(a_ends, ends)], axis=1)
+    fitted = _fit_evenly(lengths, capacity, firsts, key)
+    documents = text.documents[firsts]
     tar_shifts = document_starts(index, itemsize) - text.offsets[text.document_firsts[:-1]]
-    halves = np.stack([firsts, np.where(lengths[:, 1] > 0, b_firsts, firsts)], axis=1)
-    starts = text.offsets[halves] + shifts + tar_shifts[text.documents[halves]]
-    labels = np.where(random, IS_RANDOM, IS_NEXT)
-    if in_order:
-        swapped = (high_bits(fold(fold(key, _SWAP), firsts)) < 2**31) & ~singles
-        starts[swapped], fitted[swapped] = starts[swapped, ::-1], fitted[swapped, ::-1]
-        labels = np.where(singles, IGNORED, np.where(swapped, IS_SWAPPED, IN_ORDER))
+    starts = text.offsets[np.stack([firsts, a_ends], axis=1)] + tar_shifts[documents, None]
+    starts += _front_cuts(lengths - fitted, firsts, key)
+    singles = np.count_nonzero(ends == firsts + 1)
+    truncated_tokens = lengths.sum() - fitted.sum()
+    coins = high_bits(fold(fold(key, _LABEL), firsts)) < 2**31
+    if task == "next_sentence":
+        planned = _label_next_sentences(starts, fitted, index.document_ids[documents], coins, key)
+    else:
+        planned = _label_sentence_orders(starts, fitted, coins, key)
+    starts, lengths, labels = planned
 
-    places = fitted.sum(1) + SPECIAL_PLACES - (fitted[:, 1] == 0)
-    rows = pack_rows(places, sequence_length)
+    used = lengths.sum(1) + SPECIAL_PLACES - (lengths[:, 1] == 0)
+    rows = pack_rows(used, sequence_length)
     order = np.argsort(rows, kind="stable")
     num_rows = int(rows.max(initial=-1)) + 1
     return PairPlan(
         row_starts=np.searchsorted(rows[order], np.arange(num_rows + 1)),
         starts=starts[order],
-        lengths=fitted[order].astype(np.int32),
+        lengths=lengths[order].astype(np.int32),
         labels=labels[order].astype(np.int8),
         counts=PairCounts(
             pairs=int((labels != IGNORED).sum()),
-            random_pairs=int(random.sum()),
-            swapped_pairs=int((labels == IS_SWAPPED).sum()) if in_order else 0,
-            single_sentence_chunks=int(singles.sum()),
-            dropped_chunks=int(dropped.sum()),
-            truncated_tokens=int(lengths.sum() - fitted.sum() + dropped_tokens),
+            random_pairs=int((labels == IS_RANDOM).sum()) if task == "next_sentence" else 0,
+            swapped_pairs=int((labels == IS_SWAPPED).sum()) if task == "sentence_order" else 0,
+            single_sentence_chunks=int(singles),
+            unlabelled_pairs=int(((labels == IGNORED) & (lengths[:, 1] > 0)).sum()),
+            truncated_tokens=int(truncated_tokens),
             rows=num_rows,
-            filled_places=int(places.sum()),
+            filled_places=int(used.sum()),
         ),
     )
 
 
 def _cut_chunks(
-    text: _Text, capacity: int, short_seq_probability: float, some_other: bool, key: np.uint64
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """For a chunk at every sentence: its target length, the end of A, its own end, and whether B is random; (S,)."""
+    text: _Text, capacity: int, short_seq_probability: float, key: np.uint64
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first sentence of every chunk, ascending, the end of its A and its own end; (K,) int64."""
     sentences = np.arange(len(text.documents))
     draws = fold(fold(key, _LENGTH), sentences)
     short = high_bits(draws) < short_seq_probability * 2**32
     targets = np.where(short, 2 + below(low_bits(draws), capacity - 1), capacity)
-    ends = text.reach(sentences, targets, text.documents)
-    draws = fold(fold(key, _CUT), sentences)
-    single = ends == sentences + 1
-    a_ends = sentences + 1 + below(low_bits(draws), ends - sentences - 1)
-    is_random = (single | (high_bits(draws) < 2**31)) & some_other
-    return targets, a_ends, ends, is_random
+    successors = text.reach(sentences, targets, text.documents)
+    firsts = _walk(text, successors)
+    ends = successors[firsts]
+    cuts = below(high_bits(fold(fold(key, _CUT), firsts)), ends - firsts - 1)
+    return firsts, firsts + 1 + cuts, ends
+
+
+def _cut_chunks_both_ways(
+    text: _Text, capacity: int, short_seq_probability: float, key: np.uint64
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Chunks as of `_cut_chunks`, in half of the documents gathered from the last sentence to the first.
+
+    The sentence that reaches a target is a long one more often than not. Gathered one way alone, it would be in B.
+    """
+    is_mirrored = high_bits(fold(fold(key, _DIRECTION), np.arange(len(text.document_firsts) - 1))) < 2**31
+    firsts, a_ends, ends = _cut_chunks(text.mirrored(is_mirrored), capacity, short_seq_probability, key)
+    documents = text.documents[firsts]
+    mirrored = is_mirrored[documents]
+    singles = ends == a_ends
+    a_ends = np.where(mirrored & ~singles, text.mirror(a_ends, documents), a_ends)
+    firsts, ends = (
+        np.where(mirrored, text.mirror(ends, documents), firsts),
+        np.where(mirrored, text.mirror(firsts, documents), ends),
+    )
+    return firsts, np.where(singles, ends, a_ends), ends
 
 
 def _walk(text: _Text, successors: np.ndarray) -> np.ndarray:
@@ -177,28 +198,97 @@ def _walk(text: _Text, successors: np.ndarray) -> np.ndarray:
     return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
 
 
-def _random_places(
-    text: _Text, document_ids: np.ndarray, firsts: np.ndarray, targets: np.ndarray, key: np.uint64
-) -> tuple[np.ndarray, np.ndarray]:
-    """First sentence and end of a B of `targets` tokens from another document, for the pairs that begin at `firsts`.
+def _label_next_sentences(
+    starts: np.ndarray, lengths: np.ndarray, document_ids: np.ndarray, coins: np.ndarray, key: np.uint64
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Exchange the Bs of half of the couples: (starts, lengths, labels) of all pairs and of the tails.
 
-    Pieces of one split document share its id, and do not count as another.
+    Of two Bs that differ in length the longer one is cut, whether they are exchanged or not; its tail becomes an A
+    alone, so that no token is lost. Pieces of one split document share its id, and are no other document.
+
+    Args:
+        starts, lengths: (K, 2) int64 of A and B. document_ids: (K,). coins: (K,) bool, fair, one for each pair.
     """
-    own = text.documents[firsts]
-    keys = fold(fold(key, _DOCUMENT), firsts)
-    other = below(high_bits(fold(keys, 0)), len(document_ids))
-    for redraw in range(1, _REDRAWS):
-        same = np.flatnonzero(document_ids[other] == document_ids[own])
-        if not len(same):
-            break
-        other[same] = below(high_bits(fold(keys[same], redraw)), len(document_ids))
-    # A shard that is nearly all one document: its first document, or the first that is another than that.
-    same = document_ids[other] == document_ids[own]
-    second = int(np.argmax(document_ids != document_ids[0]))
-    other[same] = np.where(document_ids[own[same]] == document_ids[0], second, 0)
-    counts = text.document_firsts[other + 1] - text.document_firsts[other]
-    b_firsts = text.document_firsts[other] + below(high_bits(fold(fold(key, _SENTENCE), firsts)), counts)
-    return b_firsts, text.reach(b_firsts, targets, other)
+    pairs = np.flatnonzero(lengths[:, 1])
+    couples = pairs[_match(lengths[pairs, 1:], document_ids[pairs], _NEXT_SENTENCE_BITS, key)]
+    b_starts, b_lengths = starts[couples, 1], lengths[couples, 1]
+    shared = b_lengths.min(axis=1, keepdims=True)
+    is_tail = b_lengths > shared
+    tail_starts, tail_lengths = (b_starts + shared)[is_tail], (b_lengths - shared)[is_tail]
+
+    exchanged = coins[couples[:, 0]]
+    lengths, starts, labels = lengths.copy(), starts.copy(), np.full(len(lengths), IGNORED)
+    lengths[couples, 1] = shared
+    starts[couples[exchanged], 1] = b_starts[exchanged, ::-1]
+    labels[couples] = np.where(exchanged, IS_RANDOM, IS_NEXT)[:, None]
+    return (
+        np.concatenate([starts, np.stack([tail_starts, tail_starts], axis=1)]),
+        np.concatenate([lengths, np.stack([tail_lengths, np.zeros_like(tail_lengths)], axis=1)]),
+        np.concatenate([labels, np.full(len(tail_lengths), IGNORED)]),
+    )
+
+
+def _label_sentence_orders(
+    starts: np.ndarray, lengths: np.ndarray, coins: np.ndarray, key: np.uint64
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Swap one pair of every couple, and half of the pairs of equal halves: (starts, lengths, labels) of all pairs.
+
+    Args:
+        starts, lengths: (K, 2) int64 of A and B. coins: (K,) bool, fair, one for each pair.
+    """
+    pairs = np.flatnonzero(lengths[:, 1])
+    even = pairs[lengths[pairs, 0] == lengths[pairs, 1]]
+    uneven = pairs[lengths[pairs, 0] != lengths[pairs, 1]]
+    a_is_longer = lengths[uneven, 0] > lengths[uneven, 1]
+    couples = uneven[_match(np.sort(lengths[uneven], axis=1), a_is_longer, _SENTENCE_ORDER_BITS, key)]
+    labels = np.full(len(lengths), IGNORED)
+    labels[even] = np.where(coins[even], IS_SWAPPED, IN_ORDER)
+    labels[couples[:, 0]] = np.where(coins[couples[:, 0]], IS_SWAPPED, IN_ORDER)
+    labels[couples[:, 1]] = IN_ORDER + IS_SWAPPED - labels[couples[:, 0]]
+    swapped = (labels == IS_SWAPPED)[:, None]
+    return np.where(swapped, starts[:, ::-1], starts), np.where(swapped, lengths[:, ::-1], lengths), labels
+
+
+def _match(sizes: np.ndarray, kinds: np.ndarray, bits: Sequence[int], key: np.uint64) -> np.ndarray:
+    """Couples of items of different kinds and of the same sizes, (C, 2) int64; each item is in one couple at most.
+
+    First come items of equal sizes, then in one round for each of `bits` items whose sizes agree in so many leading
+    bits. In a group of equal sizes, sorted by kind, each item of the first half is matched with the one that stands
+    half a group behind it, so as many couples as possible are of different kinds.
+
+    Args:
+        sizes: (N, 1 or 2) int64, 1 to 2^31 - 1. kinds: (N,).
+    """
+    shifts = 32 * np.arange(sizes.shape[1])  # a group by one number
+    left = np.arange(len(sizes))
+    found = [np.empty((0, 2), np.int64)]
+    for num_bits in (64, *bits):
+        groups = (_leading_bits(sizes[left], num_bits) << shifts).sum(axis=1)
+        # In each group the kinds have an order of its own: the same kinds do not meet again and again.
+        order = np.lexsort((fold(fold(fold(key, _MATCH), groups), kinds[left]), groups))
+        counts = np.unique(groups, return_counts=True)[1]
+        half = np.repeat(counts // 2, counts)
+        ranks = np.arange(len(left)) - np.repeat(np.cumsum(counts) - counts, counts)
+        in_front = np.flatnonzero(ranks < half)
+        couples = left[order[np.stack([in_front, in_front + half[in_front]], axis=1)]]
+        couples = couples[kinds[couples[:, 0]] != kinds[couples[:, 1]]]
+        found.append(couples)
+        left = np.setdiff1d(left, couples, assume_unique=True)
+    return np.concatenate(found)
+
+
+def _leading_bits(sizes: np.ndarray, num_bits: int) -> np.ndarray:
+    """`sizes` with all but their `num_bits` leading bits cleared."""
+    shifts = np.maximum(np.frexp(sizes)[1] - num_bits, 0)
+    cleared: np.ndarray = (sizes >> shifts) << shifts
+    return cleared
+
+
+def _fit_evenly(lengths: np.ndarray, capacity: int, firsts: np.ndarray, key: np.uint64) -> np.ndarray:
+    """`fit_pairs`, where by a fair coin for each pair A and B change their roles: neither is the longer one by rule."""
+    mirrored = high_bits(fold(fold(key, _FIT), firsts)) < 2**31
+    fitted = fit_pairs(np.where(mirrored[:, None], lengths[:, ::-1], lengths), capacity)
+    return np.where(mirrored[:, None], fitted[:, ::-1], fitted)
 
 
 def fit_pairs(lengths: np.ndarray, capacity: int) -> np.ndarray:

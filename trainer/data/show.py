@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +35,58 @@ def describe_batch(batch: Batch, tokenizer: Tokenizer, pair_labels: tuple[str, s
         sequences = [(begin, end) for begin, end in zip(inside, [*inside[1:], stop], strict=True) if text.filled[begin]]
         yield f"row {row}: {text.summary(first, stop)}, sequences: {len(sequences)}"
         for begin, end in sequences:
-            if begin not in labels:
+            if not types[begin:end].any():
                 yield f"  | {text.marked(begin, end)}"
                 continue
             cut = begin + int(np.argmax(types[begin:end]))
+            label = f"{labels[begin]} = {pair_labels[labels[begin]]}" if begin in labels else "no label"
             yield f"  A {text.marked(begin, cut)}"
-            yield f"  B {text.marked(cut, end)}   <- {labels[begin]} = {pair_labels[labels[begin]]}"
+            yield f"  B {text.marked(cut, end)}   <- {label}"
         yield ""
+
+
+def rows_as_data(batch: Batch, pair_labels: tuple[str, str], first_sample: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield every row that holds tokens as plain values; positions count from the row's first one.
+
+    The help of `launch/show_batch.py` describes the fields.
+    """
+    length = batch.sequence_length
+    starts = np.unique(batch.cu_seqlens.numpy())
+    filled = batch.input_ids.numpy() != batch.pad_token_id
+    predicted = _used(batch.masked_positions.numpy(), batch.labels.numpy())
+    judged = _used(batch.cls_positions.numpy(), batch.next_sentence_labels.numpy())
+    for row in range(batch.num_rows):
+        first, stop = row * length, (row + 1) * length
+        if not filled[first:stop].any():
+            continue
+        inside = starts[(first <= starts) & (starts < stop)].tolist()
+        masked = [(position - first, label) for position, label in predicted if first <= position < stop]
+        yield {
+            "row": row,
+            "sample": first_sample + row,
+            "num_tokens": int(filled[first:stop].sum()),
+            "input_ids": batch.input_ids[first:stop].tolist(),
+            "position_ids": batch.position_ids[first:stop].tolist(),
+            "token_type_ids": batch.token_type_ids[first:stop].tolist(),
+            "masked_positions": [position for position, _ in masked],
+            "labels": [label for _, label in masked],
+            "documents": [
+                {"start": begin - first, "stop": end - first}
+                for begin, end in zip(inside, [*inside[1:], stop], strict=True)
+                if filled[begin]
+            ],
+            "pairs": [
+                {"cls_position": position - first, "label": label, "meaning": pair_labels[label]}
+                for position, label in judged
+                if first <= position < stop
+            ],
+        }
+
+
+def _used(positions: np.ndarray, labels: np.ndarray) -> list[tuple[int, int]]:
+    """(position, label) of the entries that are in use, by position."""
+    used = labels != IGNORED
+    return sorted(zip(positions[used].tolist(), labels[used].tolist(), strict=True))
 
 
 class _Text:

@@ -1,10 +1,21 @@
-"""Signals in the processes that build batches."""
+"""The processes that build batches: their signals, and what their loss means."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import socket
 import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+_LOST = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
+    r"(?:is killed by signal: (?P<signal>[^.]+)|exited unexpectedly)"
+)
+"""As torch has it: raised by its handler of SIGCHLD wherever the rank is, or where the batch is waited for."""
 
 
 def obey_rank_alone(worker: int) -> None:
@@ -23,3 +34,31 @@ def _wait_for_rank(rank_pid: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != rank_pid:
         pass
     os._exit(0)
+
+
+@contextlib.contextmanager
+def explain_lost_workers(rank: int, num_workers: int, end_run: Callable[[str], NoReturn]) -> Iterator[None]:
+    """End the run on all ranks where a worker of this rank was killed or crashed; other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if (verdict := verdict_on_lost_worker(error, rank, num_workers)) is not None:
+            end_run(verdict)
+        raise
+
+
+def verdict_on_lost_worker(error: BaseException | None, rank: int, num_workers: int) -> str | None:
+    """Which worker was lost, probably why, and what to do; None where the error says nothing of one."""
+    while error is not None and (found := _LOST.search(str(error))) is None:
+        error = error.__cause__ or error.__context__
+    if error is None or found is None:
+        return None
+    lower = f"lower data.num_workers={num_workers}"
+    reason, fix = "probably because the host ran out of memory", f"{lower}, or give the host more memory"
+    if found["signal"] == "Bus error":
+        reason, fix = "probably because /dev/shm is full", f"enlarge /dev/shm, or {lower}"
+    elif found["signal"] not in (None, "Killed"):
+        reason, fix = "see its own message above", f"{lower}; with 0 the rank builds its batches itself"
+    ended = f"was ended by a signal ({found['signal']})" if found["signal"] else "ended unexpectedly"
+    where = f"process {found['pids']} on {socket.gethostname()}"
+    return f"a data worker of rank {rank} ({where}) {ended}, {reason}. Fix: {fix}"

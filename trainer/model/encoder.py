@@ -21,6 +21,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = activation_checkpointing
+        self.is_compiled = False
+        """Whether `PretrainingModel.compile_blocks` compiled the blocks."""
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(build_block(config, number) for number in range(config.num_hidden_layers))
         self.final_norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
@@ -40,8 +42,12 @@ class Encoder(nn.Module):
     def _layouts(self, batch: Batch, hidden_states: torch.Tensor) -> dict[str, AttentionLayout]:
         """One layout for all global layers and one for all local ones."""
         config = self.config
+        if self.is_compiled:
+            torch._dynamo.mark_dynamic(batch.cu_seqlens, 0)  # a new graph would be an error, not a slow surprise
         dropout = config.attention_probs_dropout_prob if self.training else 0.0
-        kernel = choose_kernel(hidden_states.device, hidden_states.dtype, config.head_size, dropout)
+        kernel = choose_kernel(
+            hidden_states.device, hidden_states.dtype, config.head_size, dropout, batch.sequence_length
+        )
         reaches = {"global": None, "local": config.local_attention and config.local_attention // 2}
         thetas = {"global": config.global_rope_theta, "local": config.local_rope_theta}
         is_rotary = config.position_embedding == "rotary"

@@ -36,6 +36,17 @@ class WordEmbeddings(nn.Embedding):
         return super().forward(input)
 
 
+class TokenTypeEmbeddings(nn.Embedding):
+    """The rows of segments A and B, (2, hidden_size)."""
+
+    def forward(self, input: torch.Tensor | None) -> torch.Tensor:
+        """Token types (T,) to (T, hidden_size); None, where all are 0, to (hidden_size,).
+
+        The backward of a lookup adds T gradients to one row one after the other, which a GPU does serially.
+        """
+        return self.weight[0] if input is None else super().forward(input)
+
+
 class Embeddings(nn.Module):
     """Word embeddings, and those of token types and positions where the model has them, summed and normalised."""
 
@@ -43,7 +54,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self.word_embeddings = WordEmbeddings(config.padded_vocab_size, config.hidden_size)
         self.token_type_embeddings = (
-            nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
+            TokenTypeEmbeddings(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         )
         self.position_embeddings = build_position_embeddings(config)
         self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
@@ -53,7 +64,8 @@ class Embeddings(nn.Module):
         """(T, hidden_size)."""
         embeddings: torch.Tensor = self.word_embeddings(batch.input_ids)
         if self.token_type_embeddings is not None:
-            embeddings = embeddings + self.token_type_embeddings(batch.token_type_ids)
+            types = batch.token_type_ids if batch.has_segment_b else None
+            embeddings = embeddings + self.token_type_embeddings(types)
         if self.position_embeddings is not None:
             embeddings = embeddings + self.position_embeddings(batch.position_ids).to(embeddings.dtype)
         embeddings = self.dropout(self.norm(embeddings))

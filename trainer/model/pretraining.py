@@ -68,29 +68,46 @@ class PretrainingModel(nn.Module):
         self.mlm_head = MaskedLanguageModelHead(config)
         self.pooler = Pooler(config) if next_sentence else None
         self.next_sentence_head = NextSentenceHead(config) if next_sentence else None
+        self._mlm_loss_sum = self._sum_mlm_losses
+        """`compile_blocks` puts the compiled function here."""
 
     def forward(self, batch: Batch, scored: bool = False) -> PretrainingOutput | PredictionScores:
         """Loss sums and counts of `batch`, which must lie on the model's device; or the scores of each prediction."""
-        predictions = self.predict(batch)
         if scored:
-            return _score_each(predictions, batch)
-        mlm_loss_sum = _loss_sum(predictions.mlm_logits, batch.labels)
-        if predictions.nsp_logits is None:
+            return _score_each(self.predict(batch), batch)
+        hidden_states = self.encoder(batch)  # (T, hidden_size)
+        mlm_loss_sum = self._mlm_loss_sum(hidden_states, batch.masked_positions, batch.labels)
+        nsp_logits = self._nsp_logits(hidden_states, batch)
+        if nsp_logits is None:
             nothing = torch.zeros_like(mlm_loss_sum, requires_grad=False)
             return PretrainingOutput(mlm_loss_sum, nothing, torch.zeros_like(nothing, dtype=torch.int64))
-        nsp_loss_sum = _loss_sum(predictions.nsp_logits, batch.next_sentence_labels)
-        nsp_correct = (predictions.nsp_logits.argmax(dim=-1) == batch.next_sentence_labels).sum()
+        nsp_loss_sum = _loss_sum(nsp_logits, batch.next_sentence_labels)
+        nsp_correct = (nsp_logits.argmax(dim=-1) == batch.next_sentence_labels).sum()
         return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, nsp_correct)
 
     def predict(self, batch: Batch) -> Predictions:
         """The logits behind the losses, at the predicted places and the pairs' [CLS] only."""
         hidden_states = self.encoder(batch)  # (T, hidden_size)
-        masked = hidden_states.index_select(0, batch.masked_positions)  # (P, hidden_size)
-        mlm_logits = self.mlm_head(masked, self.encoder.embeddings.word_embeddings)
+        return Predictions(
+            self._mlm_logits(hidden_states, batch.masked_positions), self._nsp_logits(hidden_states, batch)
+        )
+
+    def _mlm_logits(self, hidden_states: torch.Tensor, masked_positions: torch.Tensor) -> torch.Tensor:
+        masked = hidden_states.index_select(0, masked_positions)  # (P, hidden_size)
+        logits: torch.Tensor = self.mlm_head(masked, self.encoder.embeddings.word_embeddings)
+        return logits
+
+    def _sum_mlm_losses(
+        self, hidden_states: torch.Tensor, masked_positions: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        return _loss_sum(self._mlm_logits(hidden_states, masked_positions), labels)
+
+    def _nsp_logits(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor | None:
         if self.pooler is None or self.next_sentence_head is None:
-            return Predictions(mlm_logits, None)
+            return None
         pooled = self.pooler(hidden_states.index_select(0, batch.cls_positions))  # (C, hidden_size)
-        return Predictions(mlm_logits, self.next_sentence_head(pooled))
+        logits: torch.Tensor = self.next_sentence_head(pooled)
+        return logits
 
     def initialise(self, seed: int) -> None:
         """Set every weight anew from `seed`, the same on every device."""
@@ -109,13 +126,16 @@ class PretrainingModel(nn.Module):
             self.mlm_head.bias.copy_((counts / counts.sum()).log())
 
     def compile_blocks(self, backend: str = "inductor") -> None:
-        """Compile each block in place with torch.compile, for the fixed shapes of each phase.
+        """Compile each block, and the MLM head with its loss, with torch.compile, for the shapes of each phase.
 
-        Blocks of one kind share their graphs: the kinds times the phases, in training and in evaluation.
+        Blocks of one kind share their graphs: the kinds times the phases, in training and in evaluation. All shapes are
+        fixed but the capacity for sequences, which is one symbol of the graph.
         """
+        self.encoder.is_compiled = True
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
         for layer in self.encoder.layers:
             layer.compile(backend=backend, dynamic=False)
+        self._mlm_loss_sum = torch.compile(self._sum_mlm_losses, backend=backend, dynamic=False)
 
 
 def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -141,7 +141,7 @@ def open_files() -> set[str]:
 def check_compiler(config: RunConfig) -> Iterator[Finding]:
     """Only torch.compile on the CPU and the optimizer's offload need one."""
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
-    needed = config.training.compile or config.zero.offload_optimizer
+    needed = config.training.compile is True or config.zero.offload_optimizer
     if compiler is None and needed:
         yield Finding(
             "fail",

@@ -18,8 +18,9 @@ import torch
 import torch.distributed
 
 from data_prep.errors import UsageError, UserError
-from trainer.ranks.leaving import end_process, first_line
+from trainer.ranks.leaving import end_process, first_line, tells_of_lost_peer
 from trainer.ranks.meeting import RankIsMissing, meet
+from trainer.ranks.stacks import flight_recorder_environment
 from trainer.settings.training import DistributedSettings
 
 
@@ -31,6 +32,8 @@ class Ranks:
     world_size: int
     local_rank: int
     device: torch.device
+    host_group: torch.distributed.ProcessGroup | None = None
+    """All ranks over gloo, for tensors on the CPU; None where the default group is one."""
 
     @property
     def is_first(self) -> bool:
@@ -38,21 +41,26 @@ class Ranks:
         return self.rank == 0
 
 
-def initialize_distributed(settings: DistributedSettings, deterministic: bool = False) -> Ranks:
+def initialize_distributed(
+    settings: DistributedSettings, deterministic: bool = False, output_dir: Path | None = None
+) -> Ranks:
     """Start the process group that the environment describes; without one, a world of one.
 
-    `deterministic` asks torch for kernels that give the same bits every time (and an error where there is none).
+    `deterministic` asks torch for kernels that give the same bits every time (and an error where there is none);
+    with an `output_dir` NCCL writes the record of its collectives there after a timeout (`stacks.py`).
 
     gloo and the CPU where there is no CUDA device (or `DS_ACCELERATOR=cpu`), nccl and `cuda:LOCAL_RANK` otherwise.
 
     Raises:
-        UserError: the environment describes no group, its port is taken, or not all ranks came.
+        UserError: the environment describes no group, its port is taken, or not all ranks came (`RankIsMissing`).
     """
     _complete_environment()
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
     use_cuda = device_type() == "cuda"
+    if output_dir is not None:
+        os.environ.update(flight_recorder_environment(output_dir, use_cuda, os.environ))
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow, which would begin to report
@@ -68,36 +76,36 @@ def initialize_distributed(settings: DistributedSettings, deterministic: bool = 
     else:
         # Left alone, the first start would compile a shared-memory op for minutes, and fail without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    _start_group("nccl" if use_cuda else "gloo", rank, world_size, settings)
-    return Ranks(rank, world_size, local_rank, torch.device("cuda", local_rank) if use_cuda else torch.device("cpu"))
+    host_group = _start_groups("nccl" if use_cuda else "gloo", rank, world_size, settings)
+    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    return Ranks(rank, world_size, local_rank, device, host_group)
 
 
-def _start_group(backend: str, rank: int, world_size: int, settings: DistributedSettings) -> None:
-    """Start DeepSpeed's communication over `backend` once all ranks have come."""
+def _start_groups(
+    backend: str, rank: int, world_size: int, settings: DistributedSettings
+) -> torch.distributed.ProcessGroup | None:
+    """Start DeepSpeed's communication over `backend` once all ranks have come; returns `Ranks.host_group`."""
     import deepspeed
 
-    store = meet(rank, world_size, settings)
+    store, host_group = meet(rank, world_size, settings), None
+    timeout = timedelta(seconds=settings.connect_timeout_seconds)
     try:
-        deepspeed.init_distributed(
-            dist_backend=backend,
-            auto_mpi_discovery=False,
-            timeout=timedelta(seconds=settings.meeting_timeout_seconds),
-            verbose=False,
-        )
-    except torch.distributed.DistError as error:
-        raise RankIsMissing(
-            f"a rank was lost between the ranks' meeting and their group, see its own message ({first_line(error)}); "
-            "start the same command again"
-        ) from None
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, verbose=False)
+        if backend != "gloo" and world_size > 1:
+            host_group = torch.distributed.new_group(backend="gloo", timeout=timeout, group_desc="hosts")
     except RuntimeError as error:
-        if "gloo" not in str(error).lower():
+        if not isinstance(error, torch.distributed.DistError) and not tells_of_lost_peer(str(error)):
             raise
-        raise UserError(
-            f"the ranks met, and gloo does not connect them ({first_line(error)}); set GLOO_SOCKET_IFNAME to the "
-            "network interface by which the hosts see each other, and look for ranks that ended"
+        interface = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
+        raise RankIsMissing(
+            "a rank was lost, or cannot be reached, between the ranks' meeting and their group: they did not connect "
+            f"within distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}). "
+            "Fix: see the message of the rank that ended, and start the same command again; where none ended, set "
+            f"{interface} to the network interface by which the hosts see each other"
         ) from None
     del store  # the group has its own
     set_timeout_on_all_groups(settings)
+    return host_group
 
 
 def device_type() -> str:
@@ -119,6 +127,14 @@ def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     total = values.detach().to(ranks.device, copy=True)
     if ranks.world_size > 1:
         torch.distributed.all_reduce(total)
+    return total
+
+
+def sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """The sum over ranks of a tensor on the CPU, whatever the device is doing; `values` is left as it is."""
+    total = values.clone()
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(total, group=ranks.host_group)
     return total
 
 
@@ -149,6 +165,29 @@ def broadcast_object(value: Any, ranks: Ranks) -> Any:
     if ranks.world_size > 1:
         torch.distributed.broadcast_object_list(holder, src=0, device=ranks.device)
     return holder[0]
+
+
+def gather_bytes(value: bytes, ranks: Ranks) -> list[bytes]:
+    """Every rank's bytes, of the same number on all ranks and at least one, in the order of ranks, on every rank."""
+    if ranks.world_size == 1:
+        return [value]
+    own = torch.frombuffer(bytearray(value), dtype=torch.uint8).to(ranks.device)
+    gathered = [torch.empty_like(own) for _ in range(ranks.world_size)]
+    torch.distributed.all_gather(gathered, own)
+    return [each.cpu().numpy().tobytes() for each in gathered]
+
+
+def broadcast_bytes(value: bytes, ranks: Ranks, source: int) -> bytes:
+    """The bytes of rank `source`, at least one, on every rank; unlike an object they are not unpickled."""
+    if ranks.world_size == 1:
+        return value
+    length = torch.tensor(len(value), device=ranks.device)
+    torch.distributed.broadcast(length, src=source)
+    buffer = torch.zeros(int(length), dtype=torch.uint8, device=ranks.device)
+    if ranks.rank == source:
+        buffer.copy_(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+    torch.distributed.broadcast(buffer, src=source)
+    return buffer.cpu().numpy().tobytes()
 
 
 def barrier(ranks: Ranks) -> None:

@@ -19,7 +19,7 @@ import torch.distributed
 
 from data_prep.errors import UserError, unusable_name
 from data_prep.terminal import paragraph
-from trainer.ranks.meeting import RankIsMissing
+from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS, RankIsMissing
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -27,9 +27,20 @@ if TYPE_CHECKING:
 _LEAVING_SECONDS = 5.0
 _LAST_MESSAGE = "clozeworks/last_message"
 _OF_ANOTHER = re.compile(r"rank \d+ ended the run: ")
+# What gloo, NCCL and the TCPStore of torch 2.11 and 2.13 say where another process or its host is gone.
 _LOST_PEER = re.compile(
-    r"closed by peer|connection reset|timed out|broken pipe|socket.*closed|ncclRemoteError", re.IGNORECASE
+    r"closed by (remote )?peer|peer closed|pair closure|connection was likely closed"
+    r"|connection (reset|refused|aborted)|connection abort|broken pipe|socket.*closed|connectFullMesh failed"
+    r"|failed to recv|failed to send|(got|sent) 0 bytes|recvValue(WithTimeout)? failed"
+    r"|timed out|wait timeout after|(read|connect|socket) timeout|NCCL timeout"
+    r"|client socket has failed to connect|no route to host|network is (unreachable|down)|host is (unreachable|down)"
+    r"|ncclRemoteError|remote process exited|remote error detected|communicator was aborted",
+    re.IGNORECASE,
 )
+
+
+class ToldByEveryRank(UserError):
+    """An error that each rank prints, because no single log may be the one that is read."""
 
 
 def run_rank(command: Callable[[], int]) -> NoReturn:
@@ -45,7 +56,7 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
         _print(f"error: {paragraph(error)}", int(os.environ.get("RANK", "0")))
         end_process(error.exit_status)
     except UserError as error:
-        _leave(f"error: {paragraph(error)}", error.exit_status)
+        _leave(f"error: {paragraph(error)}", error.exit_status, isinstance(error, ToldByEveryRank))
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except OSError as error:
@@ -55,7 +66,7 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     except SystemExit as error:
         end_process(error.code if isinstance(error.code, int) else int(error.code is not None))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
-        _leave(_explain(error), 1)
+        _leave(_explain(error), LOST_RANK_EXIT_STATUS if is_lost_peer(error) else 1)
     end_process(status)
 
 
@@ -88,11 +99,12 @@ class _Unbreakable(io.FileIO):
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone or did not answer in time."""
-    return (
-        isinstance(error, RuntimeError)
-        and torch.distributed.is_initialized()
-        and _LOST_PEER.search(str(error)) is not None
-    )
+    return isinstance(error, RuntimeError) and torch.distributed.is_initialized() and tells_of_lost_peer(str(error))
+
+
+def tells_of_lost_peer(message: str) -> bool:
+    """Whether the message of a communication library says that another process is gone or does not answer."""
+    return _LOST_PEER.search(message) is not None
 
 
 def error_of_another(world_size: int) -> str | None:
@@ -119,8 +131,8 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _leave(message: str, exit_status: int) -> NoReturn:
-    """Print the message unless rank 0 prints the same one, then end the process."""
+def _leave(message: str, exit_status: int, every_rank_tells: bool = False) -> NoReturn:
+    """Print the message, unless rank 0 prints the same one and one log is enough, then end the process."""
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if not torch.distributed.is_initialized() or world_size == 1:
@@ -129,7 +141,8 @@ def _leave(message: str, exit_status: int) -> NoReturn:
             _print(message, rank)
         end_process(exit_status)
     heard = _exchange(message, rank, world_size) if message.startswith("error: ") else []
-    if rank == 0 or not heard or heard[0] != message:
+    speaks = rank == 0 or every_rank_tells or exit_status == LOST_RANK_EXIT_STATUS
+    if speaks or not heard or heard[0] != message:
         _print(message, rank)
     end_process(exit_status)
 
@@ -156,6 +169,22 @@ def _exchange(message: str, rank: int, world_size: int) -> list[str]:
 def _print(message: str, rank: int) -> None:
     prefix = "" if rank == 0 else f"rank {rank}: "
     print(f"{prefix}{message}", file=sys.stderr, flush=True)
+
+
+def end_with_last_line(line: str, exit_status: int) -> NoReturn:
+    """Print the line on standard error as the last of this process's output, and end it.
+
+    Other threads, those of torch's C++ libraries too, may print at any time: nothing of theirs comes after the line.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        own, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
+        os.write(own, f"{line}\n".encode(errors="backslashreplace"))
+    os._exit(exit_status)
 
 
 def end_process(exit_status: int) -> NoReturn:

@@ -64,7 +64,11 @@ class TrainingSettings(Settings):
     )
     activation_checkpointing: bool = Field(False, description="recompute each block in the backward to save memory")
     deterministic: bool = Field(False, description="deterministic kernels on CUDA (bitwise resume there; slower)")
-    compile: bool = Field(False, description="torch.compile the blocks (needs a C++ compiler on CPU)")
+    compile: Literal["auto", True, False] = Field(
+        "auto",
+        description="torch.compile the blocks and the MLM head with its loss; auto: where every rank has CUDA, Triton "
+        "and a C compiler (true needs a C++ compiler on the CPU)",
+    )
 
 
 class OptimizerSettings(Settings):
@@ -120,4 +124,9 @@ class DistributedSettings(Settings):
     timeout_seconds: Seconds = Field(1800, description="a collective that waits longer ends the run")
     meeting_timeout_seconds: Seconds = Field(
         600, description="how long the ranks wait for each other at the start before those that are missing are named"
+    )
+    connect_timeout_seconds: Seconds = Field(
+        30,
+        description="how long a rank retries at the start to resolve MASTER_ADDR and to connect to it, and to connect "
+        "the process groups once all ranks have met; raise it where hosts start or names appear much later than others",
     )

@@ -11,7 +11,10 @@ from trainer.settings.types import NonNegativeInt, Probability, Seconds
 
 
 class CheckpointSettings(Settings):
-    """When the state is saved and how much of it is kept; the last step is always saved, the newest always kept."""
+    """When the state is saved and how much of it is kept; the last step is always saved, the newest always kept.
+
+    Nothing is saved or removed while steps are not finite: what is due then is saved after the next finite step.
+    """
 
     every_steps: PositiveInt = Field(1000, description="steps between checkpoints")
     every_minutes: PositiveFloat | None = Field(
@@ -28,7 +31,9 @@ class CheckpointSettings(Settings):
         "valid/mlm_loss", description="metric of the evaluation that keep_best goes by"
     )
     on_failed_save: Literal["continue", "stop"] = Field(
-        "continue", description="continue trains on with the last good one and a warning; stop ends the run"
+        "continue",
+        description="continue trains on with the last good one and a warning, and ends a run that has none at its "
+        "second failed save; stop ends the run",
     )
     upload_to: str | None = Field(
         None,

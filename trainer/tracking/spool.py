@@ -51,8 +51,8 @@ class Spool(SpoolFolder):
         self.num_damaged_lines = 0
         self._lock = threading.RLock()
         self._unwritten = b""
-        self.save(durable=True)
         self._file = os.open(self.points_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self.save()  # which also brings the name of the points' file to the disk
         self.size = self._recover()
 
     def append(self, step: int, metrics: dict[str, float]) -> int:
@@ -100,9 +100,9 @@ class Spool(SpoolFolder):
                 setattr(self.record.delivered, name, value)
             self.save()
 
-    def save(self, durable: bool = False) -> None:
+    def save(self) -> None:
         with self._lock:
-            replace_file(self.folder / RECORD_NAME, self.record.model_dump_json(indent=1).encode() + b"\n", durable)
+            replace_file(self.folder / RECORD_NAME, self.record.model_dump_json(indent=1).encode() + b"\n")
 
     def close(self) -> None:
         os.close(self._file)

@@ -215,15 +215,13 @@ def parse_line(line: bytes) -> list[Point] | None:
         return None
 
 
-def replace_file(path: Path, data: bytes, durable: bool = False) -> None:
-    """Write a file so that it is there whole or not at all."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, after a power failure too."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
+    temporary.write_bytes(data)
+    storage.flush(temporary)
     os.replace(temporary, path)
+    storage.flush(path.parent)
 
 
 def _read_synced(folder: Path) -> Delivered | None:

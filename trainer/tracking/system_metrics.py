@@ -40,21 +40,24 @@ class SystemMetrics:
             sent = network.bytes_sent - self._network.bytes_sent
             metrics |= {"network_receive_megabytes": received / MEGABYTE, "network_transmit_megabytes": sent / MEGABYTE}
         if self._device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self._device)
-            metrics |= {
-                "gpu_0_memory_usage_megabytes": (total - free) / MEGABYTE,
-                "gpu_0_memory_usage_percentage": 100.0 * (total - free) / total,
-            }
-            metrics |= _gpu_load(self._device)
+            for read in (_gpu_memory, _gpu_utilization, _gpu_power):
+                # nvidia-ml-py is no dependency; on MIG slices, vGPUs and Jetson NVML refuses, by errors of its own.
+                with contextlib.suppress(Exception):
+                    metrics |= read(self._device)
         return {f"system/{name}": float(value) for name, value in metrics.items()}
 
 
-def _gpu_load(device: torch.device) -> dict[str, float]:
-    """Load and power of the GPU, by NVIDIA's library where it is installed."""
-    try:
-        return {
-            "gpu_0_utilization_percentage": float(torch.cuda.utilization(device)),
-            "gpu_0_power_usage_watts": torch.cuda.power_draw(device) / 1000.0,
-        }
-    except (ImportError, RuntimeError):  # nvidia-ml-py is no dependency
-        return {}
+def _gpu_memory(device: torch.device) -> dict[str, float]:
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "gpu_0_memory_usage_megabytes": (total - free) / MEGABYTE,
+        "gpu_0_memory_usage_percentage": 100.0 * (total - free) / total,
+    }
+
+
+def _gpu_utilization(device: torch.device) -> dict[str, float]:
+    return {"gpu_0_utilization_percentage": float(torch.cuda.utilization(device))}
+
+
+def _gpu_power(device: torch.device) -> dict[str, float]:
+    return {"gpu_0_power_usage_watts": torch.cuda.power_draw(device) / 1000.0}

@@ -47,6 +47,10 @@ class Prediction:
     text: str
     masks: tuple[tuple[Candidate, ...], ...]
     filled: str
+    num_tokens: int = 0
+    """Tokens of the text without special tokens."""
+    window_tokens: int | None = None
+    """Of a longer text than the model takes, the tokens around each mask that were read; None where all were."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ class FillMask:
                 logits = self.model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
             masks += [self._candidates(logits[len(prefix) + place - start], top_k) for place in places]
         best = [candidates[0] for candidates in masks]
-        return Prediction(text, tuple(masks), fill(text, self.mask_token, best))
+        window = length if len(body) > length else None
+        return Prediction(text, tuple(masks), fill(text, self.mask_token, best), len(body), window)
 
     def is_one_piece(self, word: str) -> bool:
         """Whether a single piece of the vocabulary stands for the word, so that one mask can be filled with it."""
@@ -252,11 +257,22 @@ def as_json(prediction: Prediction, masked: MaskedText | None = None) -> dict[st
         for candidates in prediction.masks
     ]
     value: dict[str, Any] = {"text": prediction.text, "masks": masks, "filled": prediction.filled}
+    value |= {"num_tokens": prediction.num_tokens, "window_tokens": prediction.window_tokens}
     if masked is not None:
         best = prediction.masks[0][0]
         value |= {"actual": masked.actual, "word": masked.word, "predicted": best.token}
         value["correct"] = is_right(prediction, masked)
     return value
+
+
+def window_note(prediction: Prediction) -> str | None:
+    """What to say of a text of which only windows were read; None of any other."""
+    if prediction.window_tokens is None:
+        return None
+    return (
+        f"the text {shorten(prediction.text)!r} has {prediction.num_tokens:,} tokens, more than the model takes; for "
+        f"each mask only the {prediction.window_tokens:,} tokens around it were read"
+    )
 
 
 def is_right(prediction: Prediction, masked: MaskedText) -> bool:

@@ -21,6 +21,10 @@ MIN_HISTORY = 20
 SLOW_INTERVALS = 3
 """Log intervals in a row in which a rank must be slow before it is named."""
 
+MAX_PROBES = 4
+"""Overflows of fp16 in a row that are the search for a loss scale: DeepSpeed lets one pass (`fp16.hysteresis`), then
+halves the scale with each."""
+
 _MAD_TO_DEVIATION = 1.4826
 """The standard deviation of a normal distribution in units of its median absolute deviation."""
 
@@ -50,38 +54,70 @@ class SpikeDetector:
 
 
 class NonFiniteSteps:
-    """Counts steps in a row whose loss or gradient is not finite."""
+    """Counts steps in a row whose loss or gradient is not finite: a streak, in which nothing is saved.
+
+    So a checkpoint is never of a streak, and a resumed run counts from 0.
+    """
 
     def __init__(self, max_in_a_row: int) -> None:
         self._max_in_a_row = max_in_a_row
-        self._met: list[tuple[int, SampleRange]] = []
+        self._streak: list[tuple[int, SampleRange]] = []
+        self._what = ""
+        self._num_probes = 0
 
-    def met(self, step: int, samples: SampleRange, losses: tuple[float, float]) -> str:
-        """Count one, which changed neither weights nor optimizer state; returns what to say of it.
+    @property
+    def in_streak(self) -> bool:
+        """Whether no step has been finite since one that was not."""
+        return bool(self._streak)
+
+    def is_probe(self, losses: tuple[float, float], scale_can_fall: bool, is_first_update: bool) -> bool:
+        """Whether a step that was skipped tells of fp16's loss scale alone, which was too large; counts it if so.
+
+        Args:
+            losses: of the step, over all ranks.
+            scale_can_fall: DeepSpeed lowers the scale, which is above its minimum.
+            is_first_update: the optimizer has made no step: the scale is still searched for, however long.
+        """
+        if self.in_streak or not scale_can_fall or not all(map(math.isfinite, losses)):
+            return False
+        self._num_probes += 1
+        return is_first_update or self._num_probes <= MAX_PROBES
+
+    def record(self, step: int, samples: SampleRange, losses: tuple[float, float], saved_step: int | None) -> str:
+        """Count a step, which changed neither weights nor optimizer state; returns the warning.
+
+        `saved_step` is that of the last good checkpoint.
 
         Raises:
             UserError: it is one too many; names steps and samples.
         """
-        self._met.append((step, samples))
-        what = "loss" if not all(map(math.isfinite, losses)) else "gradient"
-        if len(self._met) <= self._max_in_a_row:
+        self._streak.append((step, samples))
+        self._what = "loss" if not all(map(math.isfinite, losses)) else "gradient"
+        if len(self._streak) <= self._max_in_a_row:
             return (
-                f"the {what} of step {step:,} ({samples}) is not finite; the step changed nothing "
-                f"({len(self._met)} in a row, {self._max_in_a_row} are borne)"
+                f"the {self._what} of step {step:,} ({samples}) is not finite; the step changed nothing "
+                f"({len(self._streak)} in a row; the run ends after more than {self._max_in_a_row})"
             )
-        steps = ", ".join(f"{number:,} ({range_})" for number, range_ in self._met[-5:])
-        first = self._met[0]
-        raise UserError(
-            f"the {what} was not finite in {len(self._met)} steps in a row, more than "
-            f"health.max_nonfinite_steps={self._max_in_a_row}: steps {first[0]:,} to {step:,}, the last of them "
-            f"{steps}. Weights and optimizer state are those before step {first[0]:,}. Look at the rows with "
-            f"launch/show_batch.py {samples.as_options(step)}; then lower optimizer.learning_rate, or go on from an "
-            "earlier checkpoint with pretrain.py --resume-from STEP --skip-samples A:B"
+        raise UserError(self.describe(f", more than health.max_nonfinite_steps={self._max_in_a_row}", saved_step))
+
+    def describe(self, why_it_ends: str, saved_step: int | None) -> str:
+        """The streak that ends a run, its steps and samples, and how to train on from the last good checkpoint."""
+        (first, _), (last, samples) = self._streak[0], self._streak[-1]
+        of_epoch = [found for _, found in self._streak if (found.phase, found.epoch) == (samples.phase, samples.epoch)]
+        steps = ", ".join(f"{number:,} ({range_})" for number, range_ in self._streak[-5:])
+        skip = f"--skip-samples {of_epoch[0].first}:{samples.stop} --skip-epoch {samples.epoch}"
+        again = "" if saved_step is None else f", or resume with pretrain.py --resume-from {saved_step} {skip}"
+        return (
+            f"the {self._what} was not finite in {len(self._streak)} steps in a row{why_it_ends}: steps {first:,} to "
+            f"{last:,}, the last of them {steps}. Weights and optimizer state are those before step {first:,}. Fix: "
+            f"look at the rows with launch/show_batch.py {samples.as_options(last)}; then lower "
+            f"optimizer.learning_rate{again}"
         )
 
-    def passed(self) -> None:
+    def reset(self) -> None:
         """A step was finite."""
-        self._met.clear()
+        self._streak.clear()
+        self._num_probes = 0
 
 
 class Health:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from trainer.checkpoints.checkpoint import warn_on_stderr
 from trainer.data.evaluation_batches import EvaluationBatch, evaluation_batches, origins_of
 from trainer.evaluation import evaluate
+from trainer.ranks.distributed import gather_objects
+from trainer.ranks.stop_signal import describe_requests
 from trainer.run import Run, parameters_of
 from trainer.schedule import tokens_of_run
 from trainer.watching.console import evaluation_line, groups_line, step_line
-from trainer.watching.status import append_history, read_status, record_end, write_status
+from trainer.watching.status import RunStatus, append_history, last_sign, read_status
 from trainer.watching.status_records import State
 from trainer.watching.throughput import Interval, flops_per_place, peak_flops
 
@@ -117,14 +119,21 @@ def report_start(run: Run, launched_at: float) -> None:
         "gpu_hour_price": run.config.logging.gpu_hour_price,
         "last_state": last.get("state"),
         "last_step": last.get("step"),
-        "last_written_at": last.get("written_at"),
+        "last_written_at": last_sign(last),
     }
     on_disk(run, lambda: append_history(run.output_dir, "started", values))
+    if run.ranks.is_first:
+        status = run.status = RunStatus(run.output_dir, lambda error: warn_of_disk(run, error))
+        # Whatever ends this process and still runs code says so on disk.
+        run.watchdog.on_leaving = lambda cause: status.end("failed", cause, run.state.step)
+        run.stop_signal.on_forced_end = run.watchdog.on_leaving
     report_status(run, "running")
 
 
 def report_status(run: Run, state: State) -> None:
-    """Write `status.json` on rank 0."""
+    """Have `status.json` written on rank 0."""
+    if run.status is None:
+        return
     values = {
         "step": run.state.step,
         "max_steps": run.config.max_steps,
@@ -143,13 +152,22 @@ def report_status(run: Run, state: State) -> None:
         "tracking_uri": run.tracker.tracking_uri,
         "world_size": run.ranks.world_size,
     }
-    on_disk(run, lambda: write_status(run.output_dir, state, values))
+    run.status.update(state, values)
+
+
+def report_stop(run: Run, checkpoint: str) -> None:
+    """Print on every rank who asked for the stop and why, and what `checkpoint` says; all ranks call it alike."""
+    cause = describe_requests(gather_objects(run.stop_signal.request, run.ranks))
+    run.stop_signal.cause = cause
+    speaker = "" if run.ranks.is_first else f"rank {run.ranks.rank}: "
+    print(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume", flush=True)
 
 
 def report_end(run: Run, state: State, cause: str | None) -> None:
-    """Write how the run ended to status and history."""
+    """Write how the run ended to status and history on rank 0."""
     report_status(run, state)
-    on_disk(run, lambda: record_end(run.output_dir, state, cause, run.state.step))
+    if (status := run.status) is not None:
+        on_disk(run, lambda: status.end(state, cause, run.state.step))
 
 
 def on_disk(run: Run, write: Callable[[], None]) -> None:
@@ -159,4 +177,9 @@ def on_disk(run: Run, write: Callable[[], None]) -> None:
     try:
         write()
     except OSError as error:
-        warn_on_stderr(f"{run.output_dir} cannot be written ({error.strerror}); training goes on")
+        warn_of_disk(run, error)
+
+
+def warn_of_disk(run: Run, error: OSError) -> None:
+    """Warn that the run's folder cannot be written."""
+    warn_on_stderr(f"{run.output_dir} cannot be written ({error.strerror}); training goes on")

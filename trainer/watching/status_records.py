@@ -47,6 +47,12 @@ class _Status(_Record):
     flops_per_device: float | None = None
     metrics: _Metrics = {}
     cause: str | None = None
+    host: str | None = None
+    boot_id: str | None = None
+    pid: _Count | None = None
+    pid_namespace: str | None = None
+    process_start_ticks: _Count | None = None
+    heartbeat_at: _Time | None = None
 
 
 class _Started(_Record):

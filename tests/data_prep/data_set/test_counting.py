@@ -19,6 +19,7 @@ from data_prep.data_set.counting import (
 from data_prep.data_set.manifest import read_manifest
 from data_prep.data_set.shards import Record, read_records
 from data_prep.errors import UserError
+from data_prep.tokenizing.tokenizer import Tokenizer
 
 
 def test_a_record_by_hand() -> None:
@@ -65,3 +66,18 @@ def test_entropy_of_even_tokens_is_the_log_of_their_number() -> None:
 def test_another_tokenizer_does_not_count(small_shards: Path) -> None:
     with pytest.raises(UserError, match="is another tokenizer"):
         piece_text(str(small_shards / "tokenizer"), "0" * 64)
+
+
+def test_words_and_bytes_are_those_of_the_decoded_documents(small_shards: Path) -> None:
+    tokenizer = Tokenizer.load(small_shards / "tokenizer")
+    manifest = read_manifest(str(small_shards))
+    counts = RecordCounts(tokenizer.vocab_size, len(manifest.sources), PieceText.of(tokenizer))
+    words = num_bytes = 0
+    for shard in manifest.split("valid").shards:
+        for _, record, _ in read_records(small_shards / shard.name):
+            counts.add(record)
+            for tokens in np.split(record.tokens, record.documents[1:].astype(np.int64)):
+                text = tokenizer.decode(tokens)
+                words, num_bytes = words + len(text.split()), num_bytes + len(text.encode())
+    found = dict(zip(SOURCE_COLUMNS, counts.by_source.sum(0).tolist(), strict=True))
+    assert words > 100 and (found["words"], found["text_bytes"]) == (words, num_bytes)

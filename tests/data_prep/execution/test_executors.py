@@ -17,10 +17,12 @@ from data_prep.execution.executors import run_units
 
 _TASKS = textwrap.dedent(
     """
-    import os, signal, sys, time
+    import os, signal, sys, threading, time
     from pathlib import Path
+    import psutil
     from data_prep.errors import UserError
     from data_prep.files import storage
+    from data_prep.execution import worker_server
     from data_prep.execution.executors import ProcessExecutor, run_units
 
     def whoami(task):
@@ -56,6 +58,24 @@ _TASKS = textwrap.dedent(
         (folder / f"begun-{os.getpid()}").touch()
         time.sleep(600)
 
+    def helpers(name):
+        children = psutil.Process().children()
+        return [child for child in children if f"multiprocessing.{name} import main" in " ".join(child.cmdline())]
+
+    def goes_on(task):
+        folder, number = task
+        (folder / f"run-{os.getpid()}").touch()
+        while not (folder / "killed").exists():
+            time.sleep(0.01)
+        return number
+
+    def kill_when_running(name, folder):
+        while len(list(folder.glob("run-*"))) < 2:
+            time.sleep(0.01)
+        for helper in helpers(name):
+            helper.kill()
+        (folder / "killed").touch()
+
     if __name__ == "__main__":
         folder = Path(sys.argv[2])
         if sys.argv[1] == "killed_once":
@@ -81,6 +101,22 @@ _TASKS = textwrap.dedent(
                     raise UserError("the plan is bad")
             except UserError as error:
                 print("user error:", error)
+        elif sys.argv[1] == "server_killed_at_start":
+            worker_server.start_worker_server()
+            server, = helpers("forkserver")
+            server.suspend()  # so that it is asked for a process, and answers nothing
+            threading.Timer(0.5, server.kill).start()
+            print(sorted(result for _, result in run_units(abs, [-1, -2, -3], 2)))
+        elif sys.argv[1] == "server_killed_at_work":
+            threading.Thread(target=kill_when_running, args=("forkserver", folder), daemon=True).start()
+            print(sorted(result for _, result in run_units(goes_on, [(folder, n) for n in range(5)], 2)))
+        elif sys.argv[1] == "tracker_killed":
+            with ProcessExecutor(2) as executor:
+                print(sorted(result for _, result in executor.run(abs, [-1, -2, -3])))
+                tracker, = helpers("resource_tracker")
+                tracker.kill()
+                print(sorted(result for _, result in executor.run(abs, [-1, -2, -3])))
+            print(sorted(result for _, result in run_units(abs, [-1, -2, -3], 2)))
         elif sys.argv[1] == "endless":
             list(run_units(endless, [folder, folder], 2))
         else:
@@ -127,39 +163,61 @@ def test_one_workers_error_reaches_the_caller() -> None:
 
 @pytest.mark.spawn
 def test_processes_are_kept_from_run_to_run_and_know_the_stores_options(script: Path) -> None:
-    output, _ = _start(script, "whoami").communicate(timeout=180)
+    output, _ = _start(script, "whoami").communicate(timeout=60)
     assert output.strip() == "True 2 False {('s3://somewhere',)}"
 
 
 @pytest.mark.spawn
 def test_units_of_a_killed_worker_are_done_again(script: Path) -> None:
-    output, errors = _start(script, "killed_once").communicate(timeout=180)
+    output, errors = _start(script, "killed_once").communicate(timeout=60)
     assert output.strip() == str(list(range(8)))
     assert (script.parent / "killed").exists() and "a worker process was killed" in errors
 
 
 @pytest.mark.spawn
 def test_a_unit_that_always_kills_its_worker_is_given_up(script: Path) -> None:
-    output, _ = _start(script, "always_killed").communicate(timeout=180)
+    output, _ = _start(script, "always_killed").communicate(timeout=60)
     assert "user error: worker processes were killed 3 times" in output
 
 
 @pytest.mark.spawn
+def test_the_server_of_workers_killed_while_the_first_is_asked_for_costs_nothing(script: Path) -> None:
+    output, errors = _start(script, "server_killed_at_start").communicate(timeout=60)
+    assert output.strip() == "[1, 2, 3]" and errors.count("\n") == 1, errors
+    assert "a worker process was killed; 3 units that are not done are submitted again (time 1 of 3)" in errors
+
+
+@pytest.mark.spawn
+def test_the_server_of_workers_killed_at_work_costs_nothing_and_leaves_no_worker_behind(script: Path) -> None:
+    output, errors = _start(script, "server_killed_at_work").communicate(timeout=60)
+    assert (output.strip(), errors) == ("[0, 1, 2, 3, 4]", "")
+    workers = [int(path.name.partition("-")[2]) for path in script.parent.glob("run-*")]
+    assert len(workers) == 2 and not any(map(_is_alive, workers))
+
+
+@pytest.mark.spawn
+def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
+    process = _start(script, "tracker_killed")
+    output, errors = process.communicate(timeout=60)  # to the end of all that writes there, the new tracker too
+    assert output.splitlines() == ["[1, 2, 3]"] * 3 and errors == ""
+
+
+@pytest.mark.spawn
 def test_a_workers_error_reaches_the_caller(script: Path) -> None:
-    output, _ = _start(script, "refused").communicate(timeout=180)
+    output, _ = _start(script, "refused").communicate(timeout=60)
     assert "is bad; mend it" in output
 
 
 @pytest.mark.spawn
 def test_workers_are_warmed_up_before_their_units_and_a_failure_of_it_is_the_units_own(script: Path) -> None:
-    output, _ = _start(script, "warm").communicate(timeout=180)
+    output, _ = _start(script, "warm").communicate(timeout=60)
     assert output.strip() == "True 2"
     assert list(script.parent.glob("warm-*"))
 
 
 @pytest.mark.spawn
 def test_an_error_before_the_units_does_not_wait_for_the_warming_up(script: Path) -> None:
-    output, _ = _start(script, "given_up").communicate(timeout=180)
+    output, _ = _start(script, "given_up").communicate(timeout=60)
     assert output.strip() == "user error: the plan is bad"
 
 

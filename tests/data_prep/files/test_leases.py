@@ -95,6 +95,25 @@ def test_the_whole_folder_and_ranges_exclude_each_other_as_locally(folder: str, 
     assert s3_bucket.objects() == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("range-001-of-002", ".lock.json"), ("", ".lock-range-001-of-002.json")], ids=["part", "whole"]
+)
+def test_a_lease_of_the_other_kind_that_was_taken_since_the_first_look_is_seen(
+    folder: str, s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, name: str, other: str
+) -> None:
+    lease, others = leases.Lease, list[leases.Lease]()
+
+    def after_another(url: str, where: str) -> leases.Lease:
+        others.append(lease(f"{folder}/{other}", where))
+        return lease(url, where)
+
+    monkeypatch.setattr(leases, "Lease", after_another)
+    assert ME in refused(folder, name)
+    assert list(s3_bucket.objects()) == [f"out/{other}"], "its own lease is given back, the other stays"
+    others[0].check()
+    others[0].release()
+
+
 def test_a_store_without_conditional_writes_is_locked_too() -> None:
     folder = "memory://bucket/out"
     with storage.hold_lock(folder, "range-001-of-002"):

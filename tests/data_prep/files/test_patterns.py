@@ -49,7 +49,9 @@ def test_patterns_match_as_in_a_shell(folder: Path, pattern: str, names: list[st
     assert storage.matches(str(folder / pattern)) == [str(folder / name) for name in names]
 
 
-def test_a_folder_that_matches_and_would_be_left_out_is_refused(folder: Path) -> None:
+def test_a_folder_that_matches_and_would_be_left_out_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(folder / "table.jsonl" / "part-0")
     with pytest.raises(UsageError, match=r"input table.jsonl, which \*.jsonl matches, is a folder; name its files .*"):
         storage.matches("*.jsonl")
@@ -57,6 +59,7 @@ def test_a_folder_that_matches_and_would_be_left_out_is_refused(folder: Path) ->
     assert "table.jsonl/part-1.jsonl" in storage.matches("**/*.jsonl"), "its files match"
     (folder / "empty.json").mkdir()
     assert storage.matches("*.json") == [], "an empty folder holds nothing that could be lost"
+    assert "warning: input *.json matches 1 empty folder: empty.json" in capsys.readouterr().err
 
 
 def test_a_link_to_nothing_is_refused(folder: Path) -> None:

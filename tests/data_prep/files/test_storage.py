@@ -15,6 +15,7 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.files.urls import redact_text
+from tests.disk_events import assert_replaced_durably, record_disk_events
 from tests.s3_server import S3Bucket
 
 
@@ -32,6 +33,13 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
         path.write_bytes(b"new")
         raise RuntimeError("power")
     assert storage.read_bytes(tmp_path / "file") == b"old"
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.write_bytes(tmp_path / "file", b"old")
+    events = record_disk_events(monkeypatch)
+    storage.write_bytes(tmp_path / "file", b"all of it")
+    assert_replaced_durably(events, tmp_path / "file", b"all of it")
 
 
 def test_writing_below_a_file_is_an_error_that_names_the_place(tmp_path: Path) -> None:

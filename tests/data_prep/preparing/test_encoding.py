@@ -16,6 +16,8 @@ from data_prep.preparing.encoding import document_id, encode_documents
 from data_prep.preparing.sections import Section
 from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
 from data_prep.text.sentences import sentence_starts
+from data_prep.text.text_batch import TextBatch
+from data_prep.tokenizing.foreign_tokenizer import EncodedText
 from data_prep.tokenizing.tokenizer import Tokenizer
 
 CHINESE = "\u4f60\u597d\u3002\u6211\u5f88\u597d\uff01\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d\u6211\u8d70\u4e86\u3002"
@@ -31,7 +33,7 @@ def encode(
 ) -> tuple[Section, Counter[str]]:
     dropped: Counter[str] = Counter()
     documents = [Document(*item) for item in zip(texts, languages or [None] * len(texts), strict=True)]
-    return encode_documents(documents, tokenizer, DocumentSettings(**settings), "en", dropped), dropped
+    return encode_documents(documents, tokenizer, DocumentSettings(**settings), "en", dropped)[0], dropped
 
 
 def check(section: Section, texts: list[str], languages: list[str], tokenizer: Tokenizer) -> None:
@@ -99,9 +101,42 @@ def test_nothing_is_left_of_nothing(tokenizer: Tokenizer) -> None:
     assert section.tokens.dtype == np.uint16
 
 
-def test_a_word_too_long_for_memory_drops_its_document(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "MAX_WORD_BYTES", 100)
-    texts = ["word " * 50, "a " + "x" * 101, "x" * 99 + " " + "y" * 99]
-    section, dropped = encode(texts, tokenizer)
-    assert dropped == {"too long": 1}
-    check(section, [texts[0], texts[2]], ["en"] * 2, tokenizer)
+def test_a_word_too_long_for_memory_is_encoded_in_parts_and_counted(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_prep.tokenizing.word_cache.MAX_WORD_BYTES", 100)
+    monkeypatch.setattr("data_prep.tokenizing.word_cache.PIECE_BYTES", 40)
+    word = "riverteacher\u00e9" * 20
+    texts = ["word " * 50, f"a {word} b. {word}", "x" * 99, "x" * 100, CHINESE * 5]
+    documents = [Document(text, None) for text in texts]
+    section, num_cut = encode_documents(documents, tokenizer, DocumentSettings(), "en", Counter())
+    assert num_cut == 4  # with its space the word of 100 letters is one byte too long; the Chinese has no space
+    check(section, texts, ["en"] * len(texts), tokenizer)
+    ends = np.cumsum(section.document_lengths)
+    for text, tokens in zip(texts, np.split(section.tokens, ends[:-1]), strict=True):
+        assert tokenizer.decode(tokens) == normalise(text, Normalisation())
+    data = f" {word}".encode()
+    parts, start = [], 0
+    while start < len(data):  # as the rule says, by hand
+        stop = min(start + 100, len(data))
+        while stop < len(data) and 0x80 <= data[stop] < 0xC0:
+            stop -= 1
+        parts.append(data[start:stop].decode())
+        start = stop
+    spans = [span.token_id for part in [" a", *parts, " b.", *parts] for span in tokenizer.spans(part)]
+    assert np.split(section.tokens, ends[:-1])[1].tolist() == spans
+
+
+def test_a_sentence_whose_tokens_a_foreign_tokenizer_cleans_away_is_none() -> None:
+    class Cleaning:
+        """Two tokens for the first two sentences; nothing for the third."""
+
+        token_dtype = np.dtype(np.uint16)
+
+        def encode_texts(self, texts: list[str]) -> list[EncodedText]:
+            return [EncodedText(np.array([7, 8], np.uint16), np.array([8, 17], np.int64)) for _ in texts]
+
+    text = "One two. Three four. Five."
+    batch = TextBatch(f" {text}".encode(), np.array([0, len(text) + 1]), np.array([0]))
+    section, _ = encoding._encode_raw([text], batch, ["en"], Cleaning(), Counter())  # type: ignore[arg-type]
+    assert section.sentence_counts.tolist() == [2] and section.sentence_lengths.tolist() == [1, 1]

@@ -394,7 +394,7 @@ def test_a_full_disk_stops_clearly_and_the_same_command_ends_right(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make([small_corpus], tokenizer, tmp_path / "whole")
-    flush = storage._flush
+    flush = storage.flush
     for fatal_name in (
         "map-000002",
         "train-000001.tar",
@@ -412,7 +412,7 @@ def test_a_full_disk_stops_clearly_and_the_same_command_ends_right(
             monkeypatch.context() as patch,
             pytest.raises(UserError, match="cannot be written: No space left on device"),
         ):
-            patch.setattr(storage, "_flush", full)
+            patch.setattr(storage, "flush", full)
             make([small_corpus], tokenizer, tmp_path / "out")
         assert not (tmp_path / "out" / "manifest.json").exists()
         assert not list((tmp_path / "out").rglob("*.partial"))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_prep.config import PreparationConfig, load_config
 from data_prep.data_set.manifest import read_manifest
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
-from data_prep.preparing import prepare
+from data_prep.preparing import map_phase, prepare
+from data_prep.preparing.mapping import MapTask
 from data_prep.preparing.plan import Plan, make_plan
 from data_prep.preparing.prepare import map_range, merge_ranges, prepare_shards
 from data_prep.preparing.shard_range import ShardRange
@@ -267,3 +273,127 @@ def test_no_secret_reaches_plan_manifest_or_card(
     written.update(files_of(tmp_path / "out"))
     assert ".plan.json" in written and not [name for name, data in written.items() if b"hunter2" in data]
     assert json.loads(written["manifest.json"])["sources"][0]["url"] == "https://example.org/corpus"
+
+
+@contextlib.contextmanager
+def stopped_after_units(count: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A preparation that stops once so many units of the first phase are done."""
+    work, calls = map_phase.map_unit, itertools.count()
+
+    def stopping(task: MapTask) -> int:
+        if next(calls) == count:
+            raise KeyboardInterrupt
+        return work(task)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(map_phase, "map_unit", stopping)
+        yield
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """Write the file anew as tools that keep times do: of equal size, with the time of writing that it had."""
+    status = path.stat()
+    assert len(data) == status.st_size
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_an_input_rewritten_with_its_old_size_and_time_is_not_mixed_in(
+    small_corpus: Path, tokenizer: Tokenizer, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, output = tmp_path / "corpus.jsonl", str(tmp_path / "out")
+    data = small_corpus.read_bytes()
+    corpus.write_bytes(data)
+    with stopped_after_units(2, monkeypatch):
+        prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, output, 1)
+    rewrite(corpus, data.replace(b"river", b"raven"))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"unfinished work.*input .*corpus.jsonl was written again.*--fresh"):
+            prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, output, 1)
+    rewrite(corpus, data)
+    prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, output, 1)
+    assert shards_of(files_of(tmp_path / "out")) == shards_of(whole)
+
+
+def test_touched_and_copied_inputs_and_work_of_equal_content_go_on(
+    small_corpus: Path, tokenizer: Tokenizer, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    shutil.copy(small_corpus, corpus)
+    with stopped_after_units(2, monkeypatch):
+        prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, str(tmp_path / "first"), 1)
+    corpus.unlink()
+    shutil.copy(small_corpus, corpus)
+    os.utime(corpus, ns=(1, 1))
+    shutil.copytree(tmp_path / "first", tmp_path / "out")
+    with stopped_after_units(1, monkeypatch):
+        prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, str(tmp_path / "out"), 1)
+    with monkeypatch.context() as patch:  # the stamps of equal content are noted: it is compared once
+        patch.setattr("data_prep.preparing.work_folder.has_same_input", lambda task: 1 / 0)
+        prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, str(tmp_path / "out"), 1)
+    assert shards_of(files_of(tmp_path / "out")) == shards_of(whole)
+
+
+def test_the_end_of_a_document_behind_its_units_range_is_compared_too(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, output = tmp_path / "corpus.jsonl", str(tmp_path / "out")
+    line = json.dumps({"text": "river " * 30_000}) + "\n"  # more than six units long
+    data = (line + json.dumps({"text": "The last one."}) + "\n").encode()
+    corpus.write_bytes(data)
+    with stopped_after_units(1, monkeypatch):
+        prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, output, 1)
+    changed = data[:170_000] + data[170_000:].replace(b"river", b"raven", 1)
+    rewrite(corpus, changed)
+    with pytest.raises(UserError, match=r"corpus.jsonl was written again"):
+        prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, output, 1)
+
+
+def test_an_input_touched_while_it_is_read_is_no_other_one(
+    small_corpus: Path, tokenizer: Tokenizer, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    shutil.copy(small_corpus, corpus)
+    plan = make_plan(config_of(corpus), tokenizer)
+    os.utime(corpus, ns=(1, 1))
+    prepare_shards(plan, tokenizer, str(tmp_path / "out"), 1)
+    assert shards_of(files_of(tmp_path / "out")) == shards_of(whole)
+
+
+def test_ranges_and_their_merge_compare_a_changed_input(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    corpus, output = tmp_path / "corpus.jsonl", str(tmp_path / "out")
+    data = small_corpus.read_bytes()
+    corpus.write_bytes(data)
+    map_range(make_plan(config_of(corpus), tokenizer), tokenizer, output, 1, ShardRange(1, 2))
+    rewrite(corpus, data.replace(b"river", b"raven"))
+    changed = make_plan(config_of(corpus), tokenizer)
+    with pytest.raises(UserError, match=r"corpus.jsonl was written again"):
+        map_range(changed, tokenizer, output, 1, ShardRange(1, 2))
+    map_range(changed, tokenizer, output, 1, ShardRange(2, 2))
+    with pytest.raises(UserError, match=r"corpus.jsonl was written again"):
+        merge_ranges(changed, tokenizer, output, 1)
+
+
+def test_a_parquet_file_written_again_in_other_parts_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, output = tmp_path / "corpus.parquet", str(tmp_path / "out")
+    texts = pa.table({"text": [f"The river {number} " * 500 for number in range(40)]})
+    pq.write_table(texts, corpus, row_group_size=10, compression="none", use_dictionary=False)
+    (tmp_path / "last.txt").write_text("The last one.")
+    plan = make_plan(config_of(tmp_path / "*.*"), tokenizer)
+    with stopped_after_units(1, monkeypatch):
+        prepare_shards(plan, tokenizer, output, 1)
+    pq.write_table(texts, corpus, row_group_size=20, compression="none", use_dictionary=False)
+    other = make_plan(config_of(tmp_path / "*.*"), tokenizer)
+    assert len(other.units) != len(plan.units)
+    # Of equal size, as a file of other row groups may be.
+    inputs = tuple(replace(now, bytes=then.bytes) for now, then in zip(other.inputs, plan.inputs, strict=True))
+    with pytest.raises(UserError, match=r"corpus.parquet was written again"):
+        prepare_shards(replace(other, inputs=inputs), tokenizer, output, 1)
+
+
+def shards_of(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if name.endswith((".tar", ".safetensors"))}

@@ -7,6 +7,7 @@ import html.parser
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from data_prep.data_set.manifest import read_manifest
 from data_prep.data_set.shards import read_records
 from data_prep.errors import UserError
 from data_prep.files import storage
+from data_prep.reports import plots
 from data_prep.reports.page import render_page, write_page
 from data_prep.reports.plots import draw_plots
 from data_prep.reports.stats import Statistics, read_statistics
@@ -189,3 +191,22 @@ def test_token_counts_that_lack_a_split_are_named(shards: HostileShards, tmp_pat
     (tmp_path / "manifest.json").write_text(manifest, encoding="utf-8")
     with pytest.raises(UserError, match=f"{record.name} holds no count of every token id in valid"):
         read_statistics(str(tmp_path))
+
+
+def test_sources_beyond_the_thirtieth_share_a_bar(shards: HostileShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[tuple[str, float]]] = []
+    monkeypatch.setattr(plots, "_bars", lambda axes, bars, label: drawn.append(list(bars)))
+    manifest = shards.statistics.manifest
+    for number in (30, 31, 33):
+        sources = tuple(
+            manifest.sources[0].model_copy(update={"name": f"source {n:02}", "tokens": 1000 - n}) for n in range(number)
+        )
+        statistics = replace(shards.statistics, manifest=manifest.model_copy(update={"sources": sources}))
+        plots._tokens_by_source(None, statistics)  # type: ignore[arg-type]
+        *bars, last = drawn.pop()
+        if number == 30:
+            assert (len(bars), last) == (29, ("source 29", 971.0))
+        else:
+            others = range(30, number)
+            assert (len(bars), last) == (30, (f"{len(others)} others", float(sum(1000 - n for n in others))))
+        assert [name for name, _ in bars] == [f"source {n:02}" for n in range(len(bars))]

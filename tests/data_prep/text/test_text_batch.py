@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -63,3 +65,37 @@ def test_a_selection_is_the_batch_of_the_selected(items: list[tuple[str, bool]])
     assert selected.data == expected.data
     assert selected.document_starts.tolist() == expected.document_starts.tolist()
     assert selected.paragraph_starts.tolist() == expected.paragraph_starts.tolist()
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC", "none"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 500,
+        "\u4f60\u597d\u3002" * 200,
+        "\u4f60 \u597d\n\n" * 100,
+        "e\u0301" * 300,
+        "\u1112\u1161\u11ab" * 200,
+        "\uff21\u200b\u3000\u2029" * 100,
+        "\U0001f600\u4f60e\u0301 \n \n" * 80,
+    ],
+)
+def test_long_texts_without_ascii_words_are_normalised_in_pieces_as_whole(
+    text: str, form: Literal["NFC", "NFKC", "none"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    normalisation = Normalisation(form=form)
+    whole = normalise_batch(["a", text, "b"], normalisation)
+    monkeypatch.setattr(text_batch, "_PIECE_CHARACTERS", 7)
+    cut = normalise_batch(["a", text, "b"], normalisation)
+    assert cut.data == whole.data and cut.document(1).decode() == normalise(text, normalisation)
+    assert cut.document_starts.tolist() == whole.document_starts.tolist()
+    assert cut.paragraph_starts.tolist() == whole.paragraph_starts.tolist()
+
+
+def test_a_long_text_without_spaces_is_not_normalised_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    clean = text_batch.clean
+    monkeypatch.setattr(text_batch, "clean", lambda text, how: sizes.append(len(text)) or clean(text, how))
+    for text in ("x" * 2_000_000, "\u4f60\u597d" * 1_000_000):
+        normalise_batch([text], Normalisation())
+    assert max(sizes) <= 1 << 18

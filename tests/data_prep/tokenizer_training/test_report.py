@@ -27,7 +27,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             counts.documents[source, language] += 1
             counts.text_bytes[source, language] += len(text.encode())
     counts.dropped["books", "empty"] = 3
-    settings = TokenizerSettings(vocab_size=340 if request.param else 90, byte_fallback=request.param)
+    settings = TokenizerSettings(vocab_size=400 if request.param else 140, byte_fallback=request.param)
     output = tmp_path_factory.mktemp("report")
     train_on_sample(sample, counts, output, settings)
     return output
@@ -64,6 +64,44 @@ def test_held_out_documents_are_unseen_where_that_can_be(folder: Path) -> None:
     assert report.held_out_in_sample == 0 and report.everything.documents == 80 - report.sample_documents
 
 
+def test_characters_without_a_token_are_listed_with_their_counts(tmp_path: Path) -> None:
+    sample, counts = TrainingSample(100_000, 0), CorpusCounts()
+    for number in range(300):
+        sample.add([f"the river and the village {number}"], "books", "en")
+    sample.add(["x\u4e2d y\u4e2d z\u4e2d \u5c71\u5c71 q\u0327"], "books", "en")
+    train_on_sample(sample, counts, tmp_path, TokenizerSettings(vocab_size=400, character_coverage=0.99))
+    report = read_report(tmp_path)
+    assert report is not None and report.left_out_characters is not None
+    left_out = report.left_out_characters
+    assert left_out.distinct == 3
+    assert list(left_out.commonest.items()) == [("\u4e2d", 3), ("\u5c71", 2), ("\u0327", 1)]
+    num_characters = sum(len(line) for line in sample.lines())
+    assert left_out.share == pytest.approx(6 / num_characters, abs=1e-8)
+    row = next(line for line in report_lines(report) if line.startswith("without a token"))
+    assert row.endswith(f"3 characters, {6 / num_characters:.4%} of the learned text: \u4e2d 3, \u5c71 2, U+0327 1")
+    assert report.held_out_in_sample == 0 and report.everything.documents == 15
+    assert report.sample_documents == 286
+
+
+def test_a_report_of_an_earlier_release_lists_none(folder: Path) -> None:
+    report = read_report(folder)
+    assert report is not None
+    lines = list(report_lines(report.model_copy(update={"left_out_characters": None})))
+    assert not any(line.startswith("without a token") for line in lines)
+
+
+def test_a_corpus_too_small_to_hold_any_out_is_measured_on_what_was_learned_and_says_so(tmp_path: Path) -> None:
+    sample, counts = TrainingSample(100_000, 0), CorpusCounts()
+    for text in ENGLISH:
+        sample.add([text], "books", "en")
+    train_on_sample(sample, counts, tmp_path, TokenizerSettings(vocab_size=400))
+    report = read_report(tmp_path)
+    assert report is not None and report.held_out_in_sample == report.sample_documents == 60
+    row = next(line for line in report_lines(report) if line.startswith("measured on"))
+    assert row.endswith("60 of them also learned from (too few documents to hold any out)")
+    assert any("no character of the learned text" in line for line in report_lines(report))
+
+
 def test_the_lines_name_sources_languages_and_shares(folder: Path) -> None:
     report = read_report(folder)
     assert report is not None
@@ -73,7 +111,7 @@ def test_the_lines_name_sources_languages_and_shares(folder: Path) -> None:
         "by language",
         "books",
         "zh",
-        "unseen",
+        "held out, not learned from",
         "longest pieces",
         "left out of books: 3 empty",
     ):

@@ -45,12 +45,12 @@ def test_long_lines_and_reserved_characters_are_learned_from(tmp_path: Path) -> 
 @pytest.mark.parametrize("vocab_size", [3, 200, 100_000])
 def test_an_impossible_vocabulary_size_names_the_possible_range(tmp_path: Path, vocab_size: int) -> None:
     settings = TokenizerSettings(vocab_size=vocab_size, character_coverage=1.0)
-    text = ["the cat sat on the mat, the rat too"]
+    text = ["the cat sat on the mat, the rat too, \u4f60\u597d"]
     with pytest.raises(UsageError, match=r"from (\d+) to (\d+) pieces") as raised:
         train_tokenizer(text, tmp_path, settings)
     words = str(raised.value).split()
     low, high = (int(words[words.index(word) + 1]) for word in ("from", "to"))
-    assert low == 5 + 256 + len(set(text[0].replace(" ", "\u2581")))
+    assert low == 5 + 256 + 1 + 94 + 2  # the metaspace, printable ASCII, two Chinese characters
     for size in (low, high):
         assert train_tokenizer(text, tmp_path, settings.model_copy(update={"vocab_size": size})).vocab_size == size
 
@@ -82,14 +82,16 @@ def test_a_training_that_fails_leaves_the_one_before_or_no_marker(
 
 def test_without_bytes_the_possible_range_does_not_count_them(tmp_path: Path) -> None:
     settings = TokenizerSettings(vocab_size=9, character_coverage=1.0, byte_fallback=False, user_symbols=("<x>", "<y>"))
-    with pytest.raises(UsageError, match=r"from 11 to \d+ pieces \(5 special tokens, 2 user symbols, its characters,"):
-        train_tokenizer(["abcab abc <x>"], tmp_path, settings)
-    train_tokenizer(["abcab abc <x>"], tmp_path, settings.model_copy(update={"vocab_size": 11}))
+    with pytest.raises(
+        UsageError, match=r"from 103 to \d+ pieces \(5 special tokens, 2 user symbols, 95 for .*, 1 for o"
+    ):
+        train_tokenizer(["abcab abc <x> \u5c71"], tmp_path, settings)
+    train_tokenizer(["abcab abc <x> \u5c71"], tmp_path, settings.model_copy(update={"vocab_size": 103}))
 
 
 def test_the_metaspace_is_a_piece_where_spaces_are_rare(tmp_path: Path) -> None:
     text = ["".join(random.Random(number).choices("\u65e5\u672c\u8a9e\u5b66\u6821", k=1_300)) for number in range(20)]
-    train_tokenizer(text, tmp_path, TokenizerSettings(vocab_size=300, character_coverage=0.99))
+    train_tokenizer(text, tmp_path, TokenizerSettings(vocab_size=370, character_coverage=0.99))
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.decode(tokenizer.encode(" \u65e5 \u672c")) == " \u65e5 \u672c"
     assert "\u2581" in tokenizer.pieces

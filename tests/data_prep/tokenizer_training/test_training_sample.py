@@ -43,6 +43,54 @@ def test_held_out_documents_are_not_in_the_sample_where_there_are_others() -> No
     assert len(everything.held_out()) == 100
 
 
+def test_a_sample_that_holds_the_whole_corpus_gives_up_a_twentieth_of_it() -> None:
+    texts = [f"document {number:03} of the corpus" for number in range(400)]
+    sample = sample_of(texts, 10**6)
+    offered = {document.document_hash: document.text for document in sample.held_out()}
+    held_out = sample.set_aside()
+    assert len(held_out) == 20 and sample.num_documents == 380
+    learned = {line.strip() for line in sample.lines()}
+    assert {document.text for document in held_out} | learned == set(texts)
+    assert not {document.text for document in held_out} & learned
+    assert {document.text for document in held_out} == {offered[key] for key in sorted(offered)[-20:]}
+    assert sample.num_bytes == sum(map(len, learned)) == sample.bytes_by("source").total()
+    assert sample.set_aside() == held_out and sample.num_documents == 380  # a second time it takes no more
+    shuffled = sample_of(random.Random(1).sample(texts, 400), 10**6)
+    assert shuffled.set_aside() == held_out and list(shuffled.lines()) == list(sample.lines())
+
+
+def test_a_source_with_few_documents_is_learned_from_whole() -> None:
+    sample = TrainingSample(10**6, 0)
+    for number in range(199):
+        sample.add([f"few {number}"], "few", "en")
+    for number in range(200):
+        sample.add([f"more {number}"], "more", "en")
+    held_out = sample.set_aside()
+    assert sample.num_documents == 199 + 190
+    measured = [document.source for document in held_out]
+    assert measured.count("few") == 199 and measured.count("more") == 10
+    assert [document.document_hash in sample.choice for document in held_out] == [d.source == "few" for d in held_out]
+
+
+def test_held_out_documents_are_at_most_a_twentieth_of_the_bytes() -> None:
+    texts = [f"document {number}" for number in range(400)]
+    longest = max(sample_of(texts, 10**6).held_out()).text  # the first to be held out, if it were not so long
+    texts = [text for text in texts if text != longest]
+    for seed in range(200):
+        sample = sample_of([*texts, longest + " word" * 1_000 + f" {seed}"], 10**6)
+        held_out = sample.set_aside()
+        assert sum(len(document.text) for document in held_out) < 600 and len(held_out) == 20
+
+
+def test_what_lies_outside_the_budget_counts_as_held_out() -> None:
+    texts = [f"document {number:03}" for number in range(400)]
+    for num_outside in (5, 20, 100):
+        sample = sample_of(texts, 12 * (400 - num_outside))
+        held_out = sample.set_aside()
+        assert len(held_out) == max(num_outside, (400 - num_outside) // 20)
+        assert sample.num_documents == 400 - len(held_out)
+
+
 def test_each_source_is_held_out_in_equal_numbers_and_cut() -> None:
     sample = TrainingSample(100, 0)
     for number in range(2_000):

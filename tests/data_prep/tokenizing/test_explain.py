@@ -26,7 +26,7 @@ TEXT = [
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     settings = TokenizerSettings(
-        vocab_size=320 if request.param else 60,
+        vocab_size=400 if request.param else 150,
         character_coverage=1.0,
         byte_fallback=request.param,
         user_symbols=("<sep>", "ow"),

@@ -220,7 +220,7 @@ def test_sentences_begin_with_the_token_of_their_first_character(folder):
     text = "The old  river.   It crossed a bridge!\n\n\nA new paragraph\tbegins. Nobody knew why."
     documents = [Document(text, None), Document(" \n ", None), Document("One.", None)]
     dropped: Counter[str] = Counter()
-    section = encode_documents(documents, tokenizer, DocumentSettings(), "en", dropped)
+    section, _ = encode_documents(documents, tokenizer, DocumentSettings(), "en", dropped)
     assert dropped == {"empty": 1} and section.sentence_counts.tolist() == [4, 1]
     sentences = np.split(section.tokens, np.cumsum(section.sentence_lengths)[:-1])
     shown = [tokenizer.decode(ids).split() for ids in sentences]
@@ -240,3 +240,19 @@ def test_it_can_be_looked_at(data_set, capsys):
         run("inspect", str(data_set), *arguments)
     run("stats", str(data_set))
     assert "pieces " in capsys.readouterr().out
+
+
+def test_a_raw_word_too_long_for_memory_is_cut_at_a_character_and_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.load(folder)
+    monkeypatch.setattr(text_batch, "MAX_WORD_BYTES", 100)
+    monkeypatch.setattr(text_batch, "_PIECE_CHARACTERS", 10)
+    text = "The old river. " * 10 + "\u4f60" * 100 + " and " + "x" * 250 + " end."
+    pieces = list(text_batch.pieces_of_text(text))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert max(len(piece.encode()) for piece, _ in pieces) <= 100
+    (encoded,) = tokenizer.encode_texts([text])
+    assert encoded.cut_words == 2
+    expected = [token for piece, _ in pieces for token in tokenizer.encode_texts([piece])[0].ids.tolist()]
+    assert encoded.ids.tolist() == expected and encoded.stops[-1] == len(text)

@@ -36,7 +36,7 @@ def both(
 ) -> tuple[Tokenizer, PreTrainedTokenizerBase]:
     folder = tmp_path_factory.mktemp("symbols")
     values = TokenizerSettings(
-        vocab_size=355 if request.param else 99,
+        vocab_size=430 if request.param else 180,
         character_coverage=1.0,
         byte_fallback=request.param,
         user_symbols=SYMBOLS,

@@ -5,15 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.benchmark.synthetic import MIN_DOCUMENT_TOKENS, DocumentLengths, write_synthetic_shards
+from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.data.shard_set import open_shard_set
 
 
 def test_lengths_have_the_mean_and_the_spread_that_they_state() -> None:
     lengths = DocumentLengths(mean=600, sigma=0.8).sample(np.random.default_rng(1), 100_000)
-    assert lengths.mean() == pytest.approx(600, rel=0.02)
-    assert np.log(lengths).std() == pytest.approx(0.8, rel=0.02)
-    assert lengths.min() >= MIN_DOCUMENT_TOKENS
+    assert (lengths == 1).mean() == pytest.approx(0.01, rel=0.2)
+    others = lengths[lengths > 1]
+    assert others.mean() == pytest.approx(600, rel=0.02)
+    assert np.log(others).std() == pytest.approx(0.8, rel=0.02)
+    assert lengths.min() == 1
     assert set(DocumentLengths(mean=510, sigma=0).sample(np.random.default_rng(1), 9)) == {510}
 
 

@@ -248,6 +248,19 @@ def test_a_save_of_the_same_step_replaces_the_stored_one(bucket, tmp_path):
     assert torch.equal(read_weights(found.folder)["norm.weight"], engine.module.norm.weight)
 
 
+def test_no_marker_stands_while_the_files_of_an_earlier_save_are_overwritten(bucket, tmp_path, monkeypatch):
+    first = Run(tmp_path / "run", bucket.url)
+    first.save(10)
+    assert first.uploader.close() and stored_steps(bucket.url) == [10]
+    seen, copy_file = [], upload.copy_file
+    look = lambda path: seen.append((path.name, stored_steps(bucket.url)))  # noqa: E731
+    monkeypatch.setattr(upload, "copy_file", lambda path, url: (look(path), copy_file(path, url)))
+    second = Run(tmp_path / "run", bucket.url)
+    second.save(10, StillEngine(learning_rate=0.7))
+    assert second.uploader.close() and stored_steps(bucket.url) == [10]
+    assert seen == [(TENSORS, []), ("state.json", [])]
+
+
 def test_a_rank_needs_its_own_file_and_with_other_ranks_or_another_stage_all(tmp_path):
     folder = checkpoints.save(
         tmp_path, StillEngine(), TrainState(step=3), make_config(str(tmp_path), 0), IDENTITY

@@ -31,3 +31,21 @@ def test_no_row_is_over_full_and_none_is_empty(sizes: list[int]) -> None:
     assert (used > 0).all()
     # Best fit decreasing needs at most 11/9 of the fewest rows, and four more (Johnson 1973).
     assert len(used) <= 11 / 9 * np.ceil(sum(sizes) / 64 * 2) + 4
+
+
+def fill_levels_one_by_one(sizes: list[int], sequence_length: int) -> list[int]:
+    """Best fit decreasing as it is published: each item goes to the fullest row that still has room for it."""
+    rows: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        open_rows = [row for row, used in enumerate(rows) if used + size <= sequence_length]
+        if open_rows:
+            rows[max(open_rows, key=lambda row: rows[row])] += size
+        else:
+            rows.append(size)
+    return sorted(rows)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=120))
+def test_rows_are_as_full_as_by_one_item_at_a_time(sizes: list[int]) -> None:
+    rows = pack_rows(np.array(sizes), 20)
+    assert sorted(np.bincount(rows, weights=sizes).tolist()) == fill_levels_one_by_one(sizes, 20)

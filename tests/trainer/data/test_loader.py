@@ -22,7 +22,7 @@ from data_prep.errors import UserError
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import GlobalBatch, Loader, Position
-from trainer.data.sentence_pairs import IN_ORDER
+from trainer.data.sentence_pairs import IN_ORDER, IS_SWAPPED
 from trainer.data.shard_set import open_shard_set
 from trainer.settings.data import DataSettings
 from trainer.settings.training import BatchWarmup, Phase
@@ -161,12 +161,14 @@ def test_a_sequence_is_a_piece_of_one_document_in_its_order(corpus, rows_of: Cal
 
 def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, rows_of: Callable) -> None:
     labels: Counter = Counter()
-    for global_batch in itertools.islice(loader_of(corpus, "next_sentence"), 20):
+    for global_batch in itertools.islice(loader_of(corpus, "next_sentence"), 60):
         for row in (row for batch in global_batch.micro_batches for row in rows_of(batch)):
             pairs = [start for start in row.sequence_starts if row.original_ids[start]]
             for start, stop, label in zip(
                 pairs, (*row.sequence_starts, LENGTH)[1:], row.next_sentence_labels, strict=False
             ):
+                if label == IGNORED:
+                    continue
                 places = range(start, stop)
                 halves = [
                     np.array([row.original_ids[place] for place in places if row.token_type_ids[place] == kind])
@@ -186,36 +188,53 @@ def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, row
 
 def test_pairs_in_order_or_swapped_follow_each_other_in_one_document(corpus, rows_of: Callable) -> None:
     labels: Counter = Counter()
-    for global_batch in itertools.islice(loader_of(corpus, "sentence_order"), 20):
+    for global_batch in itertools.islice(loader_of(corpus, "sentence_order"), 60):
         for row in (row for batch in global_batch.micro_batches for row in rows_of(batch)):
-            judged = iter(row.next_sentence_labels)
-            for start, stop in itertools.pairwise((*row.sequence_starts, LENGTH)):
+            sequences = itertools.pairwise((*row.sequence_starts, LENGTH))
+            for (start, stop), label in zip(sequences, row.next_sentence_labels, strict=False):
                 ids = np.array(row.original_ids[start:stop])
                 types = np.array(row.token_type_ids[start:stop])[ids >= corpus.first_id]
                 tokens = ids[ids >= corpus.first_id] - corpus.first_id
                 a, b = tokens[types == 0], tokens[types == 1]
                 if not len(b):
+                    assert label == IGNORED
                     continue
-                label = next(judged)
                 labels[label] += 1
-                first, second = (a, b) if label == IN_ORDER else (b, a)
+                first, second = (b, a) if label == IS_SWAPPED else (a, b)
                 assert len(set(corpus.document_of[tokens])) == 1
                 assert corpus.sentence_of[first[-1]] < corpus.sentence_of[second[0]]
-    assert abs(labels[IN_ORDER] / labels.total() - 0.5) < 5 * 0.5 / np.sqrt(labels.total()) and labels.total() > 100
+    judged = labels[IN_ORDER] + labels[IS_SWAPPED]
+    assert abs(labels[IN_ORDER] / judged - 0.5) < 5 * 0.5 / np.sqrt(judged) and judged > 100
 
 
 def test_pair_counts_are_reported(corpus) -> None:
     counts = loader_of(corpus, "next_sentence").pair_counts(0)
-    assert counts is not None and counts.pairs > 100 and counts.single_sentence_chunks > 0
+    assert counts is not None and counts.pairs > 50 and counts.single_sentence_chunks > 50
     assert loader_of(corpus).pair_counts(0) is None
 
 
-def test_shapes_never_change(corpus, reference) -> None:
-    _, batches, _ = reference
+def test_shapes_never_change_but_for_the_room_for_sequences(corpus, reference) -> None:
+    mode, batches, _ = reference
     micro_batches = [batch for global_batch in batches for batch in global_batch.micro_batches]
-    names = ("input_ids", "cu_seqlens", "masked_positions", "labels", "cls_positions", "next_sentence_labels")
+    names = ("input_ids", "masked_positions", "labels", "cls_positions", "next_sentence_labels")
     assert len({tuple(getattr(batch, name).shape for name in names) for batch in micro_batches}) == 1
     assert len(micro_batches[0].labels) == 4 * np.ceil(0.15 * LENGTH)
+    assert {batch.has_segment_b for batch in micro_batches} == {mode != "none"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_room_for_sequences_is_near_their_number_with_documents_of_one_token(
+    tmp_path: Path, corpus_at: Callable, documents_of: Callable, mode: str
+) -> None:
+    """One document of one token in the corpus made room for 171 sequences in every row of 512, sentence pairs 103."""
+    documents = [[1], *documents_of(np.random.default_rng(3), 400, 600.0), *([[1]] * 30)]
+    corpus = corpus_at(tmp_path, [documents], [documents_of(np.random.default_rng(4), 3, 90.0)])
+    loader = loader_of(corpus, mode, micro_rows=32, global_rows=64, length=512)
+    batches = list(itertools.islice(loader, 5))
+    for batch in (micro_batch for global_batch in batches for micro_batch in global_batch.micro_batches):
+        real, capacity = len(batch.cu_seqlens.unique()) - 1, len(batch.cu_seqlens) - 1
+        assert real <= capacity <= 2 * real + 64
+        assert capacity < 32 * 20
 
 
 def test_slices_of_many_ranks_are_disjoint_complete_and_equal(corpus) -> None:
@@ -253,10 +272,16 @@ def test_an_empty_split_is_refused(tmp_path, corpus_at: Callable) -> None:
         next(evaluation_batches([corpus.shard_set], data_of(corpus), phase_of(), 0, 0, 1, None))
 
 
-def test_a_corpus_without_any_pair_is_refused(tmp_path, corpus_at: Callable) -> None:
-    corpus = corpus_at(tmp_path, [[[9]]])
-    with pytest.raises(UserError, match="hold no sentence pair"):
-        loader_of(corpus, "next_sentence", global_rows=1, micro_rows=1)
+@pytest.mark.parametrize("mode", ["next_sentence", "sentence_order"])
+@pytest.mark.parametrize(
+    "documents", [[[9]], [[9]] * 20, [[9, 4]]], ids=["one sentence", "single sentences", "one pair"]
+)
+def test_a_corpus_without_any_labelled_pair_is_refused(
+    tmp_path, corpus_at: Callable, documents: list[list[int]], mode: str
+) -> None:
+    corpus = corpus_at(tmp_path, [documents])
+    with pytest.raises(UserError, match=r"hold no sentence pair that can be labelled: [^\n]* Fix: [^\n]*$"):
+        loader_of(corpus, mode, global_rows=1, micro_rows=1)
 
 
 @pytest.mark.spawn

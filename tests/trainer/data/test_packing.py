@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.data_set.shard_index import ShardIndex
-from trainer.data.packing import DocumentRows, document_starts, expand_ranges, max_document_sequences, num_document_rows
+from trainer.data.packing import DocumentRows, document_starts, expand_ranges, num_document_rows
 
 IndexMaker = Callable[..., ShardIndex]
 
@@ -51,13 +51,11 @@ def test_every_token_is_in_exactly_one_row(
     indexes = [index_of([[length] for length in shard], documents_a_record=4) for shard in lengths]
     rows = DocumentRows(indexes, [4] * len(indexes), sequence_length)
     assert rows.num_rows == sum(num_document_rows(sum(shard), len(shard), sequence_length) for shard in lengths)
-    capacity = max_document_sequences(min(map(min, lengths)), sequence_length)
     found: list[tuple[int, int]] = []
     for row in pieces(rows):
         assert row, "no row is empty"
         used = sum(length + 2 for *_, length in row)
         assert used <= sequence_length
-        assert len(row) + (used < sequence_length) <= capacity
         found += [(shard, start + offset) for shard, start, length in row for offset in range(length)]
     expected = [
         (shard, start + offset)
@@ -93,3 +91,17 @@ def test_a_hundred_billion_tokens_are_counted_in_closed_form() -> None:
 def test_ranges_are_expanded() -> None:
     which, numbers = expand_ranges(np.array([10, 5, 7]), np.array([2, 0, 3]))
     assert (which.tolist(), numbers.tolist()) == ([0, 0, 2, 2, 2], [10, 11, 7, 8, 9])
+
+
+@pytest.mark.parametrize(
+    ("shortest", "sequence_length", "most"),
+    [
+        (1, 12, 2 + 3),  # two whole documents of 3 positions between a cut one of 3 at either end, and the padding
+        (5, 27, 3 + 3),  # 21 positions between the cut ones hold 3 of 7
+        (5, 26, 2 + 3),
+        (100, 8, 0 + 3),
+        (0, 12, 2 + 3),  # empty documents have no segment
+    ],
+)
+def test_the_capacity_of_a_row_is_no_larger_than_it_must_be(shortest: int, sequence_length: int, most: int) -> None:
+    assert max_document_sequences(shortest, sequence_length) == most

@@ -3,13 +3,14 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from data_prep.tokenizing.tokenizer import Tokenizer
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.data.batch import Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet, open_shard_set
-from trainer.data.show import describe_batch
+from trainer.data.show import describe_batch, rows_as_data
 from trainer.settings.data import DataSettings
 from trainer.settings.training import Phase
 
@@ -65,3 +66,60 @@ def test_pairs_are_shown_with_their_label(shard_set: ShardSet) -> None:
         f"{label} = {LABELS[label]}" for label in judged
     ]
     assert any("\033[31m" in line for line in lines)
+
+
+def hand_made_batch() -> Batch:
+    """Three rows of 8 positions: two documents and padding, a sentence pair, a row of padding. [CLS] 2, [SEP] 3."""
+    rows = [[2, 10, 4, 3, 2, 11, 3, 0], [2, 12, 3, 4, 14, 3, 0, 0], [0] * 8]
+    types = [[0] * 8, [0, 0, 0, 1, 1, 1, 0, 0], [0] * 8]
+    positions = [[0, 1, 2, 3, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5, 0, 1], [*range(8)]]
+    return Batch(
+        input_ids=torch.tensor(rows).flatten(),
+        position_ids=torch.tensor(positions).flatten(),
+        token_type_ids=torch.tensor(types).flatten(),
+        cu_seqlens=torch.tensor([0, 4, 7, 8, 14, 16, 24, 24, 24], dtype=torch.int32),
+        masked_positions=torch.tensor([2, 5, 11, 0, 0, 0]),
+        labels=torch.tensor([20, 11, 13, -100, -100, -100]),
+        cls_positions=torch.tensor([8, 0, 0]),
+        next_sentence_labels=torch.tensor([1, -100, -100]),
+        sequence_length=8,
+    )
+
+
+def test_rows_as_data_are_those_of_the_batch() -> None:
+    first, second = rows_as_data(hand_made_batch(), LABELS, first_sample=30)
+    assert first == {
+        "row": 0,
+        "sample": 30,
+        "num_tokens": 7,
+        "input_ids": [2, 10, 4, 3, 2, 11, 3, 0],
+        "position_ids": [0, 1, 2, 3, 0, 1, 2, 0],
+        "token_type_ids": [0] * 8,
+        "masked_positions": [2, 5],
+        "labels": [20, 11],
+        "documents": [{"start": 0, "stop": 4}, {"start": 4, "stop": 7}],
+        "pairs": [],
+    }
+    assert (second["row"], second["sample"], second["num_tokens"]) == (1, 31, 6)
+    assert (second["masked_positions"], second["labels"]) == ([3], [13])
+    assert second["documents"] == [{"start": 0, "stop": 6}]
+    assert second["pairs"] == [{"cls_position": 0, "label": 1, "meaning": "B is from another document"}]
+
+
+@pytest.mark.parametrize("pairs", ["none", "next_sentence"])
+def test_data_of_real_rows_hold_every_prediction_document_and_pair(shard_set: ShardSet, pairs: str) -> None:
+    tokenizer = Tokenizer.load(shard_set.tokenizer_folder)
+    batch = batch_of(shard_set, sentence_pairs=pairs)
+    rows = list(rows_as_data(batch, LABELS))
+    assert [token for row in rows for token in row["input_ids"]] == batch.input_ids.tolist()
+    assert sum(len(row["labels"]) for row in rows) == batch.num_masked > 0
+    assert sum(len(row["pairs"]) for row in rows) == batch.num_pairs
+    assert (batch.num_pairs > 0) is (pairs != "none")
+    for row in rows:
+        ids = row["input_ids"]
+        for document in row["documents"]:
+            assert ids[document["start"]] == tokenizer.special_tokens.cls
+            assert ids[document["stop"] - 1] == tokenizer.special_tokens.sep
+        assert sum(each["stop"] - each["start"] for each in row["documents"]) == row["num_tokens"]
+        assert not set(row["labels"]) & set(tokenizer.special_tokens.never_in_text)
+        assert set(row["masked_positions"]) <= {position for position, token in enumerate(ids) if token != 0}

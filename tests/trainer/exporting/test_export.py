@@ -53,7 +53,7 @@ def tokenizer_folder(tmp_path_factory) -> Path:
     draw = random.Random(0)
     words = "the quick brown fox jumps over lazy dog capital of France is Paris river city mountain quiet".split()
     documents = [" ".join(draw.choices(words, k=60)) + "." for _ in range(50)]
-    train_tokenizer(documents, folder, TokenizerSettings(vocab_size=330))
+    train_tokenizer(documents, folder, TokenizerSettings(vocab_size=400))
     return folder
 
 
@@ -65,7 +65,7 @@ def make_config(sentence_pairs: str = "next_sentence", model: dict[str, Any] | N
         {
             "output_dir": "runs/one",
             "model": {
-                "vocab_size": 330,
+                "vocab_size": 400,
                 "hidden_size": 32,
                 "num_hidden_layers": 2,
                 "num_attention_heads": 2,
@@ -108,7 +108,7 @@ def test_the_folder_loads_as_model_masked_model_pretraining_model_and_pipeline(e
         _, info = transformers.BertForPreTraining.from_pretrained(exported, output_loading_info=True)
         assert not any(info.values())
         assert transformers.AutoModel.from_pretrained(exported).config.model_type == "bert"
-        assert transformers.AutoModelForMaskedLM.from_pretrained(exported).config.vocab_size == 384
+        assert transformers.AutoModelForMaskedLM.from_pretrained(exported).config.vocab_size == 448
         answers = transformers.pipeline("fill-mask", model=str(exported))("the capital of [MASK] is Paris.")
     assert len(answers) == 5 and all(0 <= answer["score"] <= 1 for answer in answers)
 
@@ -169,7 +169,7 @@ def test_a_model_without_pairs_is_exported_without_a_pooler(tokenizer_folder, tm
 
 def test_an_uncased_tokenizer_passes_the_gate(tmp_path):
     normalisation = Normalisation(form="NFKC", lowercase=True, strip_accents=True)
-    settings = TokenizerSettings(vocab_size=290, normalisation=normalisation)
+    settings = TokenizerSettings(vocab_size=360, normalisation=normalisation)
     train_tokenizer(["A River, a City and a Caf\u00e9."] * 3, tmp_path / "tokenizer", settings)
     config = make_config()
     export_model(config, make_weights(config), tmp_path / "tokenizer", tmp_path / "out")
@@ -185,7 +185,7 @@ def test_modernbert_is_exported_as_transformers_modernbert(tokenizer_folder, tmp
         options = {**MODERNBERT_OPTIONS, **options}
     config = make_config("none", {**MODERN, **options})
     report = export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out", FACTS)
-    assert report.parity.num_logits > 100 * 384
+    assert report.parity.num_logits > 100 * 448
     with quiet_transformers():
         _, info = transformers.ModernBertForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
         assert not any(info.values())
@@ -242,7 +242,7 @@ def test_provenance_tells_what_was_checked(exported):
     provenance = json.loads((exported / "provenance.json").read_text())
     assert provenance["checkpoint"] == "step-00000010"
     assert provenance["parity"]["num_texts"] > 40 and provenance["parity"]["num_sequences"] > 10
-    assert provenance["parity"]["num_logits"] > 100 * 384
+    assert provenance["parity"]["num_logits"] > 100 * 448
     assert provenance["parity"]["max_logit_difference"] < 1e-4 * provenance["parity"]["max_logit"]
 
 
@@ -274,8 +274,8 @@ def test_weights_of_another_configuration_are_refused(tokenizer_folder, tmp_path
 
 def test_a_tokenizer_with_more_pieces_than_the_model_is_refused(tokenizer_folder, tmp_path):
     config = make_config()
-    config = config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": 329})})
-    with pytest.raises(UserError, match="330 pieces"):
+    config = config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": 399})})
+    with pytest.raises(UserError, match="has 400 pieces and the model knows 399"):
         export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out")
 
 

@@ -116,10 +116,19 @@ def test_attention_dropout_takes_effect_in_the_masked_way():
     assert not torch.allclose(dropped, attend(query, key, value, layout))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cpu_goes_by_sequence_and_with_dropout_takes_the_mask(dtype):
-    assert choose_kernel(torch.device("cpu"), dtype, head_size=64, dropout=0.0) == "by_sequence"
-    assert choose_kernel(torch.device("cpu"), dtype, head_size=64, dropout=0.1) == "masked"
+@pytest.mark.parametrize(
+    ("dtype", "sequence_length", "dropout", "expected"),
+    [
+        (torch.float32, 64, 0.0, "masked"),
+        (torch.float32, 65, 0.0, "by_sequence"),
+        (torch.bfloat16, 16, 0.0, "by_sequence"),
+        (torch.bfloat16, 512, 0.0, "by_sequence"),
+        (torch.float32, 512, 0.1, "masked"),
+        (torch.bfloat16, 512, 0.1, "masked"),
+    ],
+)
+def test_on_the_cpu_dtype_row_length_and_dropout_choose_the_kernel(dtype, sequence_length, dropout, expected):
+    assert choose_kernel(torch.device("cpu"), dtype, 64, dropout, sequence_length) == expected
 
 
 @pytest.mark.parametrize("reach", REACHES)
@@ -140,10 +149,10 @@ def test_gradients_in_bfloat16_are_the_exact_ones_rounded(reach):
 @needs_gpu
 def test_flash_attention_serves_half_precision_without_dropout_only():
     device = torch.device("cuda", 0)
-    assert choose_kernel(device, torch.bfloat16, head_size=64, dropout=0.0) == "varlen"
-    assert choose_kernel(device, torch.float32, head_size=64, dropout=0.0) == "masked"
-    assert choose_kernel(device, torch.bfloat16, head_size=64, dropout=0.1) == "masked"
-    assert choose_kernel(device, torch.bfloat16, head_size=20, dropout=0.0) == "masked"
+    assert choose_kernel(device, torch.bfloat16, head_size=64, dropout=0.0, sequence_length=512) == "varlen"
+    assert choose_kernel(device, torch.float32, head_size=64, dropout=0.0, sequence_length=512) == "masked"
+    assert choose_kernel(device, torch.bfloat16, head_size=64, dropout=0.1, sequence_length=512) == "masked"
+    assert choose_kernel(device, torch.bfloat16, head_size=20, dropout=0.0, sequence_length=512) == "masked"
 
 
 @needs_gpu

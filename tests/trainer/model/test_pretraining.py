@@ -167,6 +167,50 @@ def test_bfloat16_runs_with_losses_in_float32(tiny_config, make_model, make_docu
     torch.testing.assert_close(output.mlm_loss_sum, exact.mlm_loss_sum, rtol=0.05, atol=0)
 
 
+def test_losses_of_a_bfloat16_model_are_float32_cross_entropies_of_its_logits(
+    tiny_config, make_model, make_documents, pack
+):
+    """Rounded to bfloat16, in which the sum has 8 bits, or computed in it, they would differ by up to one in 256."""
+    batch = pack(make_documents([9, 6, 12, 16]), 16).batch
+    model = make_model(tiny_config).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        predictions, output, scores = model.predict(batch), model(batch), model(batch, scored=True)
+    for logits, labels, total, each in (
+        (predictions.mlm_logits, batch.labels, output.mlm_loss_sum, scores.mlm_losses),
+        (predictions.nsp_logits, batch.next_sentence_labels, output.nsp_loss_sum, scores.pair_losses),
+    ):
+        assert logits.dtype == torch.bfloat16 and total.dtype == each.dtype == torch.float32
+        expected = F.cross_entropy(logits.double(), labels, ignore_index=-100, reduction="none")
+        torch.testing.assert_close(each.double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(total.double(), expected.sum(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("kernel", ["by_sequence", "masked"])
+def test_an_evaluated_model_drops_nothing_whichever_way_attention_takes(
+    tiny_config, make_model, make_documents, pack, monkeypatch, kernel
+):
+    """On CUDA without flash attention the masked way, which can drop, serves evaluation too."""
+    batch = pack(make_documents([9, 6, 12]), 16).batch
+    monkeypatch.setattr(encoder, "choose_kernel", lambda *_: kernel)
+    dropping = tiny_config.model_copy(update={"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5})
+    exact = make_model(tiny_config).eval().predict(batch)
+    evaluated = make_model(dropping).eval().predict(batch)
+    for found, expected in zip(evaluated, exact, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_attention_dropout_is_asked_for_in_training_alone(tiny_config, make_model, make_documents, pack, monkeypatch):
+    """In evaluation the fast kernel serves, which has no dropout."""
+    asked = []
+    choose = encoder.choose_kernel
+    monkeypatch.setattr(encoder, "choose_kernel", lambda *arguments: asked.append(arguments[-1]) or choose(*arguments))
+    batch = pack(make_documents([9]), 16).batch
+    model = make_model(tiny_config.model_copy(update={"attention_probs_dropout_prob": 0.5}))
+    model.train()(batch)
+    model.eval()(batch)
+    assert asked == [0.5, 0.0]
+
+
 def test_without_next_sentence_there_is_no_pooler(tiny_config):
     names = [name for name, _ in PretrainingModel(tiny_config, next_sentence=False).named_parameters()]
     assert names and not [name for name in names if "pooler" in name or "next_sentence" in name]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,3 +75,16 @@ def test_nothing_is_left_in_the_folder(tmp_path):
         "clock",
     ]
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(0.0, "ok"), (5.0, "ok"), (-5.0, "ok"), (6.0, "warn"), (-6.0, "warn")])
+def test_a_clock_that_is_off_by_more_than_5_seconds_is_warned_of(tmp_path, monkeypatch, seconds, level):
+    @contextlib.contextmanager
+    def probe(folder):
+        yield SimpleNamespace(stat=lambda: SimpleNamespace(st_mtime=1000.0))
+
+    monkeypatch.setattr(disk_checks, "_probe", probe)
+    monkeypatch.setattr(disk_checks, "time", SimpleNamespace(time=lambda: 1000.0 + seconds))
+    config = load_settings(RunConfig, "tiny_cpu", [f"output_dir={tmp_path}"])
+    (finding,) = disk_checks.check_clock(config)
+    assert finding.level == level and ("time server" in finding.text) == (level == "warn")

@@ -4,6 +4,7 @@ import pytest
 
 from data_prep.settings import load_settings
 from trainer.config import RunConfig
+from trainer.preflight.memory import memory_in_phase
 from trainer.preflight.scale import scale_lines, scaled, sent_bytes
 
 
@@ -19,14 +20,16 @@ def test_the_global_batch_stays_whole_and_the_work_is_divided():
     config = load_settings(RunConfig, "bert_large", [])
     (phase,) = config.phases
     eight, many = scaled(config, phase, 8, 1), scaled(config, phase, 512, 1)
-    assert (eight.micro_batch_rows, eight.accumulation_steps) == (32, 8)
+    assert (eight.micro_batch_rows, eight.accumulation_steps) == (64, 4)
     assert (many.micro_batch_rows, many.accumulation_steps) == (4, 1), "2,048 rows on 512 ranks"
     assert eight.flops * 8 == pytest.approx(many.flops * 512)
     assert many.state_bytes < eight.state_bytes and many.work_bytes < eight.work_bytes
 
 
 def test_more_ranks_than_rows_leave_one_row_each():
-    config = load_settings(RunConfig, "bert_large", ["training.global_batch_tokens=16384"])
+    config = load_settings(
+        RunConfig, "bert_large", ["training.global_batch_tokens=16384", "training.micro_batch_tokens=16384"]
+    )
     one = scaled(config, config.phases[0], 64, 2)
     assert (one.micro_batch_rows, one.accumulation_steps) == (1, 1)
 
@@ -37,4 +40,16 @@ def test_the_table_has_a_line_for_every_number_and_stage():
     assert [tuple(map(int, line.split()[:2])) for line in lines[2:-1]] == [
         (gpus, stage) for gpus in (8, 64, 512) for stage in (1, 2, 3)
     ]
-    assert [line.split()[2] for line in lines[2:-1:3]] == ["16,384", "16,384", "2,048"], "training.micro_batch_tokens"
+    assert [line.split()[2] for line in lines[2:-1:3]] == ["32,768", "16,384", "2,048"], "training.micro_batch_tokens"
+
+
+@pytest.mark.parametrize(
+    ("preset", "pairs"),
+    [("bert_base", "next_sentence"), ("bert_large", "none"), ("bert_large", "next_sentence"), ("modern_large", "none")],
+)
+def test_the_micro_batches_of_presets_fit_a_card_of_80_gb(preset: str, pairs: str) -> None:
+    """On one rank, where nothing is divided, with the share that the doctor leaves to buffers and the allocator."""
+    config = load_settings(RunConfig, preset, [f"data.sentence_pairs={pairs}"])
+    (phase,) = config.phases
+    assert phase.micro_batch_tokens >= 32_768
+    assert sum(memory_in_phase(config, phase, config.zero.stage, world_size=1).values()) <= 0.85 * 80e9

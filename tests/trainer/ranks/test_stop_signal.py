@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.ranks import stop_signal
-from trainer.ranks.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS, StopSignal
+from trainer.ranks.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS, StopSignal, describe_requests
 
+SELF = f"rank 0 ({socket.gethostname()})"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -67,7 +69,7 @@ def test_a_signal_asks_for_a_stop(clock, number):
     stop = after_the_meeting()
     assert not stop.asked
     os.kill(os.getpid(), number)
-    assert until(lambda: stop.asked) and stop.cause == signal.Signals(number).name
+    assert until(lambda: stop.asked) and stop.request == f"{SELF}: {signal.Signals(number).name}"
 
 
 def test_under_nohup_a_terminal_that_closes_stops_nothing(clock):
@@ -75,16 +77,16 @@ def test_under_nohup_a_terminal_that_closes_stops_nothing(clock):
     stop = after_the_meeting()
     os.kill(os.getpid(), signal.SIGHUP)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert until(lambda: stop.asked) and stop.cause == "SIGUSR1"
+    assert until(lambda: stop.asked) and stop.request == f"{SELF}: SIGUSR1"
 
 
 def test_the_loss_of_the_launcher_asks_for_a_stop(clock, monkeypatch):
     told = []
     monkeypatch.setattr(stop_signal, "watch_launcher", told.append)
     stop = after_the_meeting()
-    assert stop.cause == "a signal to another rank"
+    assert stop.request is None
     told[0]()
-    assert stop.asked and stop.cause == "the loss of its launcher"
+    assert stop.asked and stop.request == f"{SELF}: its launcher was lost"
 
 
 def test_a_launcher_that_passes_ctrl_c_on_asks_no_second_time(clock):
@@ -106,6 +108,31 @@ def test_a_second_signal_ends_the_process_at_once(clock):
     assert until(lambda: left == [128 + signal.SIGTERM])
 
 
+def test_a_second_signal_has_the_end_noted_but_does_not_wait_for_a_disk_that_hangs(clock, capfd, monkeypatch):
+    monkeypatch.setattr(stop_signal, "FORCED_END_SECONDS", 0.1)
+    stop, noted, never = after_the_meeting(), [], threading.Event()
+    stop.on_forced_end = lambda cause: noted.append(cause) or never.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert until(lambda: stop.asked)
+    clock[0] += REPEAT_SECONDS + 0.1
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert until(lambda: left == [128 + signal.SIGTERM])
+    never.set()
+    assert noted == [f"{SELF}: a second signal, SIGTERM"] and f"ended by {noted[0]}; rerun" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("requests", "described"),
+    [
+        ([None, "rank 1 (b): its launcher was lost"], "rank 1 (b): its launcher was lost"),
+        (["rank 0 (a): SIGTERM", None, "rank 2 (b): SIGINT"], "rank 0 (a): SIGTERM, rank 2 (b): SIGINT"),
+        (["w", "x", "y", "z"], "w, x, y and 1 more rank"),
+    ],
+)
+def test_a_stop_names_all_that_asked_or_the_first_of_many(requests, described):
+    assert describe_requests(requests) == described
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_before_the_ranks_have_met_the_first_signal_ends_the_process(number, clock, capfd):
     StopSignal()
@@ -117,7 +144,8 @@ def test_before_the_ranks_have_met_the_first_signal_ends_the_process(number, clo
         sleep(0.02)
     assert left == [STOPPED_EXIT_STATUS]
     said = capfd.readouterr().err
-    assert said.count(f"stopped by {signal.Signals(number).name} before the first step: there is nothing") == 1
+    cause = f"{SELF}: {signal.Signals(number).name}"
+    assert said.count(f"stopped by {cause} before the first step: there is nothing") == 1
 
 
 def test_before_the_ranks_have_met_the_loss_of_the_launcher_ends_the_process(clock, monkeypatch):

@@ -42,6 +42,20 @@ def test_silent_ranks_are_named_with_place_and_work():
     assert "rank 1 " not in verdict
 
 
+@pytest.mark.parametrize(
+    ("last", "now", "shown"),
+    [
+        ("step 4: update", "step 5: counting", "last at step 4: update, while rank 0 is at step 5: counting)"),
+        ("setting up", "step 5: counting", "last at setting up, while rank 0 is at step 5: counting)"),
+        ("step 5: micro-batch 1", "step 5: counting", "last at step 5: micro-batch 1)"),
+        ("saving after step 4", "saving after step 4", "last at saving after step 4)"),
+    ],
+)
+def test_a_silent_rank_that_was_last_heard_of_before_is_placed_by_the_others(last, now, shown):
+    heard = {0: Heard(word(marks=9, doing=now), 1000, 1000), 1: Heard(word(marks=5, doing=last, rank=1), 0, 0)}
+    assert shown in find_trouble(heard, 1000, SETTINGS)
+
+
 def test_where_none_moves_the_one_behind_is_named_and_slowness_alone_is_no_trouble():
     heard = {rank: Heard(word(marks=9, rank=rank), beat_at=1000, moved_at=399) for rank in range(3)}
     heard[1] = Heard(word(marks=8, doing="fetching batch 4", rank=1), beat_at=1000, moved_at=300)
@@ -91,9 +105,9 @@ def test_no_mark_and_no_beat_is_lost_where_both_threads_are_busy(monkeypatch):
     assert (store.words[-1]["marks"], store.words[-1]["doing"]) == (100, "micro-batch 100")
 
 
-def run_ranks(mode: str, world_size: int = 2, stopped: int | None = None) -> list[tuple[int, str, str]]:
+def run_ranks(mode: str, stacks: Path, world_size: int = 2, stopped: int | None = None) -> list[tuple[int, str, str]]:
     """Exit status, stdout and stderr of the ranks; all must end by themselves but the one that is stopped."""
-    processes = start_ranks([SCRIPT, mode], world_size)
+    processes = start_ranks([SCRIPT, mode, str(stacks)], world_size)
     deadline = time.monotonic() + 240
     try:
         while any(process.poll() is None for rank, process in enumerate(processes) if rank != stopped):
@@ -106,34 +120,39 @@ def run_ranks(mode: str, world_size: int = 2, stopped: int | None = None) -> lis
 
 
 @pytest.mark.spawn
-def test_a_stopped_rank_is_named_and_the_others_leave_with_their_stacks():
-    first, second, third = run_ranks("one stops", world_size=3, stopped=2)
+def test_a_stopped_rank_is_named_and_the_others_leave_with_their_stacks(tmp_path):
+    first, second, third = run_ranks("one stops", tmp_path, world_size=3, stopped=2)
     assert first[0] == second[0] == LOST_RANK_EXIT_STATUS and third[0] == -signal.SIGKILL
     assert "error: rank 2 (" in first[2] and "last at fetching batch 3) has not been heard of for 6 s" in first[2]
     assert "told: rank 2" in first[1] and "told: rank 2" in second[1], "every node is told who it is"
     assert "error:" not in second[2], "one rank of a node speaks"
-    for _, _, stderr in (first, second):
-        assert "step 3: counting, its stacks:" in stderr and "all_reduce" in stderr
+    for rank, (_, _, stderr) in enumerate((first, second)):
+        lines = stderr.splitlines()
+        assert lines[0] == lines[-1] and "rank 2 (" in lines[-1], "the verdict comes first and is the last line"
+        assert "File " not in stderr, "the stacks are not in the log"
+        stacks = (tmp_path / f"rank-{rank}.txt").read_text()
+        assert lines[0] in stacks and "step 3: counting, its stacks:" in stacks and "all_reduce" in stacks
 
 
 @pytest.mark.spawn
-def test_the_rank_that_keeps_the_store_is_named_when_it_stops():
-    first, second = run_ranks("the first stops", stopped=0)
+def test_the_rank_that_keeps_the_store_is_named_when_it_stops(tmp_path):
+    first, second = run_ranks("the first stops", tmp_path, stopped=0)
     assert first[0] == -signal.SIGKILL
     assert second[0] == LOST_RANK_EXIT_STATUS and "told: rank 0 (" in second[1]
 
 
 @pytest.mark.spawn
-def test_a_rank_that_lives_and_hangs_is_named_by_the_work_it_did_not_finish():
-    results = run_ranks("one hangs")
+def test_a_rank_that_lives_and_hangs_is_named_by_the_work_it_did_not_finish(tmp_path):
+    results = run_ranks("one hangs", tmp_path)
     assert [status for status, _, _ in results] == [LOST_RANK_EXIT_STATUS] * 2
     assert "rank 1 (" in results[0][1] and "did not arrive where the others wait" in results[0][1]
-    assert "fetching batch 3, its stacks:" in results[1][2] and "toy_watched.py" in results[1][2]
+    stacks = (tmp_path / "rank-1.txt").read_text()
+    assert "fetching batch 3, its stacks:" in stacks and "toy_watched.py" in stacks
 
 
 @pytest.mark.spawn
-def test_a_killed_rank_is_named_by_those_whose_collective_fails():
-    first, second, third = run_ranks("one is killed", world_size=3)
+def test_a_killed_rank_is_named_by_those_whose_collective_fails(tmp_path):
+    first, second, third = run_ranks("one is killed", tmp_path, world_size=3)
     assert third[0] == -signal.SIGKILL and first[0] == second[0] == LOST_RANK_EXIT_STATUS
     for _, stdout, _ in (first, second):
         assert "told: rank 2 (" in stdout and "is not there any more" in stdout
@@ -142,8 +161,20 @@ def test_a_killed_rank_is_named_by_those_whose_collective_fails():
 
 
 @pytest.mark.spawn
-def test_a_rank_that_tells_its_error_is_quoted_by_the_others_and_not_called_lost():
-    results = run_ranks("one has an error", world_size=3)
+def test_the_verdict_names_the_step_and_stacks_that_cannot_be_written_come_before_it(tmp_path):
+    folder = tmp_path / "file"
+    folder.write_text("where the folder should be")
+    first, second = run_ranks("one is killed in step 40", folder)
+    assert first[0] == LOST_RANK_EXIT_STATUS and second[0] == -signal.SIGKILL
+    lines = first[2].splitlines()
+    assert lines[0] == lines[-1] and "rank 1 (" in lines[-1] and "step 40: counting" in lines[-1], lines
+    assert f"{folder}/rank-0.txt cannot be written (File exists); the stacks follow here" in lines[1], lines[:3]
+    assert "_on_leaving" in first[2] or "in naming_lost_ranks" in first[2], "the stacks are in the log"
+
+
+@pytest.mark.spawn
+def test_a_rank_that_tells_its_error_is_quoted_by_the_others_and_not_called_lost(tmp_path):
+    results = run_ranks("one has an error", tmp_path, world_size=3)
     assert [status for status, _, _ in results] == [1, 1, 1], results
     assert results[2][2].strip() == "rank 2: error: this host's disk is gone"
     quoted = "error: rank 2 ended the run: this host's disk is gone"
@@ -152,12 +183,13 @@ def test_a_rank_that_tells_its_error_is_quoted_by_the_others_and_not_called_lost
 
 
 @pytest.mark.spawn
-def test_a_run_that_is_well_is_left_alone_until_it_ends():
-    assert [status for status, _, _ in run_ranks("all is well")] == [0, 0]
+def test_a_run_that_is_well_is_left_alone_until_it_ends(tmp_path):
+    assert [status for status, _, _ in run_ranks("all is well", tmp_path)] == [0, 0]
 
 
 @pytest.mark.spawn
 @pytest.mark.slow
-def test_a_single_process_that_hangs_leaves_too():
-    ((status, stdout, stderr),) = run_ranks("one hangs", world_size=1)
-    assert status == LOST_RANK_EXIT_STATUS and "all are at the same place" in stdout and "its stacks:" in stderr
+def test_a_single_process_that_hangs_leaves_too(tmp_path):
+    ((status, stdout, stderr),) = run_ranks("one hangs", tmp_path, world_size=1)
+    assert status == LOST_RANK_EXIT_STATUS and "all are at the same place" in stdout
+    assert "its stacks:" in (tmp_path / "rank-0.txt").read_text() and "all are at the same place" in stderr

@@ -21,7 +21,9 @@ from trainer.settings.training import DistributedSettings
 
 def main() -> int:
     mode, seconds, go = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    settings = DistributedSettings(timeout_seconds=600, meeting_timeout_seconds=seconds)
+    settings = DistributedSettings(
+        timeout_seconds=600, meeting_timeout_seconds=seconds, connect_timeout_seconds=seconds
+    )
     stop_signal = StopSignal()
     print("listening", flush=True)
     while not go.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 
 import torch
 
@@ -13,12 +14,15 @@ from trainer.ranks.distributed import (
     Ranks,
     all_agree,
     all_reduce_sum,
+    broadcast_bytes,
     broadcast_object,
+    gather_bytes,
     gather_objects,
     initialize_distributed,
     min_over_ranks,
     set_timeout_on_all_groups,
     shut_down,
+    sum_on_hosts,
 )
 from trainer.ranks.leaving import run_rank
 from trainer.settings.training import DistributedSettings
@@ -35,7 +39,13 @@ def collectives(ranks: Ranks) -> None:
     assert all_agree(True, ranks) and all_agree(rank == 0, ranks) is (world_size == 1)
     assert gather_objects({"rank": rank}, ranks) == [{"rank": number} for number in range(world_size)]
     assert broadcast_object(f"of {rank}", ranks) == "of 0"
+    assert gather_bytes(bytes([rank, 0, 255]), ranks) == [bytes([number, 0, 255]) for number in range(world_size)]
+    last = world_size - 1
+    assert broadcast_bytes(b"" if rank != last else b"of the last\0", ranks, source=last) == b"of the last\0"
     group = torch.distributed.new_group()
+    assert sum_on_hosts(local, replace(ranks, host_group=group)).tolist() == [sum(range(world_size)), world_size]
+    assert sum_on_hosts(local, ranks).tolist() == [sum(range(world_size)), world_size]
+    assert local.tolist() == [rank, 1]
     set_timeout_on_all_groups(SETTINGS)
     backend = group._get_backend(torch.device("cpu"))
     assert backend.options._timeout.total_seconds() == SETTINGS.timeout_seconds, backend.options._timeout

@@ -1,4 +1,7 @@
-"""What the ranks of `test_watchdog.py` do: `python toy_watched.py MODE`; the last rank is the one in trouble."""
+"""What the ranks of `test_watchdog.py` do: `python toy_watched.py MODE STACKS`; the last rank is the one in trouble.
+
+STACKS is the folder for their stacks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed
@@ -32,7 +36,7 @@ def main() -> None:
     elif "stops" in mode:  # a stopped rank is found by its silence alone, however slow the machine
         longer = {"step_timeout_seconds": 60}
     settings = SETTINGS.model_copy(update=longer)
-    watchdog = Watchdog(settings, ranks, lambda verdict: print(f"told: {verdict}", flush=True))
+    watchdog = Watchdog(settings, ranks, lambda verdict: print(f"told: {verdict}", flush=True), Path(sys.argv[2]))
     watchdog.start()
     troubled = 0 if mode == "the first stops" else world_size - 1
     for step in range(3):
@@ -46,6 +50,14 @@ def main() -> None:
         watchdog.close()
         time.sleep(9 if rank == 0 else 0)
         return
+    if mode == "one is killed in step 40":
+        for step in range(3, 41):  # much faster than it beats
+            watchdog.mark(f"step {step}: counting")
+            torch.distributed.all_reduce(torch.zeros(1))
+        if rank == troubled:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with watchdog.naming_lost_ranks():
+            torch.distributed.all_reduce(torch.zeros(1))
     watchdog.mark("fetching batch 3")
     beat = watchdog._beat
     while watchdog._beat < beat + 2:  # until it is told

@@ -15,28 +15,49 @@ from trainer.registry.promotion_lock import lock_name, promotion_lock
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-SLOW_PROMOTION = """
-import sys, time
-from trainer.registry import versions
+PROMOTION = """
+import sys
+from trainer.registry import promotion_lock, versions
 from trainer.registry.promotion import judge, parse_conditions
+from trainer.tracking.mlflow_server import connect
 
-version, seconds, uri = sys.argv[1:]
+version, uri = sys.argv[1:]
 
-def slow(*values):
+def judge_and_wait(*values):
     verdict = judge(*values)
     print("judged", flush=True)
-    time.sleep(float(seconds))
+    sys.stdin.readline()
     return verdict
 
-versions.judge = slow
+def look_at_holder(*values, held=promotion_lock._held):
+    print("held up", flush=True)
+    return held(*values)
+
+versions.judge, promotion_lock._held = judge_and_wait, look_at_holder
+connect(uri).get_registered_model("birds")  # which imports all that a promotion needs
+print("ready", flush=True)
+sys.stdin.readline()
 versions.promote("birds", version, "champion", parse_conditions("valid/mlm_loss < champion"), uri)
 """
 
 
-def promotion(version: int, seconds: float, uri: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SLOW_PROMOTION, str(version), str(seconds), uri]
+def promotion(version: int, uri: str) -> subprocess.Popen[str]:
+    """A process that says when it is ready, when another holds it up and when it has judged, and waits for `go`."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", PROMOTION, str(version), uri]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None and process.stderr is not None
+    return process.stdout.readline().strip() or process.stderr.read()
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 @pytest.mark.spawn
@@ -47,9 +68,15 @@ def test_the_better_of_two_promotions_at_once_stays(database: str, tmp_path: Pat
         tags = {"clozeworks.scores.valid/mlm_loss": str(loss)}
         client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
     client.set_registered_model_alias("birds", "champion", "1")
-    worse = promotion(3, 3.0, database)
-    assert worse.stdout is not None and worse.stdout.readline() == "judged\n"
-    better = promotion(2, 0.0, database)  # in the time between the other's verdict and its move
+    worse, better = promotion(3, database), promotion(2, database)
+    assert (next_line(worse), next_line(better)) == ("ready", "ready")
+    go(worse)
+    assert next_line(worse) == "judged"
+    go(better)  # in the time between the other's verdict and its move
+    go(better)
+    if next_line(better) != "held up":  # then it ends, and the other moves the alias after it
+        better.wait(120)
+    go(worse)
     assert (worse.wait(120), better.wait(120)) == (0, 0), (worse.communicate(), better.communicate())
     aliases = {alias: int(number) for alias, number in client.get_registered_model("birds").aliases.items()}
     assert aliases == {"champion": 2, "previous": 3}

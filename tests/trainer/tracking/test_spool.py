@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.errors import UserError
+from tests.disk_events import Flushed, assert_replaced_durably, record_disk_events
 from trainer.tracking.spool import Spool
 from trainer.tracking.spool_folder import Point, parse_line
 
@@ -128,6 +129,29 @@ def test_the_identity_is_written_before_anything_is_sent_and_kept(tmp_path: Path
     identity = json.loads((open_spool(tmp_path).folder / "run.json").read_text())["run_uuid"]
     assert open_spool(tmp_path).record.run_uuid == identity
     assert Spool(tmp_path / "other", "experiment", "run").record.run_uuid != identity
+
+
+def test_the_identity_and_every_change_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = record_disk_events(monkeypatch)
+    spool, record = open_spool(tmp_path), tmp_path / "run.json"
+    assert_replaced_durably(events, record, record.read_bytes())
+    assert isinstance(events[-1], Flushed) and "points.jsonl" in events[-1].content, "the name of the points' file too"
+    for change in (lambda: spool.update(status="FINISHED"), lambda: spool.deliver(sent_bytes=0)):
+        events.clear()
+        change()
+        assert_replaced_durably(events, record, record.read_bytes())
+    events.clear()
+    spool.put_artifact("config.yaml", b"a: 1\n")
+    assert_replaced_durably(events[:3], tmp_path / "artifacts" / "config.yaml", b"a: 1\n")
+
+
+def test_points_are_on_the_disk_after_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = open_spool(tmp_path)
+    events = record_disk_events(monkeypatch)
+    spool.append(1, {"a": 1.0})
+    assert events == [], "training does not wait for the disk"
+    spool.sync()
+    assert events == [Flushed(spool.points_path, spool.points_path.read_bytes())]
 
 
 def test_a_damaged_identity_is_told_with_its_remedy(tmp_path: Path) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric
 
 from data_prep.errors import UsageError
 from data_prep.files import storage
+from tests.disk_events import Flushed, record_disk_events
 from tests.tracked_runs import (
     KEYS,
     Warnings,
@@ -140,6 +145,25 @@ def test_what_was_not_sent_before_a_kill_is_sent_by_the_next_start(database: str
     resumed.close("FINISHED")
     assert len(all_runs(database)) == 1
     assert_complete(database, resumed.run_id, 15)
+
+
+def test_a_server_gets_no_point_that_is_not_on_the_disk(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = record_disk_events(monkeypatch)
+    log_batch, sent = MlflowClient.log_batch, []
+
+    def recorded(client: MlflowClient, run_id: str, metrics: Sequence[Metric] = (), **more: Any) -> None:
+        points = [event for event in events if isinstance(event, Flushed) and event.path.name == "points.jsonl"]
+        on_disk = {json.loads(line)["s"] for line in points[-1].content.splitlines()} if points else set()
+        sent.extend((metric.step, metric.step in on_disk) for metric in metrics)
+        return log_batch(client, run_id, metrics, **more)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", recorded)
+    tracker = open_tracker(database, tmp_path / "run")
+    log_steps(tracker, range(1, 11))
+    tracker.close("FINISHED")
+    assert {step for step, _ in sent} == set(range(1, 11)) and all(is_on_disk for _, is_on_disk in sent)
 
 
 def test_a_value_that_mlflow_refuses_holds_up_no_other(database: str, tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""The characters that get a token of their own, and the lines of the trainer without all others.
+
+SentencePiece's own choice (`character_coverage`, `required_chars`) leaves out required characters too: it stops at the
+coverage, in ASCII text long before the rarer letters, and never adds a character that the text lacks. So the alphabet
+is chosen here, and the trainer gets lines that hold this alphabet and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from data_prep.text.cleaning import METASPACE, Normalisation, normalise
+
+PRINTABLE_ASCII = "".join(map(chr, range(0x21, 0x7F)))
+"""Without the space, for which the metaspace stands."""
+
+RESERVED_CHARACTER = "\u2585"
+"""SentencePiece's trainer silently drops lines that hold it, so it never has a token."""
+
+_TRAINER_RESOLUTION = 1 << 24
+"""The trainer stops at a coverage of 1.0 in 32-bit floats: it misses the last characters that are rarer than this."""
+
+
+class Alphabet(NamedTuple):
+    """The characters with a token, and those of the text without one."""
+
+    characters: frozenset[str]
+    left_out: dict[str, int]
+    """Their counts, the commonest first."""
+    num_characters: int
+    """Of the whole text, counted with repetitions; a space counts as one."""
+    copies: int
+    """How often the trainer must see a character at least."""
+
+    @property
+    def left_out_share(self) -> float:
+        """The share of the text's characters without a token, from 0 to 1."""
+        return sum(self.left_out.values()) / max(1, self.num_characters)
+
+
+def required_characters(normalisation: Normalisation) -> frozenset[str]:
+    """Return the metaspace and every printable ASCII character that normalised text can hold."""
+    kept = (character for character in PRINTABLE_ASCII if normalise(character, normalisation) == f" {character}")
+    return frozenset((METASPACE, *kept))
+
+
+def count_characters(texts: Iterable[str], user_symbols: Sequence[str]) -> Counter[str]:
+    """Count the characters of normalised paragraphs (one a line), outside user symbols; a space as the metaspace."""
+    symbols = re.compile("|".join(_alternatives(user_symbols))) if user_symbols else None
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(symbols.sub("\0", text) if symbols else text)
+        counts[METASPACE] += 1  # of the first word
+    counts[METASPACE] += counts.pop(" ", 0) + counts.pop("\n", 0)
+    del counts["\0"]
+    return counts
+
+
+def choose_alphabet(counts: Counter[str], coverage: float, required: frozenset[str]) -> Alphabet:
+    """Take the required characters, then the commonest others until `coverage` of the text's characters have a token.
+
+    Of equally common characters the one with the smaller code point comes first.
+    """
+    total = counts.total()
+    covered = sum(counts[character] for character in required)
+    chosen = set(required)
+    commonest_first = sorted(counts, key=lambda character: (-counts[character], character))
+    for character in commonest_first:
+        if covered >= coverage * total:
+            break
+        if character not in required and character != RESERVED_CHARACTER:
+            covered += counts[character]
+            chosen.add(character)
+    left_out = {character: counts[character] for character in commonest_first if character not in chosen}
+    return Alphabet(frozenset(chosen), left_out, total, copies=total // _TRAINER_RESOLUTION + 1)
+
+
+def training_lines(lines: Iterable[str], alphabet: Alphabet, user_symbols: Sequence[str]) -> Iterator[str]:
+    """Yield the lines cut at every character without a token, as no token reaches across one, then the alphabet.
+
+    A line of a single character adds no pair to merge. `alphabet.copies` of each keep the trainer from missing it.
+    """
+    left_out = "".join(map(re.escape, sorted({*alphabet.left_out, RESERVED_CHARACTER})))
+    barrier = re.compile("|".join([*_alternatives(user_symbols), f"[{left_out}]"]))
+    for line in lines:
+        yield from filter(None, barrier.sub(_symbol_or_cut, line).split("\n"))
+    for character in sorted(alphabet.characters):
+        for _ in range(alphabet.copies):
+            yield " " if character == METASPACE else character
+
+
+def _symbol_or_cut(match: re.Match[str]) -> str:
+    return match[0] if len(match[0]) > 1 else "\n"
+
+
+def _alternatives(user_symbols: Sequence[str]) -> list[str]:
+    """Patterns of the symbols, the longest first, as SentencePiece matches them."""
+    return [re.escape(symbol) for symbol in sorted(user_symbols, key=lambda symbol: (-len(symbol), symbol))]

@@ -1,0 +1,113 @@
+"""Rows 52 and 60: hosts that are not found, ranks that die while the groups are made, and runs whose processes died."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.system.conftest import REPOSITORY
+from tests.system.plain_ranks import finish, send, start, wait_until
+from trainer.ranks.watchdog import LOST_RANK_EXIT_STATUS
+from trainer.watching.status import read_status
+
+pytestmark = pytest.mark.spawn
+
+ENDLESS = ("training.max_steps=500000", "checkpoint.every_steps=500000", "evaluation.every_steps=500000")
+SECONDS = 6
+IMPATIENT = (
+    f"distributed.connect_timeout_seconds={SECONDS}",
+    f"distributed.meeting_timeout_seconds={SECONDS}",
+    f"health.heartbeat_timeout_seconds={SECONDS}",
+)
+
+
+@pytest.mark.fault(
+    row="52",
+    fault="MASTER_ADDR does not resolve",
+    required="retried for distributed.connect_timeout_seconds, then one paragraph and status 76 on every rank",
+)
+def test_row_52_a_name_that_does_not_resolve_ends_every_rank_with_a_paragraph(training):
+    run = training(*ENDLESS, *IMPATIENT)
+    ranks = start(run, 2, address="no-such-host.invalid")
+    assert finish(ranks) == [LOST_RANK_EXIT_STATUS] * 2
+    for number, rank in enumerate(ranks):
+        opening = f"{'' if number == 0 else 'rank 1: '}error: MASTER_ADDR=no-such-host.invalid did not resolve on host "
+        assert rank.output.startswith(opening) and rank.output.count("\n") == 1, rank.output
+        assert f"within distributed.connect_timeout_seconds={SECONDS}" in rank.output and "Fix: " in rank.output
+    assert not run.output_dir.exists()
+
+
+@pytest.mark.fault(
+    row="52",
+    fault="a rank is killed while the ranks meet and their groups are made",
+    required="the other one leaves with 76, the rank named, and no traceback",
+)
+@pytest.mark.parametrize(
+    "seconds", [0.0, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.2, 0.5, 1.0, 2.0))]
+)
+def test_row_52_a_rank_that_dies_while_the_groups_are_made_is_told_in_a_paragraph(seconds, training):
+    run = training(*ENDLESS, *IMPATIENT)
+    first, second = start(run, 2)
+    process = psutil.Process(first.process.pid)
+    wait_until(lambda: any(each.status == psutil.CONN_LISTEN for each in process.net_connections()), [first])
+    time.sleep(seconds)
+    second.process.kill()
+    assert finish([first], timeout=200) == [LOST_RANK_EXIT_STATUS], first.output
+    last = first.output.splitlines()[-1]
+    assert last.startswith("error: ") and "rank" in last and "start the same command again" in last, first.output
+    assert "Traceback" not in first.output and "frame #" not in first.output, first.output
+
+
+def state_shown(output_dir: Path) -> str:
+    """The first line of launch/status.py."""
+    command = [sys.executable, str(REPOSITORY / "launch" / "status.py"), str(output_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[0]
+
+
+@pytest.mark.fault(
+    row="60",
+    fault="SIGKILL of every rank",
+    required="`launch/status.py` reports the run as dead, and as running before",
+)
+def test_row_60_a_run_whose_ranks_were_all_killed_is_reported_as_dead(training):
+    run = training(*ENDLESS)
+    ranks = start(run, 2)
+    wait_until(lambda: run.last_logged_step() >= 3, ranks)
+    wait_until(lambda: (read_status(run.output_dir) or {}).get("pid") == ranks[0].process.pid, ranks)
+    assert state_shown(run.output_dir).startswith("state             running, last word ")
+    send(signal.SIGKILL, *ranks)
+    finish(ranks)
+    status = read_status(run.output_dir)
+    assert status is not None and status["state"] == "running", "nobody could write the end"
+    shown = state_shown(run.output_dir)
+    assert f"dead (process {ranks[0].process.pid} of " in shown and "has ended and noted no end" in shown
+
+
+@pytest.mark.fault(
+    row="60",
+    fault="a second signal while the other rank is stopped, so that no checkpoint can be saved",
+    required="the rank leaves at once and notes its end, which `launch/status.py` reports",
+)
+@pytest.mark.slow
+def test_row_60_a_second_signal_notes_the_end(training):
+    run = training(*ENDLESS, "health.heartbeat_timeout_seconds=600")
+    ranks = start(run, 2)
+    wait_until(lambda: run.last_logged_step() >= 3, ranks)
+    ranks[1].process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 120
+    while ranks[0].process.poll() is None:  # on a busy machine the first may be heard late
+        assert time.monotonic() < deadline
+        send(signal.SIGTERM, ranks[0])
+        time.sleep(2.5)
+    ranks[1].process.kill()
+    assert finish(ranks)[0] == 128 + signal.SIGTERM, ranks[0].output
+    cause = "a second signal, SIGTERM"
+    assert cause in ranks[0].output.splitlines()[-1]
+    assert cause in state_shown(run.output_dir) and "state             failed (rank 0 (" in state_shown(run.output_dir)

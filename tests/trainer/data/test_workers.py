@@ -1,0 +1,83 @@
+"""What the loss of a process that builds batches means; with a real one that is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from typing import NoReturn
+
+import pytest
+from torch.utils.data import DataLoader
+
+from trainer.data.workers import explain_lost_workers, verdict_on_lost_worker
+
+KILLED = "DataLoader worker (pid 4321) is killed by signal: Killed. "
+NO_SHARED_MEMORY = (
+    "DataLoader worker (pid 4321) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+    "shared memory. Please try to raise your shared memory limit."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (KILLED, ("process 4321 on ", "(Killed)", "memory", "lower data.num_workers=3")),
+        (NO_SHARED_MEMORY, ("process 4321 on ", "(Bus error)", "/dev/shm", "lower data.num_workers=3")),
+        (
+            "DataLoader worker (pid 4321) is killed by signal: Segmentation fault. ",
+            ("process 4321 on ", "(Segmentation fault)", "its own message above"),
+        ),
+        ("DataLoader worker (pid(s) 4321, 4322) exited unexpectedly", ("process 4321, 4322 on ", "memory")),
+        (
+            "DataLoader worker (pid 4321) exited unexpectedly with exit code 1. Details are lost due to multiprocess",
+            ("process 4321 on ", "ended unexpectedly"),
+        ),
+    ],
+    ids=["killed", "shared memory", "crashed", "found when a batch is waited for", "exit code"],
+)
+def test_a_lost_worker_is_named_with_the_probable_cause_and_the_setting(text: str, parts: tuple[str, ...]) -> None:
+    verdict = verdict_on_lost_worker(RuntimeError(text), rank=5, num_workers=3)
+    assert verdict is not None and verdict.startswith("a data worker of rank 5 (") and "\n" not in verdict
+    assert [part for part in parts if part not in verdict] == []
+
+
+def test_it_is_found_behind_another_error_and_not_in_others() -> None:
+    try:
+        try:
+            raise RuntimeError(KILLED)
+        except RuntimeError as error:
+            raise RuntimeError("a hook of the backward failed") from error
+    except RuntimeError as error:
+        assert verdict_on_lost_worker(error, 0, 1) is not None
+    assert verdict_on_lost_worker(RuntimeError("Connection closed by peer"), 0, 1) is None
+
+
+class Ended(Exception):
+    """Stands for the end of the process."""
+
+
+def end(verdict: str) -> NoReturn:
+    raise Ended(verdict)
+
+
+@pytest.mark.spawn
+def test_a_worker_that_is_really_killed_is_recognized_while_the_rank_computes() -> None:
+    batches = iter(DataLoader(range(1_000_000), batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    next(batches)
+    pid = multiprocessing.active_children()[0].pid
+    assert pid is not None
+    with (
+        pytest.raises(Ended, match=rf"rank 1 \(process {pid} on .*data.num_workers=2"),
+        explain_lost_workers(1, 2, end),
+    ):
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:  # not in the loader: torch's handler raises wherever the rank is
+            sum(range(1000))
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="of our own"), explain_lost_workers(0, 2, end):
+        raise RuntimeError("a mistake of our own")
