@@ -91,17 +91,3 @@ def test_a_hundred_billion_tokens_are_counted_in_closed_form() -> None:
 def test_ranges_are_expanded() -> None:
     which, numbers = expand_ranges(np.array([10, 5, 7]), np.array([2, 0, 3]))
     assert (which.tolist(), numbers.tolist()) == ([0, 0, 2, 2, 2], [10, 11, 7, 8, 9])
-
-
-@pytest.mark.parametrize(
-    ("shortest", "sequence_length", "most"),
-    [
-        (1, 12, 2 + 3),  # two whole documents of 3 positions between a cut one of 3 at either end, and the padding
-        (5, 27, 3 + 3),  # 21 positions between the cut ones hold 3 of 7
-        (5, 26, 2 + 3),
-        (100, 8, 0 + 3),
-        (0, 12, 2 + 3),  # empty documents have no segment
-    ],
-)
-def test_the_capacity_of_a_row_is_no_larger_than_it_must_be(shortest: int, sequence_length: int, most: int) -> None:
-    assert max_document_sequences(shortest, sequence_length) == most

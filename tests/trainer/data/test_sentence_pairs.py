@@ -369,10 +369,9 @@ def test_a_label_from_the_hash_of_the_cut_is_noticed(
         ("sentence_order", [[1]] * 8, 24 // 3),  # [CLS] a [SEP]
     ],
 )
-def test_the_capacity_of_a_row_is_that_of_its_shortest_sequences(
+def test_a_row_holds_as_many_of_the_shortest_sequences_as_fit(
     index_of: IndexMaker, task: PairTask, documents: list[list[int]], most: int
 ) -> None:
-    """Rows of 24 positions; one sequence more than `most` is the padding that closes a row."""
+    """Rows of 24 positions."""
     plan = plan_pairs(index_of(documents, documents_a_record=len(documents)), 4, 24, 0.0, root_key(1), task)
     assert np.diff(plan.row_starts).max() == most
-    assert max_pair_sequences(24, task) == most + 1
