@@ -93,7 +93,7 @@ def test_a_step_counts_then_trains_each_micro_batch_and_updates_once() -> None:
 def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "all_reduce_sum", lambda values, ranks: values + torch.tensor([5, 1, 10, 4, 0, 1]))
+    monkeypatch.setattr(module, "sum_on_hosts", lambda values, ranks: values + torch.tensor([5, 1, 10, 4, 0, 1]))
     engine = RecordingEngine()
     result = take(engine, micro_batch(3, 2, tokens=5, unreadable=1), world_size=3)
     assert ("backward", round((6 / (3 + 5) + 6 / (2 + 1)) * 3, 5), True) in engine.calls
@@ -102,8 +102,7 @@ def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_
     assert counts.save and not counts.stop
 
 
-def test_one_rank_alone_counts_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(module, "all_reduce_sum")
+def test_one_rank_alone_counts_without_the_others() -> None:
     global_batch: Any = SimpleNamespace(micro_batches=(micro_batch(1, 0, tokens=2), micro_batch(0, 2, tokens=7)))
     for wishes in (Wishes(), Wishes(stop=True), Wishes(save=True)):
         counts = count_globally(global_batch, Ranks(0, 1, 0, CPU), wishes)
