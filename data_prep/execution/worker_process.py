@@ -22,8 +22,10 @@ from typing import Any
 from data_prep.execution.worker_server import START_METHOD, start_worker_server
 from data_prep.files import storage
 
-# What starting a process, and speaking to one, may raise where it or the server that forks it was killed.
-_LOST = (EOFError, ConnectionError, FileNotFoundError)
+# What starting a process may raise where the server that forks it was killed.
+_NOT_STARTED = (EOFError, ConnectionError, FileNotFoundError)
+# What speaking to a process may raise where it was killed; where it was sending, that is a bare OSError.
+_LOST = (EOFError, OSError)
 
 _SERVER_END_SECONDS = 0.2  # from when a killed server closes its pipes until the system says that it is gone
 
@@ -69,7 +71,7 @@ class Worker:
         is_lost = False
         try:
             process.start()
-        except _LOST:
+        except _NOT_STARTED:
             is_lost = True
         finally:
             theirs.close()
