@@ -84,7 +84,7 @@ class Worker:
         self._process = process
 
     def begin(self, task: object, number: int | None, unit: object) -> None:
-        """Have the idle worker do `task(unit)`; that it was killed is told where its result is asked for."""
+        """Have the idle worker do `task(unit)`; if it was killed, `result` raises `WorkerLost`."""
         self.is_busy, self.number = True, number
         with contextlib.suppress(*_LOST):
             self.connection.send((task, unit))
@@ -130,7 +130,7 @@ class Worker:
 
 
 def _serve(connection: Connection, options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
-    """What a worker does: tasks from the pipe, until it is told to end or nobody is there any more."""
+    """What a worker does: tasks from the pipe, until None comes or nobody is there any more."""
     _begin(options, environment)
     with contextlib.suppress(*_LOST):
         while (work := connection.recv()) is not None:
