@@ -102,7 +102,7 @@ def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_
     assert counts.save and not counts.stop
 
 
-def test_one_rank_alone_counts_without_the_others() -> None:
+def test_one_rank_counts_its_own_micro_batches_and_wishes() -> None:
     global_batch: Any = SimpleNamespace(micro_batches=(micro_batch(1, 0, tokens=2), micro_batch(0, 2, tokens=7)))
     for wishes in (Wishes(), Wishes(stop=True), Wishes(save=True)):
         counts = count_globally(global_batch, Ranks(0, 1, 0, CPU), wishes)
