@@ -11,7 +11,7 @@ labels, how full each row is. It reads the shards of `data.shards` and starts no
     masked_positions     positions to predict, counted from 0 in the row
     labels               the original ids at these positions
     documents            {start, stop} of every sequence (a piece of a document, or a sentence pair), stop excluded
-    pairs                {cls_position, label, meaning} of every sentence pair; empty without data.sentence_pairs
+    pairs                {cls_position, label, meaning} of every sentence pair that has a label; else empty
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ from trainer.saving import defer_save, save, settle, state_of_checkpoint
 from trainer.schedule import learning_rate
 from trainer.step import StepResult, Wishes, take_step
 from trainer.tracking.mlflow_server import resolve_tracking_uri
-from trainer.watching.memory import peak_memory_of_ranks, told_when_out_of_memory
+from trainer.watching.memory import is_out_of_memory, peak_memory_of_ranks, told_when_out_of_memory
 from trainer.watching.reporting import log, log_evaluation, report_end, report_start, report_stop
 from trainer.watching.status import record_end, record_loss_of_writer
 from trainer.watching.status_records import State
@@ -87,7 +88,8 @@ def train(
             if ranks.is_first:  # not before: the folder may be another run's
                 watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
             warn_of_findings(config, ranks)
-            run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
+            with recorded_if_it_fails(Path(config.output_dir), ranks):
+                run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
         report_start(run, launched_at)
         try:
             with (
@@ -276,6 +278,19 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
             "evaluation": {},
         }
     )
+
+
+@contextlib.contextmanager
+def recorded_if_it_fails(output_dir: Path, ranks: Ranks) -> Iterator[None]:
+    """Note on disk, by rank 0, that a start failed while it was set up; a refusal leaves the folder as it was."""
+    try:
+        yield
+    except Exception as error:
+        is_refusal = isinstance(error, UserError) and not is_out_of_memory(error)
+        if ranks.is_first and not is_refusal:
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                record_end(output_dir, "failed", str(error) or type(error).__name__)
+        raise
 
 
 def watch(config: RunConfig, ranks: Ranks) -> Watchdog:

@@ -22,8 +22,10 @@ from typing import Any
 from data_prep.execution.worker_server import START_METHOD, start_worker_server
 from data_prep.files import storage
 
-# What starting a process, and speaking to one, may raise where it or the server that forks it was killed.
-_LOST = (EOFError, ConnectionError, FileNotFoundError)
+# What starting a process may raise where the server that forks it was killed.
+_NOT_STARTED = (EOFError, ConnectionError, FileNotFoundError)
+# What speaking to a process may raise where it was killed; where it was sending, that is a bare OSError.
+_LOST = (EOFError, OSError)
 
 _SERVER_END_SECONDS = 0.2  # from when a killed server closes its pipes until the system says that it is gone
 
@@ -69,7 +71,7 @@ class Worker:
         is_lost = False
         try:
             process.start()
-        except _LOST:
+        except _NOT_STARTED:
             is_lost = True
         finally:
             theirs.close()
@@ -82,7 +84,7 @@ class Worker:
         self._process = process
 
     def begin(self, task: object, number: int | None, unit: object) -> None:
-        """Have the idle worker do `task(unit)`; that it was killed is told where its result is asked for."""
+        """Have the idle worker do `task(unit)`; if it was killed, `result` raises `WorkerLost`."""
         self.is_busy, self.number = True, number
         with contextlib.suppress(*_LOST):
             self.connection.send((task, unit))
@@ -128,7 +130,7 @@ class Worker:
 
 
 def _serve(connection: Connection, options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
-    """What a worker does: tasks from the pipe, until it is told to end or nobody is there any more."""
+    """What a worker does: tasks from the pipe, until None comes or nobody is there any more."""
     _begin(options, environment)
     with contextlib.suppress(*_LOST):
         while (work := connection.recv()) is not None:

@@ -1,7 +1,7 @@
 """Rebuilding the damaged files of a finished data set, which its inputs and settings decide byte for byte.
 
 The shards are made once more in OUTPUT/.repair, of the damaged ones alone, and take the places of those only once all
-of them are found to be what the manifest names. A stopped repair goes on from its finished units.
+of them are found to be what the manifest names. A stopped repair resumes from its finished units.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _manifest(plan: Plan, output: str) -> Manifest:
     if manifest is None:
         raise UserError(
             f"{storage.redact(output)} holds no {MANIFEST_NAME}, so there is nothing to repair. Fix: run the same "
-            "command without --repair, which makes the data set or goes on with it"
+            "command without --repair, which makes the data set or resumes it"
         )
     return manifest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,15 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from data_prep.errors import UserError
 from data_prep.files.locks import IsHeld, hold_lock
 from tests.trainer.toy_run import CONFIG
 from trainer import train
 from trainer.checkpoints.checkpoint import ALONE
 from trainer.ranks.distributed import Ranks
 from trainer.tracking.tracking import NullTracker
+from trainer.watching.memory import told_when_out_of_memory
+from trainer.watching.status import read_status, record_end
 from trainer.watching.status_records import State
 
 SECONDS = 10
@@ -200,3 +204,27 @@ def test_nothing_is_saved_or_deferred_where_nothing_is_due() -> None:
     for streak in (False, True):
         due = due_after(7, streak=streak)
         assert not (due.save or due.deferred_save or due.log or due.stop or due.end)
+
+
+def out_of_memory() -> NoReturn:
+    with told_when_out_of_memory(ALONE, "in the rehearsal step"):
+        raise torch.OutOfMemoryError("no memory")
+
+
+def refused() -> NoReturn:
+    raise UserError("the checkpoint belongs to another run")
+
+
+def broken() -> NoReturn:
+    raise RuntimeError("an engine that does not start")
+
+
+@pytest.mark.parametrize(("fail", "state"), [(out_of_memory, "failed"), (broken, "failed"), (refused, "stopped")])
+def test_a_start_that_fails_is_recorded_and_one_that_is_refused_leaves_the_status(
+    tmp_path: Path, fail: Callable[[], NoReturn], state: str
+) -> None:
+    record_end(tmp_path, "stopped", "rank 0: SIGTERM", step=7)
+    with pytest.raises((UserError, RuntimeError)), train.recorded_if_it_fails(tmp_path, ALONE):
+        fail()
+    status = read_status(tmp_path)
+    assert status is not None and (status["state"], status["step"]) == (state, 7)

@@ -69,7 +69,7 @@ def check_compatible(
     # An earlier release hid less, and wrote URLs otherwise.
     before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
     before |= {f"{NUMERICS}{name}": value for name, value in saved.numerics.items()}
-    after |= {f"{NUMERICS}{name}": value for name, value in numerics.items()}
+    after |= {f"{NUMERICS}{name}": value for name, value in numerics.items() if saved.numerics}
     before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
     after |= {f"{VERSION}{name}": value for name, value in current_versions().items()}
     before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}

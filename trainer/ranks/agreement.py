@@ -69,7 +69,7 @@ class _Variant(NamedTuple):
 
 
 def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
-    """Compare the facts of all ranks, all ranks together; `warn` is told on rank 0 of what may differ and does.
+    """Compare the facts of all ranks, all ranks together; rank 0 hands to `warn` what may differ and does.
 
     Raises:
         RanksDiffer: ranks differ in what has to be equal; the same text on every rank.

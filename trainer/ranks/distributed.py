@@ -105,6 +105,8 @@ def _start_groups(
         ) from None
     del store  # the group has its own
     set_timeout_on_all_groups(settings)
+    # NCCL makes a group's communicator at its first collective, which may be late on one rank: the others wait in here.
+    torch.distributed.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=settings.timeout_seconds))
     return host_group
 
 

@@ -58,6 +58,13 @@ _TASKS = textwrap.dedent(
         (folder / f"begun-{os.getpid()}").touch()
         time.sleep(600)
 
+    def large(unit):
+        return bytes(20_000_000)  # more than a pipe holds
+
+    def wait_until_all_send(executor):
+        while not all(worker.connection.poll() for worker in executor._workers):
+            time.sleep(0.01)
+
     def helpers(name):
         children = psutil.Process().children()
         return [child for child in children if f"multiprocessing.{name} import main" in " ".join(child.cmdline())]
@@ -117,6 +124,19 @@ _TASKS = textwrap.dedent(
                 tracker.kill()
                 print(sorted(result for _, result in executor.run(abs, [-1, -2, -3])))
             print(sorted(result for _, result in run_units(abs, [-1, -2, -3], 2)))
+        elif sys.argv[1] == "killed_while_sending":
+            try:
+                with ProcessExecutor(2) as executor:
+                    results = executor.run(large, [1, 2, 3, 4])
+                    next(results)
+                    wait_until_all_send(executor)
+                    executor._workers[0]._process.kill()
+                    print(len(list(results)))
+                    for _ in executor.run(large, [1, 2, 3, 4]):
+                        wait_until_all_send(executor)
+                        raise UserError("the disk is full")
+            except UserError as error:
+                print("user error:", error)
         elif sys.argv[1] == "endless":
             list(run_units(endless, [folder, folder], 2))
         else:
@@ -206,6 +226,12 @@ def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
 def test_a_workers_error_reaches_the_caller(script: Path) -> None:
     output, _ = _start(script, "refused").communicate(timeout=60)
     assert "is bad; mend it" in output
+
+
+@pytest.mark.spawn
+def test_a_worker_that_is_killed_or_ended_while_it_sends_a_result_costs_nothing(script: Path) -> None:
+    output, errors = _start(script, "killed_while_sending").communicate(timeout=60)
+    assert output.splitlines() == ["3", "user error: the disk is full"] and "Traceback" not in errors, errors
 
 
 @pytest.mark.spawn

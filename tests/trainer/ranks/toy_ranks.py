@@ -32,6 +32,8 @@ SETTINGS = DistributedSettings(timeout_seconds=400)
 
 def collectives(ranks: Ranks) -> None:
     rank, world_size = ranks.rank, ranks.world_size
+    store = torch.distributed.distributed_c10d._get_default_store()
+    assert store.timeout.total_seconds() == SETTINGS.timeout_seconds, "groups that begin later wait as long"
     local = torch.tensor([rank, 1])
     assert all_reduce_sum(local, ranks).tolist() == [sum(range(world_size)), world_size]
     assert local.tolist() == [rank, 1]
