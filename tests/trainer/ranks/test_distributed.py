@@ -11,6 +11,7 @@ import pytest
 from data_prep.errors import UsageError
 from tests.trainer.toy_processes import ROOT, finish, start_ranks
 from trainer.ranks.distributed import initialize_distributed
+from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS
 from trainer.settings.training import DistributedSettings
 
 SCRIPT = Path(__file__).with_name("toy_ranks.py")
@@ -87,7 +88,7 @@ def test_an_error_on_one_rank_ends_all_and_none_waits(mode, told):
     started_at = time.monotonic()
     (first, second) = run_ranks(mode)
     assert time.monotonic() - started_at < 300, "a rank waited for its timeout"
-    assert first[0] == 1 and second[0] != 0
+    assert first[0] == LOST_RANK_EXIT_STATUS and second[0] != 0
     assert told in second[2]
     assert "error: another rank was lost" in first[2] and "Traceback" not in first[2]
 
