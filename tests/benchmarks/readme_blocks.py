@@ -59,13 +59,19 @@ def overview(reports: Reports) -> Iterator[str]:
     )
 
 
+_ELSEWHERE = ("encoder_compiled", "downstream", "pretraining")
+
+
 def compared_rows(reports: Reports) -> list[Row]:
-    """The rows of the overview: every figure that a peer has, but for what `encoder` and `downstream` tell more of."""
+    """The rows of the overview: every figure that a peer has, on text that was not used in development.
+
+    What `encoder`, `downstream` and `pretraining` say more of stands in tables of their own.
+    """
     return [row for report in _told(reports) for row in rows_of(report) if row.ratio is not None]
 
 
 def _told(reports: Reports) -> list[Report]:
-    return [report for report in reports.values() if report["benchmark"] not in ("encoder_compiled", "downstream")]
+    return [report for report in reports.values() if report["benchmark"] not in _ELSEWHERE]
 
 
 BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
