@@ -127,6 +127,7 @@ def test_equal_texts_of_a_function_are_told_apart_by_their_number() -> None:
     assert found[0] == Mutant("trainer/a.py", "f", "statement", "g(0)", "pass", "def f():", 0)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_draw_and_most_of_it_from_the_named_areas() -> None:
     first = draw(REPOSITORY, 5, 20)
     assert first == draw(REPOSITORY, 5, 20) != draw(REPOSITORY, 6, 20)

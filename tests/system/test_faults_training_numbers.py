@@ -133,6 +133,7 @@ def test_row_53_a_stop_in_a_streak_leaves_the_good_checkpoints_from_which_the_ru
     required="the checkpoint is saved after the next finite step; the run fails and names the last good checkpoint, "
     "from which --resume-from with --skip-samples finishes it",
 )
+@pytest.mark.slow
 def test_row_53_a_due_save_waits_for_a_finite_step_and_a_run_that_ends_in_a_streak_fails(training, observed):
     bad = training(*OFTEN_SAVED, "training.max_steps=14")
     steps = (3, 4, *range(9, 15))

@@ -23,12 +23,13 @@ def counted(folder: Path, *overrides: str) -> list[dict[str, int]]:
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize("stage", DEEPSPEED_READS)
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_step_never_synchronizes_the_device_and_reads_no_more_than_deepspeed_does(tmp_path: Path, stage: int) -> None:
     found = counted(tmp_path, f"zero.stage={stage}")
     assert found == [{"synchronizations": 0, "reads": DEEPSPEED_READS[stage]}] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.spawn
 def test_the_throughput_timer_of_deepspeed_would_be_counted(tmp_path: Path) -> None:
     found = counted(tmp_path, "zero.stage=1", "deepspeed.timers.throughput.enabled=true")
