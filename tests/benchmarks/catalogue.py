@@ -142,6 +142,16 @@ BENCHMARKS = (
         results="encoder_{device}_compiled.json",
     ),
     Benchmark(
+        "roofline",
+        "what an H200 should reach, predicted kernel by kernel without one",
+        "roofline.py",
+        rows.roofline,
+        1,
+        [],
+        ["--presets", "bert_base"],
+        packages=("torch", "deepspeed"),
+    ),
+    Benchmark(
         "training",
         "whole training loops and their memory beside Trainer, which groups by length",
         "training.py",

@@ -79,6 +79,7 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "preparation": readme_tables.preparation,
     "loader": readme_tables.loader,
     "encoder": readme_tables.encoder,
+    "roofline": readme_tables.roofline,
     "training": readme_tables.training,
     "pretraining": readme_tables.pretraining,
     "downstream": readme_tables.downstream,

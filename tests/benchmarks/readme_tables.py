@@ -273,6 +273,36 @@ def _either(name: str, reports: Reports) -> Report:
     return reports[f"{name}_cuda"] if f"{name}_cuda" in reports else _needed(reports, f"{name}_cpu")
 
 
+def roofline(reports: Reports) -> Iterator[str]:
+    """Predictions for a GPU that none has measured."""
+    report = _needed(reports, "roofline")
+    details = report["details"]
+    yield (
+        f"Predictions, not measurements (`{report['command']}`, {report['date']}): tokens/s and MFU of one H200, "
+        f"kernel by kernel. `before` and `now` assume {_rates(details['device'])}; the last column assumes "
+        f"{_rates(details['device_slow'])}. `before` is eager, with room for the most sequences that a row could hold."
+    )
+    yield ""
+    yield "| preset | elementwise kernels of a block, before | now | before | now | now, lower rates |"
+    yield "|---|---|---|---|---|---|"
+    for name, found in details["predictions"].items():
+        speeds = " | ".join(f"{round(one['tokens_per_second'], -3):,.0f} ({one['mfu']:.0%})" for one in found.values())
+        kernels = details["fusion"].get(name)
+        counts = " | ".join(f"{one['elementwise_kernels']}" for one in kernels.values()) if kernels else " | "
+        yield f"| {name} | {counts} | {speeds} |"
+
+
+def _rates(device: Mapping[str, float]) -> str:
+    """What kernels are assumed to reach."""
+    products, forward, backward = (
+        device[f"{name}_flops"] / 1e12 for name in ("matmul", "attention_forward", "attention_backward")
+    )
+    return (
+        f"products at {products:.0f}, attention at {forward:.0f} and {backward:.0f} TFLOP/s, other kernels at "
+        f"{device['bandwidth'] / 1e12:.1f} TB/s"
+    )
+
+
 def _needed(reports: Reports, name: str) -> Report:
     if name not in reports:
         raise UserError(

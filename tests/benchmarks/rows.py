@@ -278,6 +278,21 @@ def near_duplicates_quality(raw: Report) -> list[Row]:
     ]
 
 
+def roofline(raw: Report) -> list[Row]:
+    """Predicted tokens/s of an H200, then the kernels of a block that are neither products nor attention; no peer."""
+    sides = {"before": "eager, before", "now": "now", "now_slow": "now, lower ends of the rates"}
+    rows = [
+        Row(f"{name}, {sides[side]} (prediction)", one["tokens_per_second"], None, None, "tokens/s", "more", 1)
+        for name, found in raw["predictions"].items()
+        for side, one in found.items()
+    ]
+    for preset, found in raw["fusion"].items():
+        for side, one in found.items():
+            name = f"elementwise kernels of a block of {preset}, {sides[side]}"
+            rows.append(Row(name, one["elementwise_kernels"], None, None, "kernels", "less", 1))
+    return rows
+
+
 def _best(tables: Sequence[dict[str, Any]], side: str) -> dict[str, Any] | None:
     return max(_entries(tables, side), key=lambda entry: entry["tokens_per_second"], default=None)
 
