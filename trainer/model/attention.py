@@ -109,9 +109,10 @@ def split_qkv(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     its three results itself and takes no others.
     """
     if torch.compiler.is_compiling():
-        return qkv.unbind(1)  # type: ignore[return-value]
-    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _SplitQKV.apply(qkv)
-    return parts
+        query, key, value = qkv.unbind(1)
+    else:
+        query, key, value = _SplitQKV.apply(qkv)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return query, key, value
 
 
 class _SplitQKV(torch.autograd.Function):
