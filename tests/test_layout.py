@@ -64,6 +64,7 @@ TAKEN_BY_TRAINER = {
     "data_prep.files.urls": "tells paths from URLs, without secrets",
     "data_prep.inputs.parquet": "reads labelled tables",
     "data_prep.installed": "tells versions of packages",
+    "data_prep.processor": "tells the processor's instruction sets",
     "data_prep.settings": "reads YAML",
     "data_prep.terminal": "makes text safe to show",
     "data_prep.text.cleaning": "knows where words begin, tries an export's tokenizer",
