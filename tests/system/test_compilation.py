@@ -1,4 +1,4 @@
-"""Compiled runs of several ranks: all compilation is done in the set-up, however slow, and no time limit counts it."""
+"""Compiled runs of several ranks: all or none compile (row 61), in the set-up alone, and no time limit counts it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 import pytest
 
 from tests.system.conftest import Training
-from tests.system.plain_ranks import outputs, start
+from tests.system.plain_ranks import Host, newest_checkpoint, outputs, start
+from trainer.checkpoints.format import read_state
 
 pytestmark = pytest.mark.spawn
 
@@ -21,7 +22,12 @@ COMPILED = (
     *("evaluation.every_steps=2", "evaluation.max_tokens=2048", "checkpoint.every_steps=2"),
 )
 TWO_PHASES = (*COMPILED, "training.max_steps=6")
-MODERN = ("model.family=modernbert", "data.sentence_pairs=none", "model.num_hidden_layers=4", "model.hidden_dropout_prob=0")
+MODERN = (
+    "model.family=modernbert",
+    "data.sentence_pairs=none",
+    "model.num_hidden_layers=4",
+    "model.hidden_dropout_prob=0",
+)
 TRACED = {"compiler": {"backend": "aot_eager"}}
 
 
@@ -63,3 +69,36 @@ def test_a_slow_compile_of_one_rank_trips_no_timeout(training):
     slow = {"compiler": {"backend": "aot_eager", "slow_rank": 1, "seconds": 30}}
     for output in outputs(start(training(*TWO_PHASES), 2, *impatient, trouble=slow)):
         assert "step 6/6" in output or output.startswith("rank 1"), output
+
+
+@pytest.mark.fault(
+    row="61",
+    fault="at a resume one of two hosts lacks what training.compile=auto needs; both had it at the first start",
+    required="no rank compiles, the checkpoint says so, and the resume reports the change",
+)
+@pytest.mark.slow
+def test_row_61_ranks_compile_all_or_none_and_a_resume_compares_it(training, observed):
+    run: Training = training(*COMPILED, "training.compile=auto")
+    for can_compile, steps in (([0, 1], 2), ([0], 4)):
+        trouble = {**TRACED, "can_compile": can_compile}
+        first, second = outputs(start(run, 2, f"training.max_steps={steps}", trouble=trouble))
+        everyone = can_compile == [0, 1]
+        assert [compilations(said, "run") > 0 for said in (first, second)] == [everyone, everyone]
+        assert read_state(newest_checkpoint(run)).config["training"]["compile"] is everyone
+    assert "resuming after step 2" in first
+    assert "warning: changed since the checkpoint: training.compile was True and is False" in first
+    observed("both ranks compiled nothing; the resume warned that training.compile was True and is False")
+
+
+@pytest.mark.fault(
+    row="61",
+    fault="training.compile is true on one of two hosts and false on the other",
+    required="refused on all ranks before the first step: host, setting, both values; status 2",
+)
+@pytest.mark.slow
+def test_row_61_a_rank_with_another_setting_is_refused_on_all_ranks(training):
+    run: Training = training(*TWO_PHASES)
+    first, second = outputs(start(run, 2, hosts={1: Host(("training.compile=false",))}), status=2)
+    assert first.startswith("error: ") and "training.compile is true on rank 0" in first and "false on rank 1" in first
+    assert second == f"rank 1: {first}"
+    assert not run.output_dir.exists()

@@ -22,7 +22,7 @@ import torch.distributed
 
 from data_prep.errors import UsageError, UserError
 from trainer.ranks.leaving import end_process, first_line, tells_of_lost_peer
-from trainer.ranks.meeting import RankIsMissing, meet
+from trainer.ranks.meeting import RankIsMissing, interface_to_others, meet
 from trainer.ranks.stacks import flight_recorder_environment
 from trainer.settings.training import DistributedSettings
 
@@ -93,6 +93,8 @@ def _start_groups(
     import deepspeed
 
     store, host_group = meet(rank, world_size, settings), None
+    if (interface := interface_to_others(store)) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     timeout = timedelta(seconds=settings.connect_timeout_seconds)
     try:
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, verbose=False)
