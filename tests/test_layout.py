@@ -71,7 +71,7 @@ TAKEN_BY_TRAINER = {
     "data_prep.tokenizing.foreign_files": "reads a foreign tokenizer",
     "data_prep.tokenizing.foreign_tokenizer": "reads a foreign tokenizer",
     "data_prep.tokenizing.hugging_face": "writes an export's tokenizer.json",
-    "data_prep.tokenizer_training.report": "reads tokenizer_report.json",
+    "data_prep.tokenizing.tokenizer_report": "reads tokenizer_report.json",
     "data_prep.tokenizing.special_tokens": "knows the ids of [CLS], [SEP] and [MASK]",
     "data_prep.tokenizing.tokenizer": "reads a tokenizer",
     "data_prep.validation": "tells what a settings file has wrong",
