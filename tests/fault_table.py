@@ -27,7 +27,7 @@ except ModuleNotFoundError:
     sys.exit("tests.fault_table needs pytest; make the environment with bash tests/run.sh, or install the extra [test]")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ROWS = tuple(str(number) for number in range(1, 61)) + ("28b", "31b", "47b")
+ROWS = tuple(str(number) for number in range(1, 62)) + ("28b", "31b", "47b")
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 _LOST = {"passed": "nothing", "partly": "nothing of what was tried", "failed": "see the failure"}
 

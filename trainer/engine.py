@@ -101,10 +101,11 @@ class Engine:
         for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
             group["lr"] = learning_rate
 
-    def prepare(self, compute_loss: Callable[[], torch.Tensor]) -> None:
+    def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
         """Take the rehearsal step and set the state of a fresh run; all ranks together, once.
 
-        `compute_loss` runs the forward of the run's largest micro-batch and returns a loss of shape ().
+        Each of `losses` runs the forward of a micro-batch, one of them of the run's largest, and returns a loss of
+        shape ().
 
         Raises:
             UserError: the device has too little memory, or the forward gives no finite number.
@@ -114,8 +115,9 @@ class Engine:
         self.train()
         self.set_learning_rate(0.0)
         with told_when_out_of_memory(self.ranks, "in the rehearsal step"):
-            # Times 0: a step that fp16 skips for overflow would make no state.
-            self.backward(compute_loss() * 0.0, is_last_micro_batch=True)
+            for number, compute_loss in enumerate(losses, start=1):
+                # Times 0: a step that fp16 skips for overflow would make no state.
+                self.backward(compute_loss() * 0.0, is_last_micro_batch=number == len(losses))
             self.step()
         if not self.was_step_applied:
             raise UserError(
@@ -202,7 +204,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UsageError(f"DeepSpeed refuses its settings (deepspeed: in the YAML): {problems}") from None
-    set_timeout_on_all_groups(config.distributed)
+    set_timeout_on_all_groups(config.distributed.timeout_seconds)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from trainer.checkpoints.format import Checkpoint, DataIdentity, TrainState
 from trainer.checkpoints.resuming import find_latest, load
 from trainer.checkpoints.upload import Uploader
 from trainer.config import RunConfig
+from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import Loader
 from trainer.data.shard_set import ShardSet
@@ -29,10 +32,11 @@ from trainer.init_from import load_initial_weights
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.model.sizes import num_parameters
 from trainer.numerics import describe_numerics, with_compilation_decided, with_precision_decided
-from trainer.ranks.distributed import Ranks, broadcast_object
+from trainer.ranks.distributed import Ranks, broadcast_object, patient_collectives
 from trainer.ranks.stop_signal import StopSignal
 from trainer.ranks.watchdog import Watchdog
 from trainer.registry.registrar import Registrar
+from trainer.settings.training import Phase
 from trainer.tracking.data_description import all_lineages
 from trainer.tracking.run_description import describe_run
 from trainer.tracking.system_metrics import SystemMetrics
@@ -41,6 +45,9 @@ from trainer.watching.health import Health
 from trainer.watching.recorder import Recorder
 from trainer.watching.status import RunStatus, read_status
 from trainer.watching.unigram import training_counts, training_entropy_nats
+
+COMPILATION_SECONDS = 3600
+"""How long all compilation of a set-up may take on a rank while the others wait; a cold one takes minutes."""
 
 
 @dataclass
@@ -136,7 +143,7 @@ def set_up(
     if config.training.compile is True:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
-    rehearse(engine, config, shard_sets, ranks)
+    rehearse(engine, config, shard_sets, ranks, latest.step if latest else 0, watchdog)
     if latest:
         load(engine, latest)
     state = latest.saved.state if latest else TrainState()
@@ -186,19 +193,58 @@ def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool
     return Tracker.open(config.tracking, Path(config.output_dir), warn_on_stderr)
 
 
-def rehearse(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> None:
-    """One step at the run's largest micro-batch that changes nothing: meets out-of-memory before the first real one."""
-    largest = max(config.phases, key=lambda phase: (phase.micro_batch_tokens, phase.sequence_length))
-    batches = evaluation_batches(
-        shard_sets, config.data, largest, config.training.seed, ranks.rank, ranks.world_size, largest.micro_batch_tokens
-    )
-    batch = next(batches).batch.to(ranks.device)
+def rehearse(
+    engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, step: int, watchdog: Watchdog
+) -> None:
+    """One step at the run's largest micro-batch that changes nothing: meets out-of-memory before the first real one.
 
+    Where blocks are compiled, all graphs of the steps after `step` are made here, those of evaluation too. No later
+    step waits for a compiler, so that the timeouts of steps need not allow for one.
+    """
+    phases, is_compiled = shapes_after(step, config), config.training.compile is True
+    batches = [_first_batch(phase, config, shard_sets, ranks) for phase in (phases if is_compiled else phases[:1])]
+    losses = [_loss_of(engine, batch) for batch in batches]
+    if not is_compiled:
+        engine.prepare(*losses)
+        return
+    with patient_collectives(COMPILATION_SECONDS, config.distributed, ranks):
+        watchdog.mark("compiling for training", COMPILATION_SECONDS)
+        engine.prepare(*losses)
+        watchdog.mark("compiling for evaluation", COMPILATION_SECONDS)
+        engine.eval()
+        with torch.no_grad():
+            for batch in batches:
+                engine.forward(batch, scored=True)
+        engine.train()
+    watchdog.mark("setting up")
+
+
+def shapes_after(step: int, config: RunConfig) -> list[Phase]:
+    """A phase for each shape of micro-batch that the run still has after `step` steps, the largest first.
+
+    A run that is at its end has the shape of its last phase.
+    """
+    taken = zip(config.phases, config.steps_by_phase, itertools.accumulate(config.steps_by_phase), strict=True)
+    phases = [(phase, end) for phase, steps, end in taken if steps]
+    ahead = [phase for phase, end in phases if end > step] or [phases[-1][0]]
+    by_shape = {(phase.micro_batch_tokens, phase.sequence_length): phase for phase in ahead}
+    return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
+
+
+def _first_batch(phase: Phase, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> Batch:
+    """A micro-batch of the phase's shape, of valid data, on the rank's device."""
+    batches = evaluation_batches(
+        shard_sets, config.data, phase, config.training.seed, ranks.rank, ranks.world_size, phase.micro_batch_tokens
+    )
+    return next(batches).batch.to(ranks.device)
+
+
+def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
     def loss() -> torch.Tensor:
         output: PretrainingOutput = engine.forward(batch)
         return output.mlm_loss_sum + output.nsp_loss_sum
 
-    engine.prepare(loss)
+    return loss
 
 
 def introduce(run: Run, changes: list[str]) -> None:

@@ -352,3 +352,31 @@ def test_the_doctor_looks_at_both_hosts(training, nodes):
     assert re.search(r"fail  forwarding +\S*\.deepspeed_env, line 1: '# comment' is not NAME=VALUE", lines), lines
     assert re.search(r"warn  forwarding +.*AWS_PROFILE, .*set here, but not in \.deepspeed_env", lines), lines
     assert re.search(r"warn  collective +not tried until every host is well", lines), lines
+
+
+@pytest.mark.parametrize("given", [None, "lo"])
+def test_gloo_uses_the_interface_of_the_route_where_names_lead_to_the_loopback(given, nodes):
+    """As with Debian's /etc/hosts, in which a host's own name is 127.0.1.1; what the user sets is left as it is."""
+    hosts = nodes.folder / "hosts"
+    before = hosts.read_text()
+    base = {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    base |= {"MASTER_ADDR": nodes.nodes[0].address, "MASTER_PORT": str(free_port()), "LOCAL_RANK": "0"}
+    base |= {} if given is None else {"GLOO_SOCKET_IFNAME": given}
+    words = [sys.executable, "-W", "ignore", str(REPOSITORY / "tests/trainer/ranks/toy_ranks.py"), "collectives"]
+    try:
+        hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node-a node-b\n")
+        ranks = [
+            subprocess.Popen(
+                node.command(words, nodes.folder),
+                env=os.environ | base | {"RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, node in enumerate(nodes.nodes)
+        ]
+        said = [rank.communicate(timeout=200)[0] for rank in ranks]
+    finally:
+        hosts.write_text(before)
+    statuses = [rank.returncode for rank in ranks]
+    assert statuses == [75, 75] if given is None else 75 not in statuses, said

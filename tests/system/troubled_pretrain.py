@@ -9,6 +9,10 @@
     {"memory": 268435456}                             bytes that may be allocated once the model stands
     {"nvml": true}                                    the machine's figures are those of a GPU, and NVML refuses all
     {"half": true}                                    fp16 on the CPU, which is refused otherwise; it overflows
+    {"compiler": {"backend": "aot_eager", "slow_rank": 1, "seconds": 9}}
+        blocks are compiled by this backend; on that rank its first graph for training and its first for evaluation take
+        so long. Says how many compilations the set-up and the whole run made.
+    {"can_compile": [0]}                              these ranks find all that compilation needs
 
 The rows of a bad step are kept as `step-N.pt` in the folder of the environment's TROUBLE_ROWS, if it is set.
 """
@@ -29,8 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo import lookup_backend
+from torch._dynamo.callback import callback_handler
 
 import trainer.engine
+import trainer.numerics
 import trainer.run
 import trainer.step
 import trainer.train
@@ -138,6 +145,43 @@ def read_a_gpu_that_refuses() -> None:
     wrap(trainer.run, "SystemMetrics", lambda original, folder, device: original(folder, torch.device("cuda", 0)))
 
 
+class Compiler:
+    """A compiler that is slow on one rank, and a count of all compilations of this process."""
+
+    def __init__(self, backend: str, slow_rank: int | None = None, seconds: float = 0.0) -> None:
+        self._compile = lookup_backend(backend)
+        self._seconds = seconds if slow_rank == RANK else 0.0
+        self._modes_seen: set[bool] = set()
+        self._count = 0
+
+    def install(self) -> None:
+        callback_handler.register_start_callback(self._note)
+        wrap(PretrainingModel, "compile_blocks", lambda original, model: original(model, backend=self.compile))
+        for name, when in (("set_up", "set-up"), ("leave", "run")):
+            wrap(trainer.train, name, self._telling(when))
+
+    def compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if torch.is_grad_enabled() not in self._modes_seen:
+            self._modes_seen.add(torch.is_grad_enabled())
+            time.sleep(self._seconds)
+        return self._compile(graph, inputs)
+
+    def _note(self, _: object) -> None:
+        self._count += 1
+
+    def _telling(self, when: str) -> Callable[..., Any]:
+        def around(original: Callable[..., Any], *args: Any) -> Any:
+            result = original(*args)
+            print(f"rank {RANK}: {self._count} compilations at the end of the {when}", flush=True)
+            return result
+
+        return around
+
+
+def find_what_compilation_needs(original: Callable[[str], str | None], device_type: str) -> str | None:
+    return None if RANK in TROUBLE["can_compile"] else original(device_type)
+
+
 def make_trouble() -> None:
     if TROUBLE.get("kill", {}).get("rank") == RANK:
         wrap(trainer.step, "seed_micro_batch", die_in_step)
@@ -152,6 +196,10 @@ def make_trouble() -> None:
         read_a_gpu_that_refuses()
     if "half" in TROUBLE:
         allow_half_on_the_cpu()
+    if "compiler" in TROUBLE:
+        Compiler(**TROUBLE["compiler"]).install()
+    if "can_compile" in TROUBLE:
+        wrap(trainer.numerics, "missing_for_compilation", find_what_compilation_needs)
     if "memory" in TROUBLE:
         wrap(trainer.run, "rehearse", rehearse_with_little_memory)
 

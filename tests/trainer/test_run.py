@@ -229,3 +229,29 @@ def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_
         set_up(in_precision("bf16"))
     shutil.rmtree(config.output_dir)
     assert set_up(in_precision("auto")).config.training.precision == "bf16"
+
+
+def phased(*shapes: tuple[int, int, int], max_steps: int | None = None) -> RunConfig:
+    """A run whose phases take (steps, micro_batch_tokens, sequence_length)."""
+    names = ("steps", "micro_batch_tokens", "sequence_length")
+    phases = [{**dict(zip(names, shape, strict=True)), "global_batch_tokens": 4096} for shape in shapes]
+    training = {"phases": phases, "max_steps": max_steps}
+    return RunConfig.model_validate(
+        {"output_dir": "x", "model": {"vocab_size": 800}, "data": {"shards": "x"}, "training": training}
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (0, [(2048, 128), (1024, 512), (1024, 64)]),
+        (4, [(2048, 128), (1024, 512), (1024, 64)]),
+        (5, [(2048, 128), (1024, 64)]),
+        (8, [(2048, 128)]),
+        (10, [(2048, 128)]),  # its end
+    ],
+)
+def test_the_shapes_that_a_run_still_has_are_named_once_and_the_largest_first(step, expected) -> None:
+    config = phased((5, 1024, 512), (2, 1024, 64), (1, 1024, 64), (2, 2048, 128), (9, 4096, 64), max_steps=10)
+    found = [(phase.micro_batch_tokens, phase.sequence_length) for phase in runs.shapes_after(step, config)]
+    assert found == expected

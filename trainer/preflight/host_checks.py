@@ -36,7 +36,10 @@ SSH_SECONDS = 20
 COLLECTIVE_SECONDS = 120
 LAUNCHER_PREFIXES = ("MLFLOW", "PYTHON", "MV2", "UCX")
 """What deepspeed 0.19.8 forwards by itself; NCCL_ too where there is CUDA."""
-NEEDED_PREFIXES = ("AWS_", "GLOO_", "HF_", "NCCL_", "OMP_", "DS_ACCELERATOR", "TORCH_", "CUBLAS_", "XDG_CACHE_HOME")
+NEEDED_PREFIXES = (
+    *("AWS_", "GLOO_", "HF_", "NCCL_", "OMP_", "TORCH_", "TORCHINDUCTOR_", "CUBLAS_"),
+    *("DS_ACCELERATOR", "XDG_CACHE_HOME"),
+)
 """What the ranks of other hosts need as well, where it is set."""
 _COLLECTIVE_PREFIXES = ("GLOO_", "NCCL_", "OMP_", "DS_ACCELERATOR")
 
@@ -142,11 +145,6 @@ def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding
     if forgotten:
         text = f"{', '.join(forgotten)} set here, but not in .deepspeed_env, so only this host has it; write lines "
         yield Finding("warn", "forwarding", text + "NAME=VALUE there, or start with launch/nodes.py")
-    if device_type == "cpu" and "GLOO_SOCKET_IFNAME" not in forwarded:
-        text = (
-            "GLOO_SOCKET_IFNAME is not in .deepspeed_env: gloo may dial 127.0.0.1; write the network interface's name"
-        )
-        yield Finding("warn", "forwarding", text)
     if not problems and not exposed and not forgotten:
         yield Finding("ok", "forwarding", f"{', '.join(sorted(forwarded)) or 'nothing'} by .deepspeed_env; no secrets")
     yield from _check_keep_alive(hosts[0])

@@ -17,6 +17,7 @@ from data_prep.files import storage
 from data_prep.terminal import counted
 from trainer.config import RunConfig
 from trainer.preflight.finding import Finding, Level
+from trainer.ranks.interface import interface_towards
 from trainer.tracking.mlflow_server import connect, resolve_tracking_uri, short
 from trainer.tracking.request_limits import request_limits
 
@@ -112,6 +113,9 @@ def _main() -> None:
     backend = sys.argv[1]
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    launcher = os.environ["MASTER_ADDR"]
+    if (interface := interface_towards(launcher, launcher)) is not None:  # as a run's ranks find it
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     torch.distributed.init_process_group(backend)
     result = measure_all_reduce(backend)
     if torch.distributed.get_rank() == 0:

@@ -5,10 +5,13 @@ Plain `python` is a world of one; the `deepspeed` launcher, torchrun and srun se
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import platform
 import socket
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +22,7 @@ import torch.distributed
 
 from data_prep.errors import UsageError, UserError
 from trainer.ranks.leaving import end_process, first_line, tells_of_lost_peer
-from trainer.ranks.meeting import RankIsMissing, meet
+from trainer.ranks.meeting import RankIsMissing, interface_to_others, meet
 from trainer.ranks.stacks import flight_recorder_environment
 from trainer.settings.training import DistributedSettings
 
@@ -63,6 +66,8 @@ def initialize_distributed(
         os.environ.update(flight_recorder_environment(output_dir, use_cuda, os.environ))
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
+    if can_be_made(compiled_folder()):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_folder()))
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow, which would begin to report
     import deepspeed.ops
 
@@ -88,6 +93,8 @@ def _start_groups(
     import deepspeed
 
     store, host_group = meet(rank, world_size, settings), None
+    if (interface := interface_to_others(store)) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     timeout = timedelta(seconds=settings.connect_timeout_seconds)
     try:
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, verbose=False)
@@ -104,9 +111,7 @@ def _start_groups(
             f"{interface} to the network interface by which the hosts see each other"
         ) from None
     del store  # the group has its own
-    set_timeout_on_all_groups(settings)
-    # NCCL makes a group's communicator at its first collective, which may be late on one rank: the others wait in here.
-    torch.distributed.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=settings.timeout_seconds))
+    set_timeout_on_all_groups(settings.timeout_seconds)
     return host_group
 
 
@@ -115,13 +120,24 @@ def device_type() -> str:
     return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda" else "cpu"
 
 
-def set_timeout_on_all_groups(settings: DistributedSettings) -> None:
-    """Give every process group the timeout of the configuration; DeepSpeed makes groups without one."""
-    timeout = timedelta(seconds=settings.timeout_seconds)
+def set_timeout_on_all_groups(seconds: int) -> None:
+    """Give every process group this timeout, and the store through which groups connect; DeepSpeed gives none."""
+    timeout = timedelta(seconds=seconds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for group in list(torch.distributed.distributed_c10d._world.pg_map):
             torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+    # NCCL makes a group's communicator at its first collective, which may be late on one rank: the others wait in here.
+    torch.distributed.distributed_c10d._get_default_store().set_timeout(timeout)
+
+
+@contextlib.contextmanager
+def patient_collectives(seconds: int, settings: DistributedSettings, ranks: Ranks) -> Iterator[None]:
+    """Have collectives wait for at least `seconds` within the block, which all ranks leave together."""
+    set_timeout_on_all_groups(max(seconds, settings.timeout_seconds))
+    yield
+    barrier(ranks)
+    set_timeout_on_all_groups(settings.timeout_seconds)
 
 
 def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
@@ -238,5 +254,36 @@ def _complete_environment() -> None:
 
 def extensions_folder() -> Path:
     """A build folder of this project's own: environments that share one rebuild it in turn and wait for its lock."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "clozeworks" / "torch_extensions" / f"python{platform.python_version()}-torch{torch.__version__}"
+    return _cache_folder() / "torch_extensions" / _build()
+
+
+def compiled_folder() -> Path:
+    """Where torch.compile keeps what it makes, for the next start.
+
+    torch's own choice, a predictable name in /tmp, is gone with the job or the boot, and who makes it first may put
+    code there that others load. Graphs for the CPU are made for its instruction set, which torch's keys do not tell.
+    """
+    return _cache_folder() / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
+
+
+def can_be_made(folder: Path) -> bool:
+    """Whether this process may write into the folder, or make it."""
+    nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
+    return os.access(nearest, os.W_OK)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
+
+
+def _build() -> str:
+    return f"python{platform.python_version()}-torch{torch.__version__}"
+
+
+def _instruction_set() -> str:
+    """A short digest of what the processor can do, or of its name where the system does not list that."""
+    described = platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        described = next((line for line in lines if line.startswith(("flags", "Features"))), described)
+    return hashlib.sha256(described.encode()).hexdigest()[:8]

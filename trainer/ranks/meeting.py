@@ -20,6 +20,7 @@ from datetime import timedelta
 import torch.distributed
 
 from data_prep.errors import UserError
+from trainer.ranks.interface import common_peer, interface_towards, source_address
 from trainer.settings.training import DistributedSettings
 
 LOST_RANK_EXIT_STATUS = 76
@@ -61,14 +62,20 @@ def meet(rank: int, world_size: int, settings: DistributedSettings) -> torch.dis
     return store
 
 
+def interface_to_others(store: torch.distributed.Store) -> str | None:
+    """After `meet`: this host's network interface to the other hosts; None with one host, or where none is found."""
+    return interface_towards(os.environ["MASTER_ADDR"], store.get(f"{_PREFIX}/all").decode())
+
+
 def _wait_for_all(
     store: torch.distributed.Store, rank: int, world_size: int, settings: DistributedSettings, deadline: float
 ) -> None:
-    store.set(f"{_PREFIX}/{rank}", "here")
+    store.set(f"{_PREFIX}/{rank}", source_address(os.environ["MASTER_ADDR"]))
     store.add(f"{_PREFIX}/count", 1)
     while not store.check([f"{_PREFIX}/all"]):
         if rank == 0 and store.add(f"{_PREFIX}/count", 0) >= world_size:
-            store.set(f"{_PREFIX}/all", "here")
+            addresses = store.multi_get([f"{_PREFIX}/{other}" for other in range(world_size)])
+            store.set(f"{_PREFIX}/all", common_peer([address.decode() for address in addresses]))
         elif store.check([f"{_PREFIX}/verdict"]):
             raise RankIsMissing(store.get(f"{_PREFIX}/verdict").decode())
         elif time.monotonic() > deadline:

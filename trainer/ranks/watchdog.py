@@ -49,6 +49,8 @@ class Word:
     marks: int
     doing: str
     place: str
+    patience_seconds: int = 0
+    """How long what it does may take, where that is more than `health.step_timeout_seconds`."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,13 @@ def find_trouble(heard: dict[int, Heard], now: float, settings: HealthSettings) 
     if silent:
         what = f"not been heard of for {settings.heartbeat_timeout_seconds} s: dead, stopped, or its host is cut off"
         return f"{_named(heard, silent, are_silent=True)} has {what}"
-    if all(now - each.moved_at > settings.step_timeout_seconds for each in heard.values()):
+    patience = max(each.word.patience_seconds for each in heard.values())
+    seconds = max(settings.step_timeout_seconds, patience)
+    if all(now - each.moved_at > seconds for each in heard.values()):
         fewest = min(each.word.marks for each in heard.values())
         behind = [rank for rank in heard if heard[rank].word.marks == fewest]
-        what = f"no rank has got on with its work for {settings.step_timeout_seconds} s (health.step_timeout_seconds)"
+        limit = "health.step_timeout_seconds" if seconds == settings.step_timeout_seconds else "a limit on compilation"
+        what = f"no rank has got on with its work for {seconds} s ({limit})"
         if len(behind) < len(heard):
             return f"{what}; {_named(heard, behind)} did not arrive where the others wait"
         return f"{what}; all are at the same place, see the stacks: {_named(heard, behind[:1])}"
@@ -117,9 +122,9 @@ class Watchdog:
         for target in (self._talk, self._judge):
             threading.Thread(target=target, name=f"watchdog{target.__name__}", daemon=True).start()
 
-    def mark(self, doing: str) -> None:
-        """The main thread gets on, and says with what."""
-        self._own = replace(self._own, marks=self._own.marks + 1, doing=doing)
+    def mark(self, doing: str, patience_seconds: int = 0) -> None:
+        """The main thread gets on, and says with what, and with `patience_seconds` how long it may well take."""
+        self._own = replace(self._own, marks=self._own.marks + 1, doing=doing, patience_seconds=patience_seconds)
         self._marked.set()
 
     def close(self) -> None:

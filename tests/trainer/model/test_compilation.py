@@ -144,6 +144,30 @@ def test_rotations_and_the_gated_feed_forward_are_one_kernel_each_way() -> None:
     assert gated == [values_and_gates + product, 2 * values_and_gates + product]
 
 
+@pytest.mark.parametrize("next_sentence", [False, True])
+def test_what_a_micro_batch_holds_asks_for_no_graph_of_block_or_head(
+    tiny_config, make_model, make_documents, pack, next_sentence
+):
+    """Rows that only fill up, as at the end of an evaluation; one segment or two; with and without labels."""
+    model = make_model(tiny_config, next_sentence=next_sentence)
+    model.compile_blocks(backend="eager")
+    full = with_capacity(pack(make_documents(BATCHES[0], seed=0), LENGTH).batch, 12)
+    two_segments = torch.arange(full.input_ids.numel()) % 2
+    empty_rows = torch.tensor([0, LENGTH, *[2 * LENGTH] * 20], dtype=torch.int32)
+    batches = (
+        replace(full, has_segment_b=False),
+        replace(full, token_type_ids=two_segments),
+        replace(full, labels=torch.full_like(full.labels, IGNORED), num_unreadable_rows=1),
+        replace(full, input_ids=torch.zeros_like(full.input_ids), cu_seqlens=empty_rows, pad_token_id=0),
+    )
+    for number, batch in enumerate([*batches, *batches]):
+        model.train()(batch).mlm_loss_sum.backward()
+        with torch.no_grad():
+            model.eval()(batch, scored=True)
+        # Block and head in training, the block in evaluation, which scores each prediction by itself.
+        assert num_graphs() == 3, f"micro-batch {number}"
+
+
 WORKER = Path(__file__).with_name("compiled_worker.py")
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 """Inductor sums fp32 in another order; 4 steps at a learning rate of 0.01 make little of it."""

@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from data_prep.errors import UsageError
 from tests.trainer.toy_processes import ROOT, finish, start_ranks
-from trainer.ranks.distributed import initialize_distributed
+from trainer.ranks.distributed import can_be_made, compiled_folder, initialize_distributed
 from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS
 from trainer.settings.training import DistributedSettings
 
@@ -135,3 +136,18 @@ def test_a_rank_reports_nothing_to_mlflow(tmp_path):
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "DS_ACCELERATOR": "cpu"}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
     assert not (tmp_path / ".config" / "mlflow").exists(), "an installation id"
+
+
+def test_compiled_graphs_are_kept_by_build_and_instruction_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = compiled_folder()
+    assert folder.is_relative_to(tmp_path / "clozeworks") and torch.__version__ in folder.name
+    monkeypatch.setattr(Path, "read_text", lambda path, **options: "flags : another processor\n")
+    assert compiled_folder() != folder and compiled_folder().parent == folder.parent
+    assert not folder.exists(), "torch makes it where it needs it"
+
+
+def test_a_folder_whose_nearest_parent_is_closed_cannot_be_made(tmp_path, monkeypatch):
+    assert can_be_made(tmp_path / "a" / "b")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    assert not can_be_made(tmp_path / "a" / "b")

@@ -65,6 +65,14 @@ def test_where_none_moves_the_one_behind_is_named_and_slowness_alone_is_no_troub
     assert find_trouble(heard, 1000, SETTINGS) is None
 
 
+def test_a_rank_that_compiles_has_its_time_and_no_more():
+    compiling = replace(word(doing="compiling for training", rank=1), patience_seconds=3600)
+    heard = {0: Heard(word(marks=9), beat_at=4000, moved_at=0), 1: Heard(compiling, beat_at=4000, moved_at=400)}
+    assert find_trouble(heard, 4000, SETTINGS) is None
+    verdict = find_trouble(heard | {1: Heard(compiling, beat_at=4000, moved_at=399)}, 4000, SETTINGS)
+    assert "for 3600 s (a limit on compilation)" in verdict and "rank 1 (" in verdict
+
+
 class CountingStore:
     """The words that are told, as they come."""
 

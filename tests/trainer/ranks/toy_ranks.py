@@ -48,7 +48,7 @@ def collectives(ranks: Ranks) -> None:
     assert sum_on_hosts(local, replace(ranks, host_group=group)).tolist() == [sum(range(world_size)), world_size]
     assert sum_on_hosts(local, ranks).tolist() == [sum(range(world_size)), world_size]
     assert local.tolist() == [rank, 1]
-    set_timeout_on_all_groups(SETTINGS)
+    set_timeout_on_all_groups(SETTINGS.timeout_seconds)
     backend = group._get_backend(torch.device("cpu"))
     assert backend.options._timeout.total_seconds() == SETTINGS.timeout_seconds, backend.options._timeout
 

@@ -1,0 +1,57 @@
+"""The network interface by which the hosts of a run reach each other.
+
+Left to itself gloo offers the address that its host's name resolves to. On many systems that is 127.0.1.1, where no
+other host can connect. The route to the launcher's address shows a better one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+import psutil
+
+NONE = "none"
+
+
+def source_address(destination: str) -> str:
+    """The address of this host from which packets to `destination` (a name or an address) leave; `NONE` if none do."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(destination, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as connected:
+            connected.connect(address)  # sends nothing
+            return str(connected.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return NONE
+
+
+def common_peer(addresses: Sequence[str]) -> str:
+    """An address that hosts on which the launcher's name leads to the loopback can ask the route to.
+
+    `addresses` are the `source_address` to the launcher's address of each rank. `NONE` where all ranks are on one host.
+    """
+    reachable = [address for address in addresses if address != NONE and not is_loopback(address)]
+    return reachable[0] if reachable and len(set(addresses)) > 1 else NONE
+
+
+def interface_towards(launcher: str, peer: str) -> str | None:
+    """This host's interface to the others, given the launcher's address and the `common_peer`; None if unknown."""
+    if peer == NONE:
+        return None
+    address = source_address(launcher)
+    if address == NONE or is_loopback(address):
+        address = source_address(peer)
+    return None if address == NONE or is_loopback(address) else interface_of(address)
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has the address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return name
+    return None
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
