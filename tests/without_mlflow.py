@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-BLOCKER = '''
+BLOCKER = """
 import sys
 from importlib.machinery import PathFinder
 
-NOT_INSTALLED = {"mlflow", "mlflow_skinny", "sqlalchemy", "alembic", "flask", "graphene", "docker", "databricks", "skops"}
+NOT_INSTALLED = {"mlflow", "mlflow_skinny", "sqlalchemy", "alembic", "flask", "graphene", "docker", "skops"}
 
 
 class Finder(PathFinder):
@@ -19,7 +19,7 @@ class Finder(PathFinder):
 
 
 sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
-'''
+"""
 
 
 def environment_without_mlflow(folder: Path) -> dict[str, str]:

@@ -78,7 +78,8 @@ def test_a_run_without_mlflow_keeps_its_points_and_sends_them_later(
 
     for _ in range(2):  # with MLflow, from here
         subprocess.run(
-            [sys.executable, str(LAUNCH / "sync_tracking.py"), str(output_dir), "--tracking-uri", server.uri], check=True
+            [sys.executable, str(LAUNCH / "sync_tracking.py"), str(output_dir), "--tracking-uri", server.uri],
+            check=True,
         )
     (sent,) = [each for each in all_runs(server.database) if each.info.run_name == output_dir.name]
     assert sent.info.status == "FINISHED"

@@ -154,8 +154,8 @@ class Tracker:
         """Where the points are without MLflow, and what sends them."""
         output_dir = quote(str(self._spool.folder.parent))
         return (
-            f"points are kept in {self._spool.folder}, and `python launch/sync_tracking.py {output_dir}` sends them where "
-            "mlflow is installed"
+            f"points are kept in {self._spool.folder}, and `python launch/sync_tracking.py {output_dir}` sends them "
+            "where mlflow is installed"
         )
 
     @property
