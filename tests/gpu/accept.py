@@ -42,19 +42,23 @@ def install(kit_folder: Path, site: Path) -> None:
 
 def variables(work: Path, site: Path, toy: bool) -> dict[str, str]:
     """The environment of the steps. Without a GPU it hides MLflow too, as the GPU machine has none."""
-    found = os.environ | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    found |= {
-        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
-        "PATH": f"{site / 'bin'}{os.pathsep}{os.environ['PATH']}",
-    }
+    found, paths = dict(os.environ), [str(wheels.REPOSITORY), str(site)]
     if toy:
         sys.path.append(str(wheels.REPOSITORY))
         from tests.without_mlflow import environment_without_mlflow
 
-        return found | environment_without_mlflow(work / "blocked")
-    if importlib.util.find_spec("mlflow"):
+        found = environment_without_mlflow(work / "blocked")
+        paths.insert(0, found["PYTHONPATH"])
+    elif importlib.util.find_spec("mlflow"):
         found["MLFLOW_TRACKING_URI"] = f"sqlite:///{work}/mlflow.db"
-    return found | {"PYTHONPATH": os.pathsep.join((str(wheels.REPOSITORY), str(site)))}
+    return found | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": os.pathsep.join((str(site / "bin"), os.environ["PATH"])),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
+    }
 
 
 def main() -> None:

@@ -21,19 +21,21 @@ LONG_STEPS = 440  # of 131,072 tokens: with two starts about 400 s at 200,000 to
 
 
 def environment(kit: Kit) -> dict[str, Any]:
-    """Device, versions, and what pyproject.toml asks for and is not there."""
-    names = ["torch", "triton", "deepspeed", "transformers", "numpy"]
-    code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-    if not kit.toy:
-        kit.call(["nvidia-smi"])
-    else:
-        names.remove("triton")
-    code_unmet = (
-        "import sys, json; sys.path.insert(0, 'tests/gpu'); import wheels; "
-        "print(json.dumps([str(r) for r in wheels.requirements() if not wheels.is_met_here(r)]))"
+    """Device, versions, and what pyproject.toml asks for and is not there; without a device nothing else is run."""
+    names = ["torch", "deepspeed", "transformers", "numpy", *([] if kit.toy else ["triton"])]
+    code = (
+        "import importlib.metadata, json, sys, torch; sys.path.insert(0, 'tests/gpu'); import wheels; print(json.dumps({"
+        "'device': torch.cuda.get_device_name() if torch.cuda.is_available() else None, "
+        "'versions': {name: importlib.metadata.version(name) for name in sys.argv[1:]}, "
+        "'unmet': [str(each) for each in wheels.requirements() if not wheels.is_met_here(each)]}))"
     )
-    versions = json.loads(kit.call(kit.python("-c", code, *names)).strip().splitlines()[-1])
-    return {"versions": versions, "unmet": json.loads(kit.call(kit.python("-c", code_unmet)).strip().splitlines()[-1])}
+    found: dict[str, Any] = json.loads(kit.call(kit.python("-c", code, *names)).strip().splitlines()[-1])
+    if not kit.toy:
+        if found["device"] is None:
+            kit.ends_at = time.time()
+            return found | {"status": "failed", "why": "torch sees no CUDA device"}
+        kit.call(["nvidia-smi"])
+    return found
 
 
 def probe(kit: Kit) -> dict[str, Any]:
