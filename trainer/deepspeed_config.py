@@ -118,7 +118,7 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
         # On by default, and then every forward waits for the whole device; the run measures its own throughput.
         "timers": {"throughput": {"enabled": False}},
     }
-    if config.training.precision != "fp32":
+    if config.training.precision in ("bf16", "fp16"):
         settings[config.training.precision] = {"enabled": True}
     if stage:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}

@@ -142,6 +142,15 @@ BENCHMARKS = (
         results="encoder_{device}_compiled.json",
     ),
     Benchmark(
+        "cpu_steps",
+        "whole training steps on the CPU in fp32 and bf16, each with both attention kernels",
+        "cpu_steps.py",
+        rows.cpu_steps,
+        4,
+        [],
+        ["--config", "tiny_cpu", "--length", "64", "--steps", "1", "--rounds", "1"],
+    ),
+    Benchmark(
         "training",
         "whole training loops and their memory beside Trainer, which groups by length",
         "training.py",

@@ -183,6 +183,34 @@ def _compiled(name: str, report: Report) -> Iterator[str]:
     )
 
 
+def cpu_steps(reports: Reports) -> Iterator[str]:
+    """Steps by precision and kernel, with all of the processor's instruction sets and with fewer."""
+    report = _needed(reports, "cpu_steps")
+    details = report["details"]
+    yield (
+        f"`{report['command']}`, {_measured(report)}: whole steps with DeepSpeed on one rank and one core, real tokens "
+        f"per CPU second, medians of {details['rounds']} rounds in turns; bold: the kernel that the constant rule "
+        "chooses. What oneDNN may use: all of the processor's instruction sets, or none beyond those named:"
+    )
+    yield ""
+    first = details["comparisons"][0]["contestants"]
+    columns = [f"{each['precision']}, {each['kernel']}" for each in first]
+    yield f"| oneDNN uses | preset, length | {' | '.join(columns)} | bf16 over fp32 |"
+    yield "|---" * (len(columns) + 3) + "|"
+    for found in details["comparisons"]:
+        speeds = {
+            each["precision"]: each["tokens_per_cpu_second"] for each in found["contestants"] if each["is_chosen"]
+        }
+        cells = [_marked(each["tokens_per_cpu_second"], each["is_chosen"]) for each in found["contestants"]]
+        used = "all" if found["isa"] == "DEFAULT" else found["isa"]
+        ratio = figure(speeds["bf16"] / speeds["fp32"])
+        yield f"| {used} | `{found['preset']}`, {found['length']} | {' | '.join(cells)} | {ratio} |"
+
+
+def _marked(value: float, is_bold: bool) -> str:
+    return f"**{figure(value)}**" if is_bold else figure(value)
+
+
 def training(reports: Reports) -> Iterator[str]:
     """The whole loop beside Trainer, by corpus."""
     report = _needed(reports, "training")

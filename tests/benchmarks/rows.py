@@ -175,6 +175,22 @@ _WORKLOADS = {
 }
 
 
+def cpu_steps(raw: Report) -> list[Row]:
+    """The kernel that the rule chooses beside the other; then bf16 beside fp32, each with its chosen kernel."""
+    rows = []
+    for found in raw["comparisons"]:
+        title = f"training step, {found['preset']}, length {found['length']}, oneDNN {found['isa']}"
+        chosen = {each["precision"]: each for each in found["contestants"] if each["is_chosen"]}
+        for other in (each for each in found["contestants"] if not each["is_chosen"]):
+            ours = chosen[other["precision"]]
+            pair = (ours["tokens_per_cpu_second"], other["tokens_per_cpu_second"])
+            name = f"{title}, {ours['precision']} {ours['kernel']}"
+            rows.append(Row(name, *pair, other["kernel"], "tokens/CPU s", "more", raw["rounds"]))
+        pair = (chosen["bf16"]["tokens_per_cpu_second"], chosen["fp32"]["tokens_per_cpu_second"])
+        rows.append(Row(f"{title}, bf16", *pair, "fp32", "tokens/CPU s", "more", raw["rounds"]))
+    return rows
+
+
 def training(raw: Report) -> list[Row]:
     """Tokens per CPU second of the loop over all corpora and seeds, and memory of its largest process."""
     rows, named = [], "Trainer, group_by_length"
