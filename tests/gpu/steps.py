@@ -22,11 +22,12 @@ LONG_STEPS = 440  # of 131,072 tokens: with two starts about 400 s at 200,000 to
 
 def environment(kit: Kit) -> dict[str, Any]:
     """Device, versions, and what pyproject.toml asks for and is not there; without a device nothing else is run."""
-    names = ["torch", "deepspeed", "transformers", "numpy", *([] if kit.toy else ["triton"])]
+    names = ["torch", "triton", "deepspeed", "transformers", "numpy"]
     code = (
-        "import importlib.metadata, json, sys, torch; sys.path.insert(0, 'tests/gpu'); import wheels; print(json.dumps({"
+        "import json, sys, torch; from importlib.metadata import distributions; sys.path.insert(0, 'tests/gpu'); "
+        "import wheels; print(json.dumps({"
         "'device': torch.cuda.get_device_name() if torch.cuda.is_available() else None, "
-        "'versions': {name: importlib.metadata.version(name) for name in sys.argv[1:]}, "
+        "'versions': {each.name: each.version for each in distributions() if each.name in sys.argv}, "
         "'unmet': [str(each) for each in wheels.requirements() if not wheels.is_met_here(each)]}))"
     )
     found: dict[str, Any] = json.loads(kit.call(kit.python("-c", code, *names)).strip().splitlines()[-1])
