@@ -43,9 +43,7 @@ def test_models_that_do_not_fit_into_memory_are_an_error_of_one_paragraph(
         encoder.contestants_of(config, torch.device("cpu"), arguments)
 
 
-def test_documents_have_a_length_where_none_is_given(
-    encoder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_documents_have_a_length_where_none_is_given(encoder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["encoder.py"])
     arguments = encoder.parse(None)
     config = encoder.settings_of("bert_base", "fp32", 512, arguments)
