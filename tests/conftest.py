@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from data_prep.config import load_config
 from data_prep.files.known_secrets import secrets_of
@@ -25,11 +24,16 @@ from tests.s3_server import S3Bucket, S3Server, run_server
 
 NUM_DOCUMENTS = 200
 
-# A loaded machine is slow, and that is no failure. The default run tries the same examples every time; others are tried
-# by `pytest --hypothesis-profile random`.
-settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("random", settings.get_profile("same"), derandomize=False)
-settings.load_profile("same")
+try:
+    from hypothesis import HealthCheck, settings
+except ModuleNotFoundError:  # a machine that runs the tests marked `gpu` alone, of which none needs it
+    pass
+else:
+    # A loaded machine is slow, and that is no failure. The default run tries the same examples every time; others are
+    # tried by `pytest --hypothesis-profile random`.
+    settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("random", settings.get_profile("same"), derandomize=False)
+    settings.load_profile("same")
 
 _NOUNS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer "

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import boto3
-
 REGION = "us-east-1"
 SECRET = "test-secret-access-key"
 
@@ -102,6 +100,8 @@ def run_server() -> Iterator[S3Server]:
 @functools.cache
 def make_client(endpoint: str) -> Any:
     """A plain S3 client that owes nothing to the code under test."""
+    import boto3  # here, for conftest.py imports this module where there is none
+
     return boto3.client(
         "s3", endpoint_url=endpoint, region_name=REGION, aws_access_key_id="testing", aws_secret_access_key=SECRET
     )

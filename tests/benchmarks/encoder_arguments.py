@@ -54,6 +54,7 @@ def parse(description: str | None) -> argparse.Namespace:
         "precision": ["fp32", "bf16"],
         "steps": 2,
         "rounds": 3,
+        "document_tokens": 600.0,
     }
     if uses_cuda:
         defaults |= {"tokens": [16_384, 32_768, 65_536], "precision": ["bf16"], "steps": 8, "rounds": 5}

@@ -41,3 +41,11 @@ def test_models_that_do_not_fit_into_memory_are_an_error_of_one_paragraph(
     monkeypatch.setattr(encoder, "make_contestants", fail)
     with pytest.raises(UserError, match="4 models of .* parameters with their optimizers do not fit"):
         encoder.contestants_of(config, torch.device("cpu"), arguments)
+
+
+def test_documents_have_a_length_where_none_is_given(encoder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["encoder.py"])
+    arguments = encoder.parse(None)
+    config = encoder.settings_of("bert_base", "fp32", 512, arguments)
+    assert "mean 600 tokens" in str(encoder.DocumentLengths(arguments.document_tokens, arguments.document_sigma))
+    assert config.data.sequence_length == 512

@@ -112,6 +112,7 @@ def test_two_ranks_measure_one_global_batch_on_real_shards_with_a_profile(tmp_pa
     assert point["mfu"] > 0.0
 
 
+@pytest.mark.gpu
 @NEEDS_CUDA
 @pytest.mark.spawn
 @pytest.mark.parametrize("engine", [[], ["--no-engine"]])
@@ -127,6 +128,7 @@ def test_cuda_in_bf16_compiled_states_its_memory_and_its_peak(tmp_path: Path, en
     assert 0 < memory["allocated"] <= memory["reserved"]
 
 
+@pytest.mark.gpu
 @NEEDS_CUDA
 @pytest.mark.spawn
 def test_a_sweep_on_cuda_meets_the_end_of_memory_and_goes_on(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from data_prep.terminal import counted
 from trainer.config import RunConfig
 from trainer.preflight.finding import Finding, Level
 from trainer.ranks.interface import interface_towards
-from trainer.tracking.mlflow_server import connect, resolve_tracking_uri, short
+from trainer.tracking.mlflow_server import MlflowNotInstalled, connect, resolve_tracking_uri, short
 from trainer.tracking.request_limits import request_limits
 
 REQUEST_SECONDS = 10
@@ -39,6 +39,10 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
         try:
             client = connect(uri)
             client.search_experiments(max_results=1)
+        except MlflowNotInstalled as error:
+            kept = "Training would go on and keep its points for launch/sync_tracking.py"
+            yield Finding(level, "mlflow", f"{error}. {kept}{loss}")
+            return
         except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does
             text = f"{storage.hide_secrets(uri)} does not answer ({short(error)}); start it, or set tracking.uri"
             yield Finding(level, "mlflow", f"{text}. Training would go on and send its points later{loss}")

@@ -56,10 +56,10 @@ def check_is_there(model_uri: str, tracking_uri: str | None = None) -> None:
     Raises:
         UserError: there is no such model, it has no files, or the registry does not answer.
     """
-    from mlflow.artifacts import list_artifacts
-
     uri = resolve_tracking_uri(tracking_uri)
     with registry_client(uri, f"looking for {model_uri}") as client:
+        from mlflow.artifacts import list_artifacts
+
         artifact_uri, _ = find_model(client, model_uri)
         if not list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri):
             raise UserError(f"{model_uri} holds no files; give the address of a model that was registered whole")

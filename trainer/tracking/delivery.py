@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.errors import UserError
 from data_prep.files import storage
-from trainer.tracking.mlflow_server import connect, short
+from trainer.tracking.mlflow_server import connect, import_mlflow, short
 from trainer.tracking.spool_folder import DataSetInput, Delivered, Point, SpoolFolder, is_same_address
 
 if TYPE_CHECKING:
@@ -76,8 +76,10 @@ class Delivery:
         """Send what the server lacks.
 
         Raises:
+            MlflowNotInstalled: there is no MLflow to send with.
             Exception: whatever the server or the way to it raised; what was sent until then is noted.
         """
+        import_mlflow()
         from mlflow.exceptions import MlflowException
 
         try:

@@ -29,6 +29,14 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SERVERS = ("http", "https", "databricks", "databricks-uc", "uc")
 UPLOAD_RETRIES = 4
 UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
+REQUIREMENT = "mlflow>=3.17,<4"
+
+
+class MlflowNotInstalled(UsageError):
+    """MLflow is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(f"mlflow is not installed. Fix: pip install {quote(REQUIREMENT)}")
 
 
 def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> str:
@@ -62,6 +70,7 @@ def connect(tracking_uri: str) -> MlflowClient:
     """A client of that server, of which nothing is asked yet, or of that database, which is opened or made.
 
     Raises:
+        MlflowNotInstalled: there is no MLflow.
         UserError: the database cannot be opened, or is half made; MLflow asks one that is away again for 100 s.
     """
     import_mlflow()
@@ -104,12 +113,21 @@ def _make_database(path: Path) -> None:
 
 
 def import_mlflow() -> None:
-    """Import MLflow as all of this project uses it: it reports to nobody and tells little."""
+    """Import MLflow as all of this project uses it: it reports to nobody and tells little.
+
+    Raises:
+        MlflowNotInstalled: there is none. An installation that cannot be imported raises its own ImportError.
+    """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # training reports to nobody else
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     # At the end of a run MLflow prints its address, with the password where the URL has one; `view_hint` has none.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    import mlflow  # noqa: F401 - for what it does to the loggers
+    try:
+        import mlflow  # noqa: F401 - for what it does to the loggers
+    except ModuleNotFoundError as error:
+        if error.name != "mlflow":
+            raise
+        raise MlflowNotInstalled from None
 
     for name in ("mlflow", "alembic"):  # the creation of a database is told in many lines
         logging.getLogger(name).setLevel(logging.WARNING)

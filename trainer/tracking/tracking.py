@@ -11,13 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, Protocol
 
 from data_prep.errors import UserError
 from data_prep.files import storage
 from trainer.settings.watching import TrackingSettings
 from trainer.tracking.delivery import Delivery
-from trainer.tracking.mlflow_server import import_mlflow, resolve_tracking_uri, short, view_hint
+from trainer.tracking.mlflow_server import (
+    MlflowNotInstalled,
+    import_mlflow,
+    resolve_tracking_uri,
+    short,
+    view_hint,
+)
 from trainer.tracking.params import flatten
 from trainer.tracking.request_limits import request_limits
 from trainer.tracking.spool import Spool, now
@@ -74,7 +81,6 @@ class Tracker:
         self._spool = spool
         self._tracking_uri = tracking_uri
         self._warn: Callable[[str], None] = lambda message: warn(storage.hide_secrets(message))
-        import_mlflow()  # here, and not in the thread, where it would take from the time for the first word
         self._delivery = Delivery(spool, tracking_uri, self._warn)
         self.server_answers = False
         """Whether the last word with the server went well."""
@@ -83,6 +89,12 @@ class Tracker:
         self._deadline = math.inf
         self._closing = threading.Event()
         self._tried = threading.Event()
+        self._thread: threading.Thread | None = None  # none without MLflow: points are only kept
+        try:
+            import_mlflow()  # here, and not in the thread, where it would take from the time for the first word
+        except MlflowNotInstalled as error:
+            self._warn(f"{error}. Training goes on; {self._kept_points}")
+            return
         self._thread = threading.Thread(target=self._deliver_until_closed, name="mlflow-delivery", daemon=True)
         self._thread.start()
         self._tried.wait(patience)
@@ -138,8 +150,19 @@ class Tracker:
         return storage.hide_secrets(self._tracking_uri)
 
     @property
+    def _kept_points(self) -> str:
+        """Where the points are without MLflow, and what sends them."""
+        output_dir = quote(str(self._spool.folder.parent))
+        return (
+            f"points are kept in {self._spool.folder}, and `python launch/sync_tracking.py {output_dir}` sends them "
+            "where mlflow is installed"
+        )
+
+    @property
     def view_hint(self) -> str:
         """Where a person looks at the curves: an address, or the command that serves one."""
+        if self._thread is None:
+            return self._kept_points
         return view_hint(self._tracking_uri, self._spool.record.delivered.experiment_id, self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -207,6 +230,9 @@ class Tracker:
         self._best_effort(lambda: self._spool.update(status=status, ended_at=now()))
         self._deadline = time.monotonic() + timeout_seconds
         self._closing.set()
+        if self._thread is None:
+            self._spool.close()
+            return
         self._thread.join(timeout_seconds)
         if tell and not self.is_complete:
             self._warn(

@@ -14,6 +14,7 @@ from trainer.config import RunConfig
 from trainer.data.shard_set import open_shard_set
 from trainer.ranks.distributed import Ranks
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CPU_RANK = Ranks(0, 1, 0, torch.device("cpu"))
 OVERRIDES = [
     *("model.vocab_size=300", "model.hidden_size=32", "model.num_attention_heads=2", "model.intermediate_size=64"),
@@ -45,9 +46,7 @@ def test_a_phase_becomes_the_only_one() -> None:
     assert alone.phases[0].global_batch_tokens == phase.global_batch_tokens
 
 
-@pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
-)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
 def test_the_clock_gives_the_time_between_marks(device: str) -> None:
     clock = StepClock(torch.device(device))
     clock.mark()

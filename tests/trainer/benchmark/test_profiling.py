@@ -23,6 +23,7 @@ def test_the_longest_operation_comes_first_and_a_trace_and_a_table_are_written(t
     assert "aten::mm" in (tmp_path / "table.txt").read_text()
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_kernels_are_counted_once() -> None:
     device = torch.device("cuda")

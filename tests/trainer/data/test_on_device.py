@@ -106,6 +106,7 @@ def test_on_cuda_the_next_copy_is_under_way_before_a_batch_is_computed_with(monk
     ]
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_the_batches_arrive_whole_while_memory_is_used_again() -> None:
     device = torch.device("cuda", 0)

@@ -147,6 +147,7 @@ def test_gradients_in_bfloat16_are_the_exact_ones_rounded(reach):
         torch.testing.assert_close(rounded.double(), exact, rtol=2**-7, atol=2**-6)
 
 
+@pytest.mark.gpu
 @needs_gpu
 def test_flash_attention_serves_half_precision_without_dropout_only():
     device = torch.device("cuda", 0)
@@ -156,6 +157,7 @@ def test_flash_attention_serves_half_precision_without_dropout_only():
     assert choose_kernel(device, torch.bfloat16, head_size=20, dropout=0.0, sequence_length=512) == "masked"
 
 
+@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("reach", [None, 4])
 def test_flash_attention_agrees_with_the_mask_forward_and_backward(reach):

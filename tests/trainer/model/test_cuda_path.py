@@ -28,6 +28,7 @@ from trainer.watching.throughput import WorkClock
 LENGTH = 16
 BATCHES = ([9, 6, 12], [16, 2, 1, 13], [1, 15, 16], [5, 5, 5, 16])
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from data_prep.settings import load_settings
@@ -43,3 +44,12 @@ def test_a_database_that_cannot_be_made_is_a_warning_without_a_traceback(tmp_pat
     (tmp_path / "file").touch()
     (finding,) = check_mlflow(config_of(f"sqlite:///{tmp_path}/file/m.db"))
     assert finding.level == "warn" and "does not answer" in finding.text
+
+
+def test_an_mlflow_that_is_not_installed_is_told_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    for overrides, level in (([], "warn"), (["registry.name=small"], "fail")):
+        (finding,) = check_mlflow(config_of("http://127.0.0.1:9", *overrides))
+        assert finding.level == level and "does not answer" not in finding.text
+        assert finding.text.startswith("mlflow is not installed. Fix: pip install 'mlflow")
+        assert ("small would not be registered" in finding.text) == bool(overrides)

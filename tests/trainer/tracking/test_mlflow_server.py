@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ import pytest
 from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from tests.tracked_runs import half_made_database
+from tests.without_mlflow import environment_without_mlflow
+from trainer.registry.pull import check_is_there
 from trainer.tracking.mlflow_server import (
+    REQUIREMENT,
+    MlflowNotInstalled,
     connect,
     registry_client,
     resolve_tracking_uri,
@@ -170,3 +175,37 @@ def test_passwords_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kept in clean
     for uri in ("http://me:s3cret@host:5000", "sqlite:///m.db?password=s3cret", "mysql+pymysql://db/y?passwd=s3cret"):
         assert "s3cret" not in view_hint(uri, "1", "abc")
+
+
+def test_an_mlflow_that_is_not_installed_is_told_and_one_that_is_broken_is_not_taken_for_it(tmp_path: Path) -> None:
+    environment = environment_without_mlflow(tmp_path / "blocked")
+    script = "from trainer.tracking.mlflow_server import import_mlflow; import_mlflow()"
+
+    def last_line() -> str:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return done.stderr.strip().splitlines()[-1]
+
+    assert "MlflowNotInstalled: mlflow is not installed" in last_line()
+    (tmp_path / "blocked" / "sitecustomize.py").unlink()
+    (tmp_path / "blocked" / "mlflow").mkdir()
+    (tmp_path / "blocked" / "mlflow" / "__init__.py").write_text("import a_part_that_is_lost")
+    assert last_line() == "ModuleNotFoundError: No module named 'a_part_that_is_lost'"
+
+
+def test_commands_that_need_mlflow_refuse_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    refusals = [
+        lambda: connect("http://127.0.0.1:9"),
+        lambda: check_is_there("models:/birds@champion"),
+        lambda: registry_client("http://127.0.0.1:9", "pulling").__enter__(),
+    ]
+    for refused in refusals:
+        with pytest.raises(MlflowNotInstalled) as told:
+            refused()
+        assert told.value.exit_status == 2
+
+
+def test_what_is_to_be_installed_is_what_the_project_asks_for() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert REQUIREMENT in project["dependencies"]

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from tests.tracked_runs import (
 )
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.environment import describe_environment, git_revision
-from trainer.tracking.mlflow_server import connect
+from trainer.tracking.mlflow_server import MlflowNotInstalled, connect
 from trainer.tracking.spool import Spool
 from trainer.tracking.spool_folder import SyncedFolder
 from trainer.tracking.sync import sync, tracking_folders
@@ -290,3 +291,31 @@ def test_the_null_tracker_takes_everything_and_leaves_nothing(tmp_path: Path, mo
     tracker.log_params({"a": 1})
     tracker.close("FINISHED")
     assert tracker.run_id is None and not list(tmp_path.iterdir())
+
+
+def test_without_mlflow_points_are_kept_and_sent_later(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Warnings()
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "mlflow", None)  # as an import of what is not installed
+        tracker = open_tracker(database, tmp_path / "a run", told)
+        log_steps(tracker, range(1, 4))
+        tracker.log_artifact_text("config.yaml", "kept")
+        started_at = time.monotonic()
+        tracker.close("FINISHED", timeout_seconds=600.0)
+        assert time.monotonic() - started_at < 300.0, "there is nothing to wait for"
+        assert tracker.run_id is None and not tracker.server_answers
+        with pytest.raises(MlflowNotInstalled, match="Fix: pip install"):
+            list(sync(tmp_path / "a run", database, told))
+    (warning,) = told
+    assert warning.startswith("mlflow is not installed. Fix: pip install 'mlflow>=")
+    assert f"python launch/sync_tracking.py '{tmp_path}/a run'" in warning and warning.endswith(tracker.view_hint)
+    (synced,) = sync(tmp_path / "a run", database, told)
+    assert (synced.status, synced.num_artifacts, len(told)) == ("FINISHED", 1, 1)
+    assert_complete(database, synced.run_id, 3)
+    resumed = open_tracker(database, tmp_path / "a run")
+    log_steps(resumed, range(4, 6))
+    resumed.close("FINISHED")
+    assert resumed.run_id == synced.run_id
+    assert_complete(database, synced.run_id, 5)
