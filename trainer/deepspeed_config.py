@@ -16,8 +16,11 @@ from data_prep.terminal import counted
 from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config import RunConfig
 
-BUCKET_ELEMENTS = 50_000_000
-"""Elements of a reduction bucket; DeepSpeed's 500 million would take 2 GB of fp32 on every device."""
+GATHER_BUCKET_ELEMENTS = 50_000_000
+"""Elements of a bucket of new weights; DeepSpeed's 500 million would take 2 GB of fp32 on every device."""
+REDUCE_BUCKET_ELEMENTS = 25_000_000
+"""Elements of a bucket of gradients. DeepSpeed's 500 million would be one bucket of BERT-large (335 million), which is
+complete when the backward is over; the network is busy with 50 MB of bf16, too."""
 
 _FREE_SECTIONS = frozenset(
     """zero_optimization fp16 bf16 data_types communication_data_type prescale_gradients gradient_predivide_factor
@@ -48,7 +51,6 @@ _REFUSED: dict[str, str] = {
     "fp16.fp16_master_weights_and_grads": "master weights are fp32",
     "bf16.bf16_master_weights_and_grads": "master weights are fp32",
     "bf16.bf16_optimizer_states": "optimizer state is fp32",
-    "bf16.immediate_grad_update": "gradients are accumulated at the end of each backward",
     "zero_optimization.offload_param": "a checkpoint reads weights from the device",
     "zero_optimization.cpu_offload": "set zero.offload_optimizer",
     "zero_optimization.cpu_offload_param": "a checkpoint reads weights from the device",
@@ -98,7 +100,10 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
     stage = config.zero.stage
     zero: dict[str, Any] = {"stage": stage}
     if stage:
-        zero |= {"reduce_bucket_size": BUCKET_ELEMENTS, "allgather_bucket_size": BUCKET_ELEMENTS}
+        zero |= {
+            "reduce_bucket_size": REDUCE_BUCKET_ELEMENTS,
+            "allgather_bucket_size": GATHER_BUCKET_ELEMENTS,
+        }
     if stage == 3:
         # Left alone, it keeps gathered weights whose next use is under a billion numbers away: of a model with less
         # than half as many parameters all of them, from the forward to the backward.
@@ -120,6 +125,10 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
     }
     if config.training.precision != "fp32":
         settings[config.training.precision] = {"enabled": True}
+    if config.training.precision == "bf16" and stage == 1:
+        # A gradient is added to its fp32 sum when it comes, by the same additions as after the backward, with two
+        # passes over it instead of four, and can be reduced at once (trainer/ranks/overlapped_reduction.py).
+        settings["bf16"]["immediate_grad_update"] = True
     if stage:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
