@@ -93,6 +93,7 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
         raise UsageError("the DeepSpeed settings cannot be used: " + "; ".join(problems))
     given.pop("optimizer", None)
     given.pop("train_batch_size", None)
+    given.pop("train_micro_batch_size_per_gpu", None)
     return _merge(own, given)
 
 
@@ -136,12 +137,16 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
 
 def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[Any, ...], str]]:
     """By DeepSpeed path: the values that agree with the YAML, and the YAML's setting."""
-    batch = batch_arithmetic(config.phases[0], world_size)
+    phase = config.phases[0]
+    batch = batch_arithmetic(phase, world_size)
     training, optimizer = config.training, config.optimizer
     device = "cpu" if config.zero.offload_optimizer else "none"
     return {
         "train_batch_size": ((batch.global_rows, batch.computed_rows), "training.global_batch_tokens, in rows"),
-        "train_micro_batch_size_per_gpu": ((batch.micro_batch_rows,), "training.micro_batch_tokens, in rows"),
+        "train_micro_batch_size_per_gpu": (
+            (batch.micro_batch_rows, phase.micro_batch_tokens // phase.sequence_length),
+            "training.micro_batch_tokens, in rows",
+        ),
         "gradient_accumulation_steps": (
             (batch.accumulation_steps,),
             f"training.global_batch_tokens over training.micro_batch_tokens on {counted(world_size, 'rank')}",

@@ -184,9 +184,12 @@ def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool
 
 def rehearse(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> None:
     """One step at the run's largest micro-batch that changes nothing: meets out-of-memory before the first real one."""
-    largest = max(config.phases, key=lambda phase: (phase.micro_batch_tokens, phase.sequence_length))
+    cuts = [batch_arithmetic(phase, ranks.world_size) for phase in config.phases]
+    sizes = [(cut.micro_batch_tokens, phase) for cut, phase in zip(cuts, config.phases, strict=True)]
+    tokens, phase = max(sizes, key=lambda size: (size[0], size[1].sequence_length))
+    largest = phase.model_copy(update={"micro_batch_tokens": tokens})  # as training cuts it: graphs are compiled for it
     batches = evaluation_batches(
-        shard_sets, config.data, largest, config.training.seed, ranks.rank, ranks.world_size, largest.micro_batch_tokens
+        shard_sets, config.data, largest, config.training.seed, ranks.rank, ranks.world_size, tokens
     )
     batch = next(batches).batch.to(ranks.device)
 

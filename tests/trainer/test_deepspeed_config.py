@@ -112,6 +112,14 @@ def test_auto_and_agreeing_values_are_taken_from_the_yaml():
     assert deepspeed_config(make_config(), 2, user) == deepspeed_config(make_config(), 2)
 
 
+def test_the_micro_batch_of_the_yaml_agrees_where_many_ranks_need_a_smaller_one():
+    for size in (2, 1):
+        settings = deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": size})
+        assert settings["train_micro_batch_size_per_gpu"] == 1
+    with pytest.raises(UsageError, match="train_micro_batch_size_per_gpu=3"):
+        deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": 3})
+
+
 def test_what_the_yaml_does_not_say_is_merged():
     user = {"zero_optimization": {"overlap_comm": True}, "bfloat16": {"enabled": True}, "wall_clock_breakdown": True}
     settings = deepspeed_config(make_config(2), 2, user)

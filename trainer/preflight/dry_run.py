@@ -46,7 +46,7 @@ def explain(config: RunConfig, world_size: int) -> str:
             f"Memory a rank, GiB (estimate, {counted(world_size, 'rank')}, {config.training.precision})",
             memory_lines(config, world_size),
         ),
-        ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(config)),
+        ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(config, world_size)),
         ("Shards", list(shard_lines(config, world_size))),
     ]
     if config.init_from is not None:
@@ -137,14 +137,17 @@ def memory_lines(config: RunConfig, world_size: int) -> list[str]:
     return lines
 
 
-def activation_lines(config: RunConfig) -> list[str]:
+def activation_lines(config: RunConfig, world_size: int) -> list[str]:
     """What each part of the model keeps from forward to backward, at the phase that needs most, and the logits."""
     phase = max(config.phases, key=_places)
     number_bytes = 4 if config.training.precision == "fp32" else 2
     parts = activation_bytes(
-        config.model, phase.micro_batch_tokens, number_bytes, config.training.activation_checkpointing
+        config.model,
+        batch_arithmetic(phase, world_size).micro_batch_tokens,
+        number_bytes,
+        config.training.activation_checkpointing,
     )
-    parts["logits"] = memory_in_phase(config, phase, config.zero.stage, world_size=1)["logits"]
+    parts["logits"] = memory_in_phase(config, phase, config.zero.stage, world_size)["logits"]
     total = sum(parts.values())
     return [f"{part:<14}{size / GIB:>8.2f}  {size / total:>6.1%}" for part, size in parts.items() if size] + [
         f"{'total':<14}{total / GIB:>8.2f}"

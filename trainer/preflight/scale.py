@@ -60,13 +60,7 @@ def sent_bytes(
 
 
 def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2, 3]) -> Scaled:
-    """A rank's share of a step of `phase` on `world_size` ranks.
-
-    The micro-batch is the phase's, or smaller where there are not rows enough for all ranks.
-    """
-    rows = min(phase.micro_batch_tokens, -(-phase.global_batch_tokens // world_size)) // phase.sequence_length
-    tokens = max(1, rows) * phase.sequence_length
-    phase = phase.model_copy(update={"micro_batch_tokens": tokens})
+    """A rank's share of a step of `phase` on `world_size` ranks."""
     cut = batch_arithmetic(phase, world_size)
     parts = memory_in_phase(config, phase, stage, world_size)
     flops = flops_per_token(
@@ -88,7 +82,7 @@ def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2
             world_size,
             cut.accumulation_steps,
         ),
-        flops=flops * tokens * cut.accumulation_steps,
+        flops=flops * cut.micro_batch_tokens * cut.accumulation_steps,
     )
 
 
