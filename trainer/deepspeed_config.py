@@ -126,7 +126,7 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
     }
     if config.training.precision != "fp32":
         settings[config.training.precision] = {"enabled": True}
-    if config.training.precision == "bf16" and stage == 1:
+    if config.training.precision == "bf16" and stage == 1 and not config.zero.offload_optimizer:
         # A gradient is added to its fp32 sum when it comes, by the same additions as after the backward, with two
         # passes over it instead of four, and can be reduced at once (trainer/ranks/overlapped_reduction.py).
         settings["bf16"]["immediate_grad_update"] = True
