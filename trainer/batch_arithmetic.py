@@ -61,8 +61,8 @@ class BatchArithmetic:
 def batch_arithmetic(phase: Phase, world_size: int, global_batch_tokens: int | None = None) -> BatchArithmetic:
     """The fewest accumulation steps that hold the global batch on `world_size` ranks, and the smallest micro-batch.
 
-    The micro-batch has at most `phase.micro_batch_tokens`, and one size for the whole phase, so that graphs are compiled
-    once: the size that the full global batch needs.
+    The micro-batch has at most `phase.micro_batch_tokens` and one size for the whole phase, so that graphs are compiled
+    once: what the full global batch needs.
 
     Args:
         global_batch_tokens: places of a batch of the warm-up; by default the phase's full size.
