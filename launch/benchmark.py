@@ -26,7 +26,7 @@ from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.data_version import open_data
-from trainer.numerics import with_compilation_decided
+from trainer.numerics import with_compilation_decided, with_precision_decided
 from trainer.ranks.distributed import Ranks, all_agree, initialize_distributed, shut_down
 from trainer.ranks.leaving import run_rank
 from trainer.settings.training import Phase
@@ -144,6 +144,7 @@ def benchmark(config: RunConfig, arguments: argparse.Namespace) -> int:
     """Measure, print and write; all ranks together."""
     storage.configure(config.storage_options)
     ranks = initialize_distributed(config.distributed, config.training.deterministic)
+    config, _ = with_precision_decided(config, ranks)
     config, warning = with_compilation_decided(config, ranks)
     if warning:
         say(ranks, f"warning: {warning}")

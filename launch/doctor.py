@@ -24,6 +24,7 @@ from data_prep.terminal import counted
 from launch.status import long_duration
 from trainer.config import RunConfig
 from trainer.deepspeed_file import with_deepspeed_file
+from trainer.numerics import with_own_precision
 from trainer.preflight import data_checks, disk_checks, host_checks, model_checks, preflight, service_checks
 from trainer.preflight.finding import Finding, guarded
 from trainer.preflight.hostfile import read_hostfile
@@ -63,6 +64,7 @@ def main() -> None:
     storage.configure(config.storage_options)
     hosts = read_hostfile(arguments.hostfile) if arguments.hostfile else {}
     device = torch.device(device_type(), 0)
+    config = with_own_precision(config, device.type)
     world_size = arguments.ranks or sum(hosts.values()) or (torch.cuda.device_count() if device.type == "cuda" else 1)
     levels = set()
     for finding in examine(config, world_size, hosts, device, arguments.master_addr):
@@ -84,6 +86,7 @@ def examine(
     yield from guarded("store", lambda: preflight.check_store(config, world_size))
     yield from guarded("clock", lambda: disk_checks.check_clock(config))
     yield from guarded("compiler", lambda: preflight.check_compiler(config))
+    yield from guarded("precision", lambda: preflight.check_speed_of_precision(config, device))
     yield from guarded("op cache", preflight.check_op_cache)
     yield from guarded("mlflow", lambda: service_checks.check_mlflow(config))
     yield from guarded("secrets", lambda: preflight.check_secrets(sys.argv))

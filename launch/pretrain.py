@@ -190,8 +190,11 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
+        from trainer.numerics import with_own_precision
         from trainer.preflight.dry_run import explain, resume_line
+        from trainer.ranks.distributed import device_type
 
+        config = with_own_precision(config, device_type())
         print(explain(config, world_size(arguments)))
         if arguments.resume_from is not None:
             print("", resume_line(config, arguments.resume_from), sep="\n")

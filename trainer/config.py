@@ -205,7 +205,7 @@ def _check_kept(config: RunConfig) -> None:
 def _check_zero(config: RunConfig) -> None:
     """What DeepSpeed's stages can do."""
     precision = config.training.precision
-    if precision != "fp32" and config.zero.stage == 0:
+    if precision not in ("fp32", "auto") and config.zero.stage == 0:
         raise ValueError(
             f"zero.stage=0 with training.precision={precision} accumulates gradients in {precision} in DeepSpeed; "
             "set zero.stage to 1 or higher (on a single rank it costs nothing), or training.precision to fp32"

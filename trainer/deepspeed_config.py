@@ -124,7 +124,7 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
         # On by default, and then every forward waits for the whole device; the run measures its own throughput.
         "timers": {"throughput": {"enabled": False}},
     }
-    if config.training.precision != "fp32":
+    if config.training.precision in ("bf16", "fp16"):
         settings[config.training.precision] = {"enabled": True}
     if config.training.precision == "bf16" and stage == 1 and not config.zero.offload_optimizer:
         # A gradient is added to its fp32 sum when it comes, by the same additions as after the backward, with two

@@ -28,7 +28,7 @@ from trainer.engine import Engine, build_engine
 from trainer.init_from import load_initial_weights
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.model.sizes import num_parameters
-from trainer.numerics import describe_numerics, with_compilation_decided
+from trainer.numerics import describe_numerics, with_compilation_decided, with_precision_decided
 from trainer.ranks.distributed import Ranks, broadcast_object
 from trainer.ranks.stop_signal import StopSignal
 from trainer.ranks.watchdog import Watchdog
@@ -114,6 +114,10 @@ def set_up(
         warn_on_stderr(warning)
     output_dir, data = Path(config.output_dir), data_identity(shard_sets)
     latest, branch = find_start(config, ranks, branch)
+    saved_precision = latest.saved.config["training"]["precision"] if latest else None
+    config, warning = with_precision_decided(config, ranks, saved_precision)
+    if warning and ranks.is_first:
+        warn_on_stderr(warning)
     numerics = describe_numerics(config, ranks.device)
     changes = check_compatible(latest.saved, config, data, ranks.world_size, numerics, allow_change) if latest else []
     next_sentence = config.data.has_sentence_pairs

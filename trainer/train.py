@@ -28,6 +28,7 @@ from trainer.data_version import open_data
 from trainer.engine import check_precision
 from trainer.global_batches import global_batches, samples_of
 from trainer.identity import facts_of
+from trainer.numerics import with_own_precision
 from trainer.only_training import only_training
 from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable
 from trainer.preflight.launch_checks import refuse_exposed
@@ -155,7 +156,8 @@ def agreed(
 def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
     """Rank 0: what the cheap part of `launch/doctor.py` finds."""
     if ranks.is_first:
-        for finding in cheap_findings(config, ranks.world_size, ranks.device):
+        decided = with_own_precision(config, ranks.device.type)
+        for finding in cheap_findings(decided, ranks.world_size, ranks.device):
             if finding.level != "ok":
                 warn_on_stderr(f"{finding.name}: {finding.text} (launch/doctor.py tells more)")
 

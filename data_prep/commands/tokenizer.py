@@ -15,10 +15,11 @@ from data_prep.errors import UsageError, UserError
 from data_prep.files import storage
 from data_prep.inputs.input_files import InputFile, find_inputs, find_units
 from data_prep.terminal import printable
-from data_prep.tokenizer_training.report import read_report, report_lines
+from data_prep.tokenizer_training.report import report_lines
 from data_prep.tokenizer_training.sampling import draw_sample
 from data_prep.tokenizer_training.training import check_vocab_size, train_on_sample
 from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo
+from data_prep.tokenizing.tokenizer_report import read_report
 
 HELP = "train a SentencePiece tokenizer"
 

@@ -21,7 +21,7 @@ from data_prep.tokenizer_training.alphabet import (
     required_characters,
     training_lines,
 )
-from data_prep.tokenizer_training.report import measure, write_report
+from data_prep.tokenizer_training.report import measure
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample
 from data_prep.tokenizing.hugging_face import compare_with_hugging_face, write_hugging_face_files
@@ -29,6 +29,7 @@ from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSetting
 from data_prep.tokenizing.sentencepiece_model import LIBRARY_VERSION, open_model, train_model, vocabulary_of
 from data_prep.tokenizing.special_tokens import MAX_VOCAB_SIZE, SPECIAL_TOKENS
 from data_prep.tokenizing.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer, fingerprint_of
+from data_prep.tokenizing.tokenizer_report import write_report
 
 SOURCE, LANGUAGE = "corpus", "unknown"
 """What the report calls texts of which nothing is known."""

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.processor import this_processor
+
 
 def described(*packages: str, python: str = sys.executable) -> dict[str, Any]:
     """Machine, versions of the packages (as `python` finds them) and of Python, command, and load average."""
+    processor = this_processor()
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cpu": _cpu_name(),
+        "cpu": processor.name,
+        "instruction_sets": list(processor.instruction_sets),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
@@ -51,10 +55,3 @@ def _without_folders(argument: str) -> str:
     return (
         option + equals + ",".join("/".join(path.parts[-kept:]) if path.is_absolute() else str(path) for path in paths)
     )
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

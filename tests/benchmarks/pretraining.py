@@ -47,6 +47,8 @@ from data_prep.errors import UserError
 from data_prep.settings import load_settings, to_yaml
 from trainer.config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
+from trainer.numerics import with_own_precision
+from trainer.ranks.distributed import device_type
 
 SMOKE = [
     *("model.hidden_size=32", "model.num_hidden_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64"),
@@ -64,6 +66,7 @@ def main() -> None:
     overrides = [*(SMOKE if arguments.smoke else ()), *arguments.overrides]
     shards = str(Path(arguments.shards).absolute())
     named = load_settings(RunConfig, arguments.config, [f"data.shards={shards}", "output_dir=run", *overrides])
+    named = with_own_precision(named, device_type())  # the same for both sides
     shard_set = open_shard_set(shards)
     budget = Budget(arguments.tokens, arguments.points, processes, shard_set.manifest.tokenizer.vocab_size)
     config = budgeted(named, budget, shards, str(work))

@@ -59,13 +59,13 @@ def overview(reports: Reports) -> Iterator[str]:
     )
 
 
-_ELSEWHERE = ("encoder_compiled", "downstream", "pretraining")
+_ELSEWHERE = ("cpu_steps", "encoder_compiled", "downstream", "pretraining")
 
 
 def compared_rows(reports: Reports) -> list[Row]:
     """The rows of the overview: every figure that a peer has, on text that was not used in development.
 
-    What `encoder`, `downstream` and `pretraining` say more of stands in tables of their own.
+    What `cpu_steps`, `encoder`, `downstream` and `pretraining` say more of stands in tables of their own.
     """
     return [row for report in _told(reports) for row in rows_of(report) if row.ratio is not None]
 
@@ -79,6 +79,8 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "preparation": readme_tables.preparation,
     "loader": readme_tables.loader,
     "encoder": readme_tables.encoder,
+    "roofline": readme_tables.roofline,
+    "cpu_steps": readme_tables.cpu_steps,
     "training": readme_tables.training,
     "pretraining": readme_tables.pretraining,
     "downstream": readme_tables.downstream,

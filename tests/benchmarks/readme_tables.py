@@ -183,6 +183,34 @@ def _compiled(name: str, report: Report) -> Iterator[str]:
     )
 
 
+def cpu_steps(reports: Reports) -> Iterator[str]:
+    """Steps by precision and kernel, with all of the processor's instruction sets and with fewer."""
+    report = _needed(reports, "cpu_steps")
+    details = report["details"]
+    yield (
+        f"`{report['command']}`, {_measured(report)}: whole steps with DeepSpeed on one rank and one core, real tokens "
+        f"per CPU second, medians of {details['rounds']} rounds in turns; bold: the kernel that the constant rule "
+        "chooses. What oneDNN may use: all of the processor's instruction sets, or none beyond those named:"
+    )
+    yield ""
+    first = details["comparisons"][0]["contestants"]
+    columns = [f"{each['precision']}, {each['kernel']}" for each in first]
+    yield f"| oneDNN uses | preset, length | {' | '.join(columns)} | bf16 over fp32 |"
+    yield "|---" * (len(columns) + 3) + "|"
+    for found in details["comparisons"]:
+        speeds = {
+            each["precision"]: each["tokens_per_cpu_second"] for each in found["contestants"] if each["is_chosen"]
+        }
+        cells = [_marked(each["tokens_per_cpu_second"], each["is_chosen"]) for each in found["contestants"]]
+        used = "all" if found["isa"] == "DEFAULT" else found["isa"]
+        ratio = figure(speeds["bf16"] / speeds["fp32"])
+        yield f"| {used} | `{found['preset']}`, {found['length']} | {' | '.join(cells)} | {ratio} |"
+
+
+def _marked(value: float, is_bold: bool) -> str:
+    return f"**{figure(value)}**" if is_bold else figure(value)
+
+
 def training(reports: Reports) -> Iterator[str]:
     """The whole loop beside Trainer, by corpus."""
     report = _needed(reports, "training")
@@ -271,6 +299,36 @@ def _encoder_of(model: Mapping[str, Any]) -> str:
 def _either(name: str, reports: Reports) -> Report:
     """The report of a GPU machine where there is one, else that of the CPU."""
     return reports[f"{name}_cuda"] if f"{name}_cuda" in reports else _needed(reports, f"{name}_cpu")
+
+
+def roofline(reports: Reports) -> Iterator[str]:
+    """Predictions for a GPU that none has measured."""
+    report = _needed(reports, "roofline")
+    details = report["details"]
+    yield (
+        f"Predictions, not measurements (`{report['command']}`, {report['date']}): tokens/s and MFU of one H200, "
+        f"kernel by kernel. `before` and `now` assume {_rates(details['device'])}; the last column assumes "
+        f"{_rates(details['device_slow'])}. `before` is eager, with room for the most sequences that a row could hold."
+    )
+    yield ""
+    yield "| preset | elementwise kernels of a block, before | now | before | now | now, lower rates |"
+    yield "|---|---|---|---|---|---|"
+    for name, found in details["predictions"].items():
+        speeds = " | ".join(f"{round(one['tokens_per_second'], -3):,.0f} ({one['mfu']:.0%})" for one in found.values())
+        kernels = details["fusion"].get(name)
+        counts = " | ".join(f"{one['elementwise_kernels']}" for one in kernels.values()) if kernels else " | "
+        yield f"| {name} | {counts} | {speeds} |"
+
+
+def _rates(device: Mapping[str, float]) -> str:
+    """What kernels are assumed to reach."""
+    products, forward, backward = (
+        device[f"{name}_flops"] / 1e12 for name in ("matmul", "attention_forward", "attention_backward")
+    )
+    return (
+        f"products at {products:.0f}, attention at {forward:.0f} and {backward:.0f} TFLOP/s, other kernels at "
+        f"{device['bandwidth'] / 1e12:.1f} TB/s"
+    )
 
 
 def _needed(reports: Reports, name: str) -> Report:

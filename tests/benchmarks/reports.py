@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results"
-_DESCRIBED = ("machine", "versions", "date", "command", "cpu", "cores", "memory_gib", "python", "load_average")
+_MACHINE = ("cpu", "instruction_sets", "cores", "memory_gib", "load_average")
+_DESCRIBED = ("machine", "versions", "date", "command", "python", *_MACHINE)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Row:
 
 
 Report = dict[str, Any]
+_IMPLIED = ("avx", "avx512_fp16", "asimd")
+"""Instruction sets on which no figure here depends beside those that imply them or are told."""
 _WRITTEN_TO = ("--work", "--results", "--output", "--environment")
 
 
@@ -56,7 +59,7 @@ def in_common_shape(
     benchmark: str, raw: Report, rows: Callable[[Report], Sequence[Row]], date: str | None = None
 ) -> Report:
     """The report of a script in the shape that all have; `date` is for those that tell none."""
-    machine = dict(raw.get("machine") or {name: raw[name] for name in ("cpu", "cores", "memory_gib", "load_average")})
+    machine = dict(raw.get("machine") or {name: raw[name] for name in _MACHINE if name in raw})
     versions = dict(raw.get("versions") or machine.pop("versions"))
     versions["python"] = raw.get("python") or machine.pop("python", None) or versions["python"]
     command = raw.get("command") or machine.pop("command")
@@ -113,9 +116,11 @@ def without_folders(command: str | Sequence[str]) -> str:
 
 
 def machine_of(report: Report) -> str:
-    """Cores and processor, for people."""
+    """Cores and processor, for people, with the instruction sets where the report names them."""
     machine = report["machine"]
-    return f"{machine['cores']} cores of {machine.get('cpu') or machine.get('processor')}"
+    sets = [name for name in machine.get("instruction_sets", ()) if name not in _IMPLIED]
+    told = f" with {', '.join(sets)}" if sets else ""
+    return f"{machine['cores']} cores of {machine.get('cpu') or machine.get('processor')}{told}"
 
 
 def figure(value: float) -> str:

@@ -175,6 +175,22 @@ _WORKLOADS = {
 }
 
 
+def cpu_steps(raw: Report) -> list[Row]:
+    """The kernel that the rule chooses beside the other; then bf16 beside fp32, each with its chosen kernel."""
+    rows = []
+    for found in raw["comparisons"]:
+        title = f"training step, {found['preset']}, length {found['length']}, oneDNN {found['isa']}"
+        chosen = {each["precision"]: each for each in found["contestants"] if each["is_chosen"]}
+        for other in (each for each in found["contestants"] if not each["is_chosen"]):
+            ours = chosen[other["precision"]]
+            pair = (ours["tokens_per_cpu_second"], other["tokens_per_cpu_second"])
+            name = f"{title}, {ours['precision']} {ours['kernel']}"
+            rows.append(Row(name, *pair, other["kernel"], "tokens/CPU s", "more", raw["rounds"]))
+        pair = (chosen["bf16"]["tokens_per_cpu_second"], chosen["fp32"]["tokens_per_cpu_second"])
+        rows.append(Row(f"{title}, bf16", *pair, "fp32", "tokens/CPU s", "more", raw["rounds"]))
+    return rows
+
+
 def training(raw: Report) -> list[Row]:
     """Tokens per CPU second of the loop over all corpora and seeds, and memory of its largest process."""
     rows, named = [], "Trainer, group_by_length"
@@ -287,6 +303,21 @@ def near_duplicates_quality(raw: Report) -> list[Row]:
         )
         for row in raw["quality"]["rows"]
     ]
+
+
+def roofline(raw: Report) -> list[Row]:
+    """Predicted tokens/s of an H200, then the kernels of a block that are neither products nor attention; no peer."""
+    sides = {"before": "eager, before", "now": "now", "now_slow": "now, lower ends of the rates"}
+    rows = [
+        Row(f"{name}, {sides[side]} (prediction)", one["tokens_per_second"], None, None, "tokens/s", "more", 1)
+        for name, found in raw["predictions"].items()
+        for side, one in found.items()
+    ]
+    for preset, found in raw["fusion"].items():
+        for side, one in found.items():
+            name = f"elementwise kernels of a block of {preset}, {sides[side]}"
+            rows.append(Row(name, one["elementwise_kernels"], None, None, "kernels", "less", 1))
+    return rows
 
 
 def _best(tables: Sequence[dict[str, Any]], side: str) -> dict[str, Any] | None:

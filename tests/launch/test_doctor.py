@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from data_prep.errors import UsageError
+from data_prep.processor import Processor
 from data_prep.settings import load_settings
 from launch import doctor
 from trainer.config import RunConfig
@@ -108,6 +109,23 @@ def test_a_store_that_cannot_be_written_fails_and_one_that_can_is_left_empty(tmp
     assert "set checkpoint.upload_to to another" in finding.text and "goes on from there" not in finding.text
     long = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/store", "checkpoint.upload_wait_seconds=1800")
     assert levels(guarded("store", lambda: preflight.check_store(long, 2))) == ["fail"]
+
+
+def test_bf16_is_warned_of_on_a_processor_that_is_slow_in_it(tmp_path, monkeypatch):
+    slow = Processor("Xeon", "GenuineIntel", ("avx2", "avx512_bf16"))
+    fast = Processor("Xeon", "GenuineIntel", ("amx_bf16", "avx2", "avx512_bf16"))
+    bf16, fp32 = (config_of("none", tmp_path, f"training.precision={each}") for each in ("bf16", "fp32"))
+    texts = {}
+    for processor, config, level in ((slow, bf16, "warn"), (slow, fp32, "ok"), (fast, bf16, "ok"), (fast, fp32, "ok")):
+        monkeypatch.setattr(preflight, "this_processor", lambda processor=processor: processor)
+        (finding,) = preflight.check_speed_of_precision(config, CPU)
+        assert finding.level == level
+        texts[processor, config.training.precision] = finding.text
+    assert "bf16 on Xeon (instruction sets: avx2, avx512_bf16) is slower than fp32. Fix: set" in texts[slow, "bf16"]
+    assert "bf16 is faster on it" in texts[fast, "fp32"]
+    assert "faster" not in texts[fast, "bf16"] + texts[slow, "fp32"]
+    (finding,) = preflight.check_speed_of_precision(bf16, torch.device("cuda", 0))
+    assert finding.level == "ok"
 
 
 def test_a_password_on_the_command_line_fails_and_is_not_repeated():

@@ -6,10 +6,18 @@ from importlib import util
 import pytest
 import torch
 
+from data_prep.processor import Processor
 from data_prep.settings import load_settings
 from trainer import numerics
 from trainer.config import RunConfig
-from trainer.numerics import describe_numerics, missing_for_compilation, with_compilation_decided
+from trainer.numerics import (
+    describe_numerics,
+    fast_precision,
+    missing_for_compilation,
+    with_compilation_decided,
+    with_own_precision,
+    with_precision_decided,
+)
 from trainer.ranks.distributed import Ranks
 from trainer.settings.training import Phase
 
@@ -64,6 +72,67 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "C compiler" in str(missing_for_compilation("cuda"))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "clang" else None)
     assert missing_for_compilation("cuda") is None
+
+
+AVX2 = ("avx", "avx2")
+BF16 = (*AVX2, "avx512_bf16", "avx512f")
+XEON, AMX_XEON = Processor("Xeon", "GenuineIntel", BF16), Processor("Xeon", "GenuineIntel", ("amx_bf16", *BF16))
+EPYC, OLD_EPYC = Processor("EPYC", "AuthenticAMD", BF16), Processor("EPYC", "AuthenticAMD", AVX2)
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (AMX_XEON, "bf16"),
+        (XEON, "fp32"),
+        (EPYC, "bf16"),
+        (OLD_EPYC, "fp32"),
+        (Processor("Neoverse", "", ("asimd", "bf16")), "fp32"),
+        (Processor("unknown", "", ()), "fp32"),
+    ],
+)
+def test_the_precision_follows_from_the_instruction_sets(processor: Processor, expected: str) -> None:
+    assert fast_precision("cpu", processor) == expected
+    assert fast_precision("cuda", processor) == "bf16"
+
+
+def test_one_host_alone_knows_what_it_would_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = config_of("training.precision=auto")
+    for processor, expected in ((XEON, "fp32"), (EPYC, "bf16")):
+        monkeypatch.setattr(numerics, "this_processor", lambda processor=processor: processor)
+        assert with_own_precision(asks, "cpu").training.precision == expected
+        assert with_own_precision(asks, "cuda").training.precision == "bf16"
+        assert with_own_precision(config_of("training.precision=bf16"), "cpu").training.precision == "bf16"
+        staged = config_of("training.precision=auto", "zero.stage=0")
+        assert with_own_precision(staged, "cuda").training.precision == "fp32", "DeepSpeed has no bf16 there"
+
+
+def test_ranks_take_bf16_where_all_of_them_are_fast_in_it(found: list[str | None]) -> None:
+    asks = config_of("training.precision=auto")
+    for of_ranks, expected in ((["bf16", "bf16"], "bf16"), (["bf16", "fp32"], "fp32"), (["fp32", "fp32"], "fp32")):
+        found[:] = of_ranks
+        config, warning = with_precision_decided(asks, CPU_RANKS)
+        assert config == config_of(f"training.precision={expected}") and warning is None
+
+
+@pytest.mark.parametrize("fast", ["fp32", "bf16"])
+@pytest.mark.parametrize("saved", ["fp32", "bf16"])
+def test_a_run_that_moved_to_another_processor_keeps_its_precision(
+    found: list[str | None], saved: numerics.Precision, fast: str
+) -> None:
+    found[:] = [fast, fast]
+    config, warning = with_precision_decided(config_of("training.precision=auto"), CPU_RANKS, saved)
+    assert config.training.precision == saved
+    if saved == fast:
+        assert warning is None
+    else:
+        assert warning is not None and f"stays in {saved}" in warning and f"a new run would take {fast}" in warning
+
+
+def test_a_precision_that_was_set_is_kept_and_no_rank_is_asked() -> None:
+    for precision in ("fp32", "bf16"):
+        given = config_of(f"training.precision={precision}")
+        assert with_precision_decided(given, CPU_RANKS, "bf16") == (given, None)
 
 
 def test_a_checkpoint_names_the_attention_kernels_of_all_phases_and_torchs_build() -> None:

@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from data_prep.data_set.manifest import read_manifest, write_manifest
+from data_prep.errors import UserError
+from data_prep.processor import Processor
 from data_prep.tokenizing.tokenizer import Tokenizer
+from trainer import numerics
 from trainer import run as runs
 from trainer.checkpoints import checkpoint, fragments
 from trainer.checkpoints.branching import Branch
@@ -204,3 +207,25 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
     assert check_compatible(saved, run.config, run.data, 1, saved.numerics) == []
     monkeypatch.setattr("trainer.exporting.source.read_state", lambda folder: saved)
     assert read_source(folder).config.registry.name is None
+
+
+def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_own(
+    config: RunConfig, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def in_precision(precision: str) -> RunConfig:
+        return config.model_copy(update={"training": config.training.model_copy(update={"precision": precision})})
+
+    slow, fast = (Processor("Xeon", "GenuineIntel", sets) for sets in (("avx2",), ("amx_bf16", "avx2")))
+    monkeypatch.setattr(numerics, "this_processor", lambda: slow)
+    run = set_up(in_precision("auto"))
+    assert run.config.training.precision == "fp32"
+    assert read_state(save(run, 2)).config["training"]["precision"] == "fp32"
+    assert set_up(in_precision("auto")).state.step == 2 and "precision" not in capsys.readouterr().err
+    monkeypatch.setattr(numerics, "this_processor", lambda: fast)
+    moved = set_up(in_precision("auto"))
+    assert (moved.config.training.precision, moved.state.step) == ("fp32", 2)
+    assert "the run stays in fp32, in which it was begun; a new run would take bf16" in capsys.readouterr().err
+    with pytest.raises(UserError, match="training.precision was 'fp32' and is 'bf16'"):
+        set_up(in_precision("bf16"))
+    shutil.rmtree(config.output_dir)
+    assert set_up(in_precision("auto")).config.training.precision == "bf16"

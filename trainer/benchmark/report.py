@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from data_prep.processor import this_processor
 from trainer.benchmark.measure import Measurement
 from trainer.benchmark.profiling import Operation
 from trainer.config import RunConfig, without_secrets
@@ -86,10 +85,12 @@ def report(
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """The device, the processor, and what else the machine was doing."""
+    """The device, the processor with its instruction sets, and what else the machine was doing."""
+    processor = this_processor()
     described: dict[str, Any] = {
         "device": device_name(device),
-        "cpu": cpu_name(),
+        "cpu": processor.name,
+        "instruction_sets": list(processor.instruction_sets),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0],
@@ -103,12 +104,4 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else this_processor().name

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from data_prep.files import storage
 from data_prep.installed import installed_version
 from data_prep.settings import to_yaml
-from data_prep.tokenizer_training.report import REPORT_NAME
 from data_prep.tokenizing.foreign_files import FILE_NAMES, TOKENIZER_CONFIG_NAME
 from data_prep.tokenizing.hugging_face import write_hugging_face_tokenizer
 from data_prep.tokenizing.tokenizer import MODEL_NAME, Tokenizer
+from data_prep.tokenizing.tokenizer_report import REPORT_NAME
 from trainer.config import RunConfig, without_secrets
 from trainer.exporting.checks import ParityReport
 from trainer.exporting.model_card import TrainingFacts, model_card

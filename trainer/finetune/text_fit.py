@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.tokenizer_training.report import read_report
+from data_prep.tokenizing.tokenizer_report import read_report
 from trainer.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ Three ways to the same function:
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,9 @@ MAX_FLASH_HEAD_SIZE = 256
 
 LONGEST_MASKED_ROW = 64
 """Positions. Forward and backward of `masked` on one core in fp32, against `by_sequence`: 1.4 to 2.2 times as fast at 4
-heads of 32 and equal at 12 heads of 64; in bf16 it takes twice as long at every length, for PyTorch's backward does."""
+heads of 32 and equal at 12 heads of 64; in bf16 it takes twice as long at every length, for PyTorch's backward does.
+Whole steps of `tiny_cpu` gain 5% by the choice in fp32 at 64, nothing to 8% above, and 10 to 30% in bf16
+(tests/benchmarks/results/cpu_steps.json)."""
 
 
 class AttentionLayout(NamedTuple):
@@ -99,6 +101,35 @@ def attend(
     if layout.kernel == "by_sequence":
         return attend_by_sequence(query, key, value, layout.cu_seqlens, layout.bias)
     return _attend_masked(query, key, value, layout, dropout)
+
+
+def split_qkv(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values (T, num_heads, head_size) of (T, 3, num_heads, head_size), as `unbind(1)` gives them.
+
+    The gradient is the tensor of which attention's backward returns the three parts, where it writes one, as
+    `by_sequence` does; else the parts are stacked. On CUDA they are: torch's `_flash_attention_backward` allocates
+    its three results itself and takes no others.
+    """
+    if torch.compiler.is_compiling():
+        query, key, value = qkv.unbind(1)
+    else:
+        query, key, value = _SplitQKV.apply(qkv)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return query, key, value
+
+
+class _SplitQKV(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return qkv.unbind(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        whole = gradients[0]._base
+        if whole is not None and whole.dim() == 4 and whole.shape[1] == len(gradients):
+            places = [(part.data_ptr(), part.shape, part.stride()) for part in gradients]
+            if places == [(part.data_ptr(), part.shape, part.stride()) for part in whole.unbind(1)]:
+                return whole
+        return torch.stack(gradients, dim=1)
 
 
 def _attend_varlen(

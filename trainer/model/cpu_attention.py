@@ -67,7 +67,7 @@ def _attend_fake(
     mutates_args=(),
     device_types="cpu",
     schema="(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor attended, Tensor log_sum_exp, "
-    "Tensor cu_seqlens, Tensor? bias) -> (Tensor, Tensor, Tensor)",
+    "Tensor cu_seqlens, Tensor? bias) -> Tensor",
 )
 def _attend_backward(
     gradient: torch.Tensor,
@@ -78,8 +78,9 @@ def _attend_backward(
     log_sum_exp: torch.Tensor,
     cu_seqlens: torch.Tensor,
     bias: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gradients = (_empty_like(query), _empty_like(key), _empty_like(value))
+) -> torch.Tensor:
+    """(T, 3, num_heads, head_size): the gradients of queries, keys and values in one tensor, see `split_qkv`."""
+    gradients = _empty_gradients(query)
     precision = log_sum_exp.dtype
     exact = [tensor.to(precision) for tensor in (gradient, query, key, value, attended)]
     exact_bias = None if bias is None else bias.to(precision)
@@ -87,16 +88,14 @@ def _attend_backward(
         inputs = (_as_one(tensor[sequence]) for tensor in exact)
         sums = log_sum_exp[sequence].transpose(0, 1)[None]
         results = _backward(*inputs, sums, 0.0, False, attn_mask=_corner(exact_bias, sequence))
-        for whole, part in zip(gradients, results, strict=True):
+        for whole, part in zip(gradients.unbind(1), results, strict=True):
             whole[sequence] = part[0].transpose(0, 1)
     return gradients
 
 
 @_attend_backward.register_fake
-def _attend_backward_fake(
-    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _empty_like(query), _empty_like(key), _empty_like(value)
+def _attend_backward_fake(gradient: torch.Tensor, query: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return _empty_gradients(query)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -106,7 +105,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     gradients = torch.ops.clozeworks.attend_by_sequence_backward(gradient, *ctx.saved_tensors)
-    return *gradients, None, None
+    return *gradients.unbind(1), None, None
 
 
 _attend.register_autograd(_differentiate, setup_context=_save)
@@ -131,6 +130,11 @@ def _corner(bias: torch.Tensor | None, sequence: slice) -> torch.Tensor | None:
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _empty_gradients(query: torch.Tensor) -> torch.Tensor:
+    num_tokens, num_heads, head_size = query.shape
+    return torch.empty((num_tokens, 3, num_heads, head_size), dtype=query.dtype, device=query.device)
 
 
 def _empty_results(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

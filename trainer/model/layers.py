@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer.data.batch import Batch
-from trainer.model.attention import AttentionLayout, attend
+from trainer.model.attention import AttentionLayout, attend, split_qkv
 from trainer.model.positions import build_position_embeddings, rotate
 from trainer.settings.model import ModelSettings
 
@@ -85,7 +85,7 @@ class SelfAttention(nn.Module):
     def forward(self, hidden_states: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
         """(T, hidden_size) to (T, hidden_size)."""
         qkv = self.qkv(hidden_states).unflatten(-1, (3, self.num_heads, self.head_size))  # (T, 3, heads, size)
-        query, key, value = qkv.unbind(1)
+        query, key, value = split_qkv(qkv)
         if layout.rotation is not None:
             query, key = rotate(query, layout.rotation), rotate(key, layout.rotation)
         dropout = self.dropout_probability if self.training else 0.0

@@ -16,7 +16,7 @@ from trainer.settings.model import ModelSettings
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of every place's angles, each (T, 1, head_size) float32; one for all layers of a theta."""
+    """Cosine and sine of every place's angles, each (T, 1, head_size / 2) float32; one for all layers of a theta."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -48,17 +48,22 @@ def build_position_embeddings(config: ModelSettings) -> nn.Module | None:
 
 def rotation(position_ids: torch.Tensor, head_size: int, theta: float) -> Rotation:
     """The angles of `position_ids` (T,) for heads of `head_size` (Su et al. 2021, section 3.4.2)."""
-    angles = _angles(position_ids, head_size, theta)  # (T, head_size / 2)
-    angles = torch.cat([angles, angles], dim=-1)[:, None]
+    angles = _angles(position_ids, head_size, theta)[:, None]  # (T, 1, head_size / 2)
     return Rotation(angles.cos(), angles.sin())
 
 
 def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Turn queries or keys (T, num_heads, head_size): number i of a head pairs with number i + head_size / 2."""
-    numbers = heads.float()
-    first, second = numbers.chunk(2, dim=-1)
-    turned = numbers * rotation.cosine + torch.cat([-second, first], dim=-1) * rotation.sine
-    return turned.to(heads.dtype)
+    """Turn queries or keys (T, num_heads, head_size): number i of a head pairs with number i + head_size / 2.
+
+    The halves are converted, turned and rounded apart and joined last: compiled, queries and keys are then one kernel,
+    where halves that are joined in float32 are written to memory first.
+    """
+    first, second = (half.float() for half in heads.chunk(2, dim=-1))
+    turned = (
+        first * rotation.cosine - second * rotation.sine,
+        second * rotation.cosine + first * rotation.sine,
+    )
+    return torch.cat([half.to(heads.dtype) for half in turned], dim=-1)
 
 
 def _angles(position_ids: torch.Tensor, size: int, theta: float) -> torch.Tensor:

@@ -9,14 +9,19 @@ from trainer.settings.training import Phase, ZeroStage
 
 
 def memory_in_phase(config: RunConfig, phase: Phase, stage: ZeroStage, world_size: int) -> dict[str, int]:
-    """Bytes on one rank by part, at a ZeRO stage and a number of ranks that need not be the run's."""
+    """Bytes on one rank by part, at a ZeRO stage and a number of ranks that need not be the run's.
+
+    The configuration's precision is decided (`trainer.numerics.with_own_precision`).
+    """
+    precision = config.training.precision
+    assert precision != "auto", "its numbers have no size yet"
     return memory_per_rank(
         config.model,
         stage=stage,
         world_size=world_size,
         micro_batch_tokens=batch_arithmetic(phase, world_size).micro_batch_tokens,
         sequence_length=phase.sequence_length,
-        precision=config.training.precision,
+        precision=precision,
         mlm_probability=config.data.max_mlm_probability,
         next_sentence=config.data.has_sentence_pairs,
         activation_checkpointing=config.training.activation_checkpointing,

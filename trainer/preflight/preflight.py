@@ -20,10 +20,12 @@ from data_prep.errors import UserError
 from data_prep.files import storage
 from data_prep.files.store_errors import GO_ON
 from data_prep.files.urls import has_password
+from data_prep.processor import this_processor
 from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoints.upload import check_upload_wait
 from trainer.config import RunConfig
 from trainer.deepspeed_config import deepspeed_config
+from trainer.numerics import fast_precision
 from trainer.preflight.deepspeed_sections import unwritable_output
 from trainer.preflight.disk_checks import check_disk
 from trainer.preflight.finding import Finding, Level, guarded
@@ -44,6 +46,7 @@ def cheap_findings(config: RunConfig, world_size: int, device: torch.device) -> 
         *guarded("memory", lambda: check_memory(config, world_size, device)),
         *guarded("disk", lambda: check_disk(config)),
         *(Finding("fail", "deepspeed", text) for text in unwritable_output(config, world_size)),
+        *guarded("precision", lambda: check_speed_of_precision(config, device)),
         *guarded("op cache", check_op_cache),
         *guarded("secrets", lambda: check_secrets(sys.argv)),
     ]
@@ -91,6 +94,24 @@ def check_memory(config: RunConfig, world_size: int, device: torch.device) -> It
     remedy = "; lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage"
     level: Level = "ok" if needed <= 0.85 * there else "warn" if needed <= there else "fail"
     yield Finding(level, "memory", text + ("" if level == "ok" else remedy))
+
+
+def check_speed_of_precision(config: RunConfig, device: torch.device) -> Iterator[Finding]:
+    """Whether this processor is faster in another precision than the run's."""
+    precision = config.training.precision
+    if device.type != "cpu":
+        yield Finding("ok", "precision", f"{precision} on {device.type}")
+        return
+    processor = this_processor()
+    fast, told = fast_precision(device.type, processor), ", ".join(processor.instruction_sets) or "none known"
+    text = f"{precision} on {processor.name} (instruction sets: {told})"
+    if precision == fast or precision == "fp16":
+        yield Finding("ok", "precision", text)
+    elif precision == "fp32":
+        yield Finding("ok", "precision", f"{text}; bf16 is faster on it (training.precision=bf16 or auto)")
+    else:
+        remedy = "Fix: set training.precision=fp32 or auto for a new run; a run that was begun in bf16 stays in it"
+        yield Finding("warn", "precision", f"{text} is slower than fp32. {remedy}")
 
 
 def device_memory_bytes(device: torch.device, world_size: int) -> int:

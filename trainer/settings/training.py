@@ -56,8 +56,10 @@ class TrainingSettings(Settings):
     phases: tuple[Phase, ...] = Field(
         (), description="list of {steps, sequence_length, micro_batch_tokens, global_batch_tokens, batch_warmup}"
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "bf16", description="arithmetic of forward and backward; master weights are fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "bf16",
+        description="arithmetic of forward and backward; master weights are fp32; auto: bf16 on CUDA and on CPUs that "
+        "are fast in it (AMX, or AMD with AVX-512 BF16), else fp32; a resumed run keeps that of its checkpoint",
     )
     gradient_clipping: Annotated[float, Field(ge=0.0)] = Field(
         1.0, description="largest global gradient norm; 0 clips nothing"

@@ -8,11 +8,12 @@ import pytest
 
 from data_prep.errors import UserError
 from data_prep.text.cleaning import normalise
-from data_prep.tokenizer_training.report import REPORT_NAME, GroupReport, read_report, report_lines
+from data_prep.tokenizer_training.report import report_lines
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training import train_on_sample
 from data_prep.tokenizer_training.training_sample import TrainingSample
 from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
+from data_prep.tokenizing.tokenizer_report import REPORT_NAME, GroupReport, read_report
 
 ENGLISH = [f"the house number {number} stands by the river, and the other house does not" for number in range(60)]
 CHINESE = [f"\u4f60\u597d\u4e16\u754c\u3002\u6211\u5f88\u597d\u5c71{number}" for number in range(20)]

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.data.batch import Batch
-from trainer.model.attention import AttentionLayout, Kernel, attend, attention_layout, choose_kernel
+from trainer.model.attention import AttentionLayout, Kernel, attend, attention_layout, choose_kernel, split_qkv
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -168,3 +169,38 @@ def test_flash_attention_agrees_with_the_mask_forward_and_backward(reach):
         results.append([attended.detach(), *(tensor.grad for tensor in qkv)])
     for ours, reference in zip(*results, strict=True):
         torch.testing.assert_close(ours, reference, rtol=2e-2, atol=2e-2)
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kernel", "num_stacks"), [("by_sequence", 0), ("masked", 1)])
+def test_the_gradient_of_queries_keys_and_values_is_one_tensor(kernel: Kernel, num_stacks: int) -> None:
+    gradients = []
+    for split in (split_qkv, lambda qkv: qkv.unbind(1)):
+        qkv = torch.stack(draw_qkv(), dim=1).requires_grad_()
+        attended = attend(*split(qkv), layout_of(kernel))
+        with Operators() as seen:
+            attended.square().sum().backward()
+        gradients.append(qkv.grad)
+        assert seen.names.count("stack") == (num_stacks if split is split_qkv else 1)
+    assert torch.equal(*gradients)
+
+
+def test_parts_of_one_tensor_that_are_not_its_queries_keys_and_values_are_stacked() -> None:
+    qkv = torch.zeros(4, 3, 2, 8, requires_grad=True)
+    whole = torch.randn(4, 3, 2, 8)
+    longer = torch.randn(5, 3, 2, 8)
+    parts = whole.unbind(1)
+    for given in (parts[::-1], (parts[0], parts[0], parts[2]), [part[1:] for part in longer.unbind(1)], parts):
+        (gradient,) = torch.autograd.grad(split_qkv(qkv), qkv, list(given))
+        assert torch.equal(gradient, torch.stack(list(given), dim=1))

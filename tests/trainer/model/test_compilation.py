@@ -11,10 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.benchmarks.kernel_trace import Kernel, count, in_bfloat16, shapes
 from tests.trainer.toy_processes import finish, start_ranks
 from trainer.data.batch import IGNORED, Batch
 from trainer.model import encoder
+from trainer.model.attention import attention_layout
+from trainer.model.blocks import build_block
+from trainer.model.positions import rotation
+from trainer.settings.model import ModelSettings
 
 LENGTH = 16
 BATCHES = ([9, 6, 12], [16, 2, 1, 13], [1, 15, 16], [5, 5, 5, 16])
@@ -94,6 +100,48 @@ def test_phases_and_evaluation_find_their_own_graphs_and_nothing_falls_back(
         if round_number == 0:
             graphs = num_graphs()
     assert graphs == num_graphs() == (3 + 1) * 2 * len(lengths)
+
+
+BLOCKS = {
+    "bert": ModelSettings(hidden_size=64, num_attention_heads=2, intermediate_size=96),
+    "modernbert": ModelSettings(family="modernbert", hidden_size=64, num_attention_heads=2, intermediate_size=96),
+}
+
+
+def elementwise_kernels(family: str, compiled: bool) -> list[Kernel]:
+    """Of a block's forward and backward: what is neither a product nor attention."""
+    config = BLOCKS[family]
+    with FakeTensorMode():
+        batch = shapes(2, 64, 8, 0.15)
+        block = in_bfloat16(lambda: build_block(config, 1)).train()
+        turning = rotation(batch.position_ids, config.head_size, 1e4) if family == "modernbert" else None
+        layout = attention_layout(batch, torch.bfloat16, "varlen", rotation=turning)
+        hidden = torch.empty(128, 64, dtype=torch.bfloat16, requires_grad=True)
+        gradient = torch.empty_like(hidden)
+        kernels = count(block, lambda: block(hidden, layout).backward(gradient), compiled)
+    return [kernel for kernel in kernels if kernel.kind == "elementwise"]
+
+
+def words(kernel: Kernel) -> set[str]:
+    return set(kernel.name.split("+"))
+
+
+@pytest.mark.parametrize(("family", "eager", "compiled"), [("bert", 25, 17), ("modernbert", 63, 12)])
+def test_compiled_blocks_have_few_kernels_between_their_products(family: str, eager: int, compiled: int) -> None:
+    """Counted in Inductor's scheduler, for the CPU, whose `cat` is a kernel for each of its parts."""
+    before, after = (elementwise_kernels(family, way) for way in (False, True))
+    assert [len(before), len(after)] == [eager, compiled]
+
+
+def test_rotations_and_the_gated_feed_forward_are_one_kernel_each_way() -> None:
+    """As of commit c025165 the rotation's halves were joined in float32 first: five kernels forward, three backward."""
+    compiled = elementwise_kernels("modernbert", compiled=True)
+    rotary = [kernel for kernel in compiled if "mul" in words(kernel) and not {"sum", "erf", "rsqrt"} & words(kernel)]
+    one, angles = 128 * 64 * 2, 2 * 128 * 16 * 4  # bytes: queries, keys or values in bf16; cosine and sine in float32
+    assert [kernel.num_bytes for kernel in rotary] == [3 * one + angles + 2 * one, 2 * one + angles + 2 * one]
+    gated = [kernel.num_bytes for kernel in compiled if "erf" in words(kernel)]
+    values_and_gates, product = 128 * 2 * 96 * 2, 128 * 96 * 2
+    assert gated == [values_and_gates + product, 2 * values_and_gates + product]
 
 
 WORKER = Path(__file__).with_name("compiled_worker.py")

@@ -1,0 +1,200 @@
+"""How much one must hold in one's head, in figures: packages, their imports, and the files on five ways.
+
+`python tests/structure.py` counts packages, the imports between them and sizes, and traces real runs: a training run of
+a few steps with a log line at every second step and a save, then the registration of its checkpoint. `--json` writes
+the figures, `--static` leaves out the runs. The figures are reported and never enforced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+TOPS = ("configs", "data_prep", "trainer", "launch")
+STEP, SAVE = "take_step", "save"  # the functions that the ways are cut at
+STEPS, LOGGED, SAVED = 6, 2, 3
+
+
+def modules() -> dict[str, Path]:
+    """The product's modules by dotted name, `__init__` left out."""
+    paths = (path for top in TOPS for path in sorted((ROOT / top).rglob("*.py")) if path.name != "__init__.py")
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+
+
+def package_of(module: str) -> str:
+    """The package of a module, such as trainer.model; a module in the root of `trainer` or `data_prep` is its own."""
+    return module.split(".")[0] if module.startswith("launch") else ".".join(module.split(".")[:2])
+
+
+def imported(path: Path, known: Iterable[str]) -> set[str]:
+    """The modules of `known` that a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names & set(known)
+
+
+def in_cycles(edges: set[tuple[str, str]]) -> set[str]:
+    """The packages that reach themselves."""
+    reached: dict[str, set[str]] = defaultdict(set)
+    for source, target in edges:
+        reached[source].add(target)
+    while True:
+        wider = {
+            source: targets.union(*(reached.get(one, ()) for one in targets)) for source, targets in reached.items()
+        }
+        if wider == reached:
+            return {source for source, targets in reached.items() if source in targets}
+        reached = defaultdict(set, wider)
+
+
+def static_figures() -> dict[str, Any]:
+    """Packages, imports between them, and sizes, by top-level package."""
+    known = modules()
+    figures: dict[str, Any] = {}
+    for top in ("data_prep", "trainer", "launch"):
+        own = {name: path for name, path in known.items() if name.split(".")[0] == top}
+        edges = {
+            (package_of(name), package_of(other))
+            for name, path in own.items()
+            for other in imported(path, own)
+            if package_of(name) != package_of(other)
+        }
+        lines: dict[str, list[int]] = defaultdict(list)
+        for name, path in own.items():
+            lines[package_of(name)].append(len(path.read_text(encoding="utf-8").splitlines()))
+        figures[top] = {
+            "packages": len(lines),
+            "imports_between_packages": len(edges),
+            "packages_in_import_cycles": len(in_cycles(edges)),
+            "files": sum(map(len, lines.values())),
+            "lines": sum(map(sum, lines.values())),
+            "by_package": {
+                name: {"files": len(counts), "lines": sum(counts)} for name, counts in sorted(lines.items())
+            },
+        }
+    return figures
+
+
+class Trace:
+    """The functions of the product that a process enters, in order, and when it leaves those that ways are cut at."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, str]] = []  # call or return, file, function
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(str(ROOT)):
+            return
+        file = os.path.relpath(code.co_filename, ROOT)
+        is_kept = event == "call" or code.co_name in (STEP, SAVE)
+        if is_kept and file.split(os.sep)[0] in TOPS and code.co_name[0] != "<":
+            self.events.append((event, file, code.co_qualname))
+
+
+def follow(output: Path, script: str, arguments: list[str]) -> None:
+    """Run a script of the project in this process and write what it entered."""
+    trace, end_process = Trace(), os._exit
+
+    def write_and_exit(status: int) -> NoReturn:  # a rank ends by os._exit
+        sys.setprofile(None)
+        output.write_text(json.dumps(trace.events), encoding="utf-8")
+        end_process(status)
+
+    os._exit = write_and_exit
+    sys.argv = [script, *arguments]
+    threading.setprofile(trace)
+    sys.setprofile(trace)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        write_and_exit(int(end.code or 0))
+    write_and_exit(0)
+
+
+def traced(folder: Path, script: str, *arguments: str) -> list[list[str]]:
+    """The events of a script that runs in a process of its own in `folder`."""
+    output = folder / "trace.json"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    ours = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, __file__, "--follow", str(output), str(ROOT / "launch" / script), *arguments]
+    done = subprocess.run(command, cwd=folder, env=kept | ours, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{script} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    events: list[list[str]] = json.loads(output.read_text(encoding="utf-8"))
+    return events
+
+
+def size(events: list[list[str]]) -> dict[str, int]:
+    """Files and functions that a part of a trace enters."""
+    entered = {(file, function) for event, file, function in events if event == "call"}
+    return {"files": len({file for file, _ in entered}), "functions": len(entered)}
+
+
+def ways() -> dict[str, dict[str, int]]:
+    """The files and functions of five ways through the product."""
+    sys.path.insert(0, str(ROOT))
+    from tests.sameness import CONFIG, call, write_corpus
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_corpus(folder / "corpus.jsonl")
+        source = ["--input", "corpus.jsonl", "--workers", "1"]
+        call(folder, "-m", "data_prep", "tokenizer", *source, "--output", "tokenizer", "--vocab-size", "400")
+        call(folder, "-m", "data_prep", "shards", *source, "--tokenizer", "tokenizer", "--output", "shards")
+        (folder / "run.yaml").write_text(f"output_dir: run\n{CONFIG}", encoding="utf-8")
+        settings = [f"training.max_steps={STEPS}", f"logging.every_steps={LOGGED}", f"checkpoint.every_steps={SAVED}"]
+        settings += ["evaluation.every_steps=100", "training.precision=fp32"]
+        run = traced(folder, "pretrain.py", "--config", "run.yaml", *settings)
+        model = ["--checkpoint", "run", "--name", "structure"]
+        registered = traced(folder, "register.py", *model, "--tracking-uri", "sqlite:///mlflow.db")
+    ends = [at for at, (event, _, function) in enumerate(run) if (event, function) == ("return", STEP)]
+    assert len(ends) == STEPS, ends
+    saves = [at for at, (_, file, function) in enumerate(run) if function == SAVE and "checkpoint" in file]
+    return {
+        "start until step 1": size(run[: ends[0]]),
+        "fetch and step": size(run[ends[0] + 1 : ends[1] + 1]),
+        "step with a log line": size(run[ends[3] + 1 : ends[4] + 1]),  # step 4 is logged and not saved
+        "a save": size(run[saves[0] : saves[1]]),
+        "a registration": size(registered),
+    }
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--follow"]:
+        follow(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--static", action="store_true", help="leave out the runs")
+    arguments = parser.parse_args()
+    figures = {"packages": static_figures()} | ({} if arguments.static else {"ways": ways()})
+    for top, figure in figures["packages"].items():
+        counts = {name: count for name, count in figure.items() if name != "by_package"}
+        print(f"{top:<10}" + "".join(f"  {name.replace('_', ' ')} {count:,}" for name, count in counts.items()))
+    for way, count in figures.get("ways", {}).items():
+        print(f"{way:<22} {count['files']:>4} files  {count['functions']:>5} functions")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
