@@ -220,6 +220,14 @@ def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
     assert readme_blocks.compared_rows({"downstream_cpu": report}) == [], "from scratch is no peer"
 
 
+def test_scaling_is_told_by_tokens_per_step_beside_a_reduction_after_the_backward() -> None:
+    seconds = {"within the backward": [1.0] * 3, "after the backward": [2.0] * 3}
+    efficiency = {"within the backward": 0.9, "after the backward": 0.45}
+    raw = {"like": "a cluster", "batches": {"8 tokens": {"seconds": seconds, "efficiency": efficiency}}}
+    (row,) = rows.scaling(raw)
+    assert (row.name, row.ours, row.ratio, row.runs) == ("scaling like a cluster, 8 tokens", 90.0, 2.0, 3)
+
+
 @pytest.mark.parametrize(
     ("value", "told"),
     [(0.0634, "0.063"), (0.634, "0.634"), (8.254, "8.25"), (9.996, "10.0"), (25.36, "25.4"), (163.2, "163")]

@@ -23,6 +23,10 @@ class BatchArithmetic:
     accumulation_steps: int
 
     @property
+    def micro_batch_tokens(self) -> int:
+        return self.micro_batch_rows * self.sequence_length
+
+    @property
     def computed_rows(self) -> int:
         return self.world_size * self.accumulation_steps * self.micro_batch_rows
 
@@ -42,7 +46,7 @@ class BatchArithmetic:
     def __str__(self) -> str:
         text = (
             f"{self.micro_batch_rows} rows x {self.sequence_length} places = "
-            f"{self.micro_batch_rows * self.sequence_length:,} tokens a micro-batch; "
+            f"{self.micro_batch_tokens:,} tokens a micro-batch; "
             f"x {counted(self.world_size, 'rank')} x {self.accumulation_steps} accumulation = "
             f"{self.computed_rows * self.sequence_length:,} global tokens"
         )
@@ -55,18 +59,22 @@ class BatchArithmetic:
 
 
 def batch_arithmetic(phase: Phase, world_size: int, global_batch_tokens: int | None = None) -> BatchArithmetic:
-    """The fewest accumulation steps that hold the global batch on `world_size` ranks.
+    """The fewest accumulation steps that hold the global batch on `world_size` ranks, and the smallest micro-batch.
+
+    The micro-batch has at most `phase.micro_batch_tokens` and one size for the whole phase, so that graphs are compiled
+    once: what the full global batch needs.
 
     Args:
         global_batch_tokens: places of a batch of the warm-up; by default the phase's full size.
     """
     global_rows = (global_batch_tokens or phase.global_batch_tokens) // phase.sequence_length
-    micro_batch_rows = phase.micro_batch_tokens // phase.sequence_length
-    rows_a_rank = -(-global_rows // world_size)
+    full_rows = phase.global_batch_tokens // phase.sequence_length
+    full_steps = -(-full_rows // (world_size * (phase.micro_batch_tokens // phase.sequence_length)))
+    micro_batch_rows = -(-full_rows // (world_size * full_steps))
     return BatchArithmetic(
         sequence_length=phase.sequence_length,
         global_rows=global_rows,
         micro_batch_rows=micro_batch_rows,
         world_size=world_size,
-        accumulation_steps=-(-rows_a_rank // micro_batch_rows),
+        accumulation_steps=-(-global_rows // (world_size * micro_batch_rows)),
     )

@@ -16,8 +16,11 @@ from data_prep.terminal import counted
 from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config import RunConfig
 
-BUCKET_ELEMENTS = 50_000_000
-"""Elements of a reduction bucket; DeepSpeed's 500 million would take 2 GB of fp32 on every device."""
+GATHER_BUCKET_ELEMENTS = 50_000_000
+"""Elements of a bucket of new weights; DeepSpeed's 500 million would take 2 GB of fp32 on every device."""
+REDUCE_BUCKET_ELEMENTS = 25_000_000
+"""Elements of a bucket of gradients. DeepSpeed's 500 million would be one bucket of BERT-large (335 million), which is
+complete when the backward is over; the network is busy with 50 MB of bf16, too."""
 
 _FREE_SECTIONS = frozenset(
     """zero_optimization fp16 bf16 data_types communication_data_type prescale_gradients gradient_predivide_factor
@@ -48,7 +51,6 @@ _REFUSED: dict[str, str] = {
     "fp16.fp16_master_weights_and_grads": "master weights are fp32",
     "bf16.bf16_master_weights_and_grads": "master weights are fp32",
     "bf16.bf16_optimizer_states": "optimizer state is fp32",
-    "bf16.immediate_grad_update": "gradients are accumulated at the end of each backward",
     "zero_optimization.offload_param": "a checkpoint reads weights from the device",
     "zero_optimization.cpu_offload": "set zero.offload_optimizer",
     "zero_optimization.cpu_offload_param": "a checkpoint reads weights from the device",
@@ -91,6 +93,7 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
         raise UsageError("the DeepSpeed settings cannot be used: " + "; ".join(problems))
     given.pop("optimizer", None)
     given.pop("train_batch_size", None)
+    given.pop("train_micro_batch_size_per_gpu", None)
     return _merge(own, given)
 
 
@@ -98,7 +101,10 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
     stage = config.zero.stage
     zero: dict[str, Any] = {"stage": stage}
     if stage:
-        zero |= {"reduce_bucket_size": BUCKET_ELEMENTS, "allgather_bucket_size": BUCKET_ELEMENTS}
+        zero |= {
+            "reduce_bucket_size": REDUCE_BUCKET_ELEMENTS,
+            "allgather_bucket_size": GATHER_BUCKET_ELEMENTS,
+        }
     if stage == 3:
         # Left alone, it keeps gathered weights whose next use is under a billion numbers away: of a model with less
         # than half as many parameters all of them, from the forward to the backward.
@@ -120,6 +126,10 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
     }
     if config.training.precision in ("bf16", "fp16"):
         settings[config.training.precision] = {"enabled": True}
+    if config.training.precision == "bf16" and stage == 1 and not config.zero.offload_optimizer:
+        # A gradient is added to its fp32 sum when it comes, by the same additions as after the backward, with two
+        # passes over it instead of four, and can be reduced at once (trainer/ranks/overlapped_reduction.py).
+        settings["bf16"]["immediate_grad_update"] = True
     if stage:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
@@ -127,12 +137,16 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
 
 def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[Any, ...], str]]:
     """By DeepSpeed path: the values that agree with the YAML, and the YAML's setting."""
-    batch = batch_arithmetic(config.phases[0], world_size)
+    phase = config.phases[0]
+    batch = batch_arithmetic(phase, world_size)
     training, optimizer = config.training, config.optimizer
     device = "cpu" if config.zero.offload_optimizer else "none"
     return {
         "train_batch_size": ((batch.global_rows, batch.computed_rows), "training.global_batch_tokens, in rows"),
-        "train_micro_batch_size_per_gpu": ((batch.micro_batch_rows,), "training.micro_batch_tokens, in rows"),
+        "train_micro_batch_size_per_gpu": (
+            (batch.micro_batch_rows, phase.micro_batch_tokens // phase.sequence_length),
+            "training.micro_batch_tokens, in rows",
+        ),
         "gradient_accumulation_steps": (
             (batch.accumulation_steps,),
             f"training.global_batch_tokens over training.micro_batch_tokens on {counted(world_size, 'rank')}",

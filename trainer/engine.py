@@ -28,14 +28,23 @@ from trainer.config import RunConfig
 from trainer.deepspeed_config import deepspeed_config
 from trainer.optimizer import build_optimizer
 from trainer.ranks.distributed import Ranks, set_timeout_on_all_groups
+from trainer.ranks.overlapped_reduction import OverlappedReduction, cut_into_buckets
 from trainer.watching.memory import told_when_out_of_memory
 
 
 class Engine:
     """A model under training on this rank; make it with `build_engine`."""
 
-    def __init__(self, engine: Any, config: RunConfig, ranks: Ranks, initial: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        config: RunConfig,
+        ranks: Ranks,
+        initial: dict[str, torch.Tensor],
+        reduction: OverlappedReduction | None = None,
+    ) -> None:
         self._engine = engine
+        self._reduction = reduction
         self._initial: dict[str, torch.Tensor] | None = initial
         self.ranks = ranks
         self.stage: int = config.zero.stage
@@ -69,7 +78,12 @@ class Engine:
         DeepSpeed averages gradients over ranks, so the caller multiplies by the world size.
         """
         self._engine.set_gradient_accumulation_boundary(is_last_micro_batch)
+        if self._reduction is None or not is_last_micro_batch:
+            self._engine.backward(loss, scale_wrt_gas=False)
+            return
+        self._reduction.begin()
         self._engine.backward(loss, scale_wrt_gas=False)
+        self._reduction.finish()
 
     def step(self) -> float | torch.Tensor:
         """Clip, update, clear the gradients; return the global norm before clipping, shape ().
@@ -208,7 +222,23 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
-    return Engine(engine, config, ranks, initial)
+    return Engine(engine, config, ranks, initial, overlapped_reduction(engine, ranks))
+
+
+def overlapped_reduction(engine: Any, ranks: Ranks) -> OverlappedReduction | None:
+    """Take the reduction of gradients over from DeepSpeed's engine, where that would begin after the backward.
+
+    So it is with several ranks at ZeRO 1 in bf16; gradients arrive one by one in its fp32 buffers with
+    `bf16.immediate_grad_update`. None where DeepSpeed reduces.
+    """
+    optimizer = engine.optimizer
+    if ranks.world_size == 1 or not getattr(optimizer, "immediate_grad_update", False):
+        return None
+    engine.enable_backward_allreduce = False
+    groups = list(zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True))
+    factor = engine.gradient_predivide_factor() if engine.postscale_gradients() else ranks.world_size
+    buckets = cut_into_buckets(groups, list(engine.module.parameters()), int(engine.zero_reduce_bucket_size()))
+    return OverlappedReduction(buckets, engine.communication_data_type, optimizer.dp_process_group, predivide=factor)
 
 
 def check_precision(config: RunConfig, device_type: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -201,8 +201,9 @@ def rehearse(
     Where blocks are compiled, all graphs of the steps after `step` are made here, those of evaluation too. No later
     step waits for a compiler, so that the timeouts of steps need not allow for one.
     """
-    phases, is_compiled = shapes_after(step, config), config.training.compile is True
-    batches = [_first_batch(phase, config, shard_sets, ranks) for phase in (phases if is_compiled else phases[:1])]
+    ahead, is_compiled = phases_after(step, config), config.training.compile is True
+    shapes = one_of_each_shape([_as_cut(phase, ranks.world_size) for phase in ahead])
+    batches = [_first_batch(phase, config, shard_sets, ranks) for phase in (shapes if is_compiled else shapes[:1])]
     losses = [_loss_of(engine, batch) for batch in batches]
     if not is_compiled:
         engine.prepare(*losses)
@@ -213,22 +214,28 @@ def rehearse(
         watchdog.mark("compiling for evaluation", COMPILATION_SECONDS)
         engine.eval()
         with torch.no_grad():
-            for batch in batches:
-                engine.forward(batch, scored=True)
+            for phase in one_of_each_shape(ahead):
+                engine.forward(_first_batch(phase, config, shard_sets, ranks), scored=True)
         engine.train()
     watchdog.mark("setting up")
 
 
-def shapes_after(step: int, config: RunConfig) -> list[Phase]:
-    """A phase for each shape of micro-batch that the run still has after `step` steps, the largest first.
-
-    A run that is at its end has the shape of its last phase.
-    """
+def phases_after(step: int, config: RunConfig) -> list[Phase]:
+    """The phases that the run still has after `step` steps; at its end, its last one."""
     taken = zip(config.phases, config.steps_by_phase, itertools.accumulate(config.steps_by_phase), strict=True)
     phases = [(phase, end) for phase, steps, end in taken if steps]
-    ahead = [phase for phase, end in phases if end > step] or [phases[-1][0]]
-    by_shape = {(phase.micro_batch_tokens, phase.sequence_length): phase for phase in ahead}
+    return [phase for phase, end in phases if end > step] or [phases[-1][0]]
+
+
+def one_of_each_shape(phases: Sequence[Phase]) -> list[Phase]:
+    """A phase for each shape of micro-batch, the largest first."""
+    by_shape = {(phase.micro_batch_tokens, phase.sequence_length): phase for phase in phases}
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
+
+
+def _as_cut(phase: Phase, world_size: int) -> Phase:
+    """The phase with the size of the micro-batches that training takes on so many ranks; evaluation takes full ones."""
+    return phase.model_copy(update={"micro_batch_tokens": batch_arithmetic(phase, world_size).micro_batch_tokens})
 
 
 def _first_batch(phase: Phase, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> Batch:

@@ -199,6 +199,16 @@ BENCHMARKS = (
         results="downstream_{device}.json",
     ),
     Benchmark(
+        "scaling",
+        "two hosts on a limited link: gradients reduced within the backward beside after it",
+        "scaling.py",
+        rows.scaling,
+        7,
+        ["--runs", "3"],
+        ["--runs", "1", "--steps", "1", "--rows", "2"],
+        packages=("deepspeed",),
+    ),
+    Benchmark(
         "near_duplicates",
         "a million documents searched for near-duplicates: speed, memory, what is found",
         "near_duplicates.py",

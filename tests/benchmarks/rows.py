@@ -255,6 +255,17 @@ def memory(raw: Report) -> list[Row]:
     return rows
 
 
+def scaling(raw: Report) -> list[Row]:
+    """Efficiency of two hosts by tokens per step, gradients reduced within the backward beside after it."""
+    rows = []
+    for batch, found in raw["batches"].items():
+        shares = {mode: 100.0 * share for mode, share in found["efficiency"].items()}
+        ours, theirs = shares["within the backward"], shares["after the backward"]
+        title, runs = f"scaling like {raw['like']}, {batch}", len(found["seconds"]["within the backward"])
+        rows.append(Row(title, ours, theirs, "DeepSpeed, after the backward", "%", "more", runs))
+    return rows
+
+
 def near_duplicates(raw: Report) -> list[Row]:
     """What signing and searching cost; no peer."""
     scale, speed = raw["scale"], raw["speed"]

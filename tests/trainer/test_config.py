@@ -7,7 +7,9 @@ from trainer.config import RunConfig, without_secrets
 from trainer.settings.data import DataSettings
 from trainer.settings.model import ModelSettings
 
-PRESETS = ["tiny_cpu", "small_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
+PRESETS = (
+    """tiny_cpu small_cpu bert_base bert_large bert_large_64gpu bert_large_phased small_gpu modern_large""".split()
+)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -16,6 +18,18 @@ def test_every_preset_loads_and_reads_back(preset, tmp_path):
     path = tmp_path / "again.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_settings(RunConfig, path) == config
+
+
+def test_bert_large_64gpu_is_bert_large_with_robertas_batch_and_schedule():
+    """Liu et al. 2019, table 9: 8K sequences of 512, peak 4e-4, 30k steps of warmup of 500k, no clipping."""
+    config, large = (load_settings(RunConfig, name) for name in ("bert_large_64gpu", "bert_large"))
+    assert config.model == large.model
+    (phase,) = config.phases
+    assert (phase.global_batch_tokens, phase.sequence_length) == (8192 * 512, 512)
+    assert (config.max_steps, config.schedule.num_warmup_steps(config.max_steps)) == (500_000, 30_000)
+    assert (config.optimizer.learning_rate, config.optimizer.beta2, config.optimizer.eps) == (4e-4, 0.98, 1e-6)
+    assert (config.optimizer.beta1, config.optimizer.weight_decay, config.training.gradient_clipping) == (0.9, 0.01, 0)
+    assert batch_arithmetic(phase, 64).accumulation_steps == 1
 
 
 def test_bert_large_is_the_published_architecture():

@@ -36,12 +36,19 @@ JOBS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "bf16 offloaded": {"precision": "bf16", "offload": True},
 }
+# DeepSpeed then reduces itself, after the backward.
+_REDUCED_AFTER = {"bf16": {"immediate_grad_update": False}}
+# The toy's 30,000 numbers in a dozen buckets, which leave while the backward goes on.
+_SMALL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 3000}}
+JOBS["bf16 reduced after"] = {"precision": "bf16", "deepspeed": _REDUCED_AFTER}
+JOBS["bf16 in buckets"] = {"precision": "bf16", "deepspeed": _SMALL_BUCKETS}
 # Otherwise matrices as small as these stay whole at stage 3, as if they were biases, or are all fetched ahead.
 _DIVIDE_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}}
 JOBS["divided"] = {"deepspeed": _DIVIDE_ALL, "evaluate": True}
 JOBS["divided checkpointed"] = {"deepspeed": _DIVIDE_ALL, "activation_checkpointing": True}
-FIRST_STAGES = {"offloaded": 1, "bf16": 1, "bf16 offloaded": 1, "divided": 3, "divided checkpointed": 3}
+FIRST_STAGES = {name: 1 for name in JOBS if "bf16" in name} | {"offloaded": 1, "divided": 3, "divided checkpointed": 3}
 """ZeRO stages from which on there is such a job; others are of every stage."""
+LAST_STAGES = {"bf16 reduced after": 1, "bf16 in buckets": 2}
 GROUPS = [(stage, world_size) for stage in range(4) for world_size in (1, 2, 3)]
 DEFAULT_GROUPS = ((1, 2), (3, 2))
 """Groups of processes in the default run; stages 0 and 2 train there in test_engine.py."""
@@ -58,8 +65,12 @@ def marked(groups, names):
         pytest.param(stage, world_size, name, marks=() if (stage, world_size) in DEFAULT_GROUPS else SLOW)
         for stage, world_size in groups
         for name in names
-        if stage >= FIRST_STAGES.get(name, 0)
+        if has_job(stage, name)
     ]
+
+
+def has_job(stage, name):
+    return FIRST_STAGES.get(name, 0) <= stage <= LAST_STAGES.get(name, 3)
 
 
 @functools.cache
@@ -70,7 +81,7 @@ def trained(shards: str, stage: int, world_size: int) -> tuple[Path, dict[str, d
     jobs = {
         name: job | {"stage": stage, "output_dir": str(folder / name)}
         for name, job in JOBS.items()
-        if stage >= FIRST_STAGES.get(name, 0)
+        if has_job(stage, name)
     }
     # Dropout and a batch warm-up, in one go and stopped in the middle of the warm-up.
     grown = {"stage": stage, "batch_warmup": True, "dropout": 0.1}
@@ -134,6 +145,17 @@ def test_bf16_stays_with_plain_pytorch_in_bf16(stage, world_size, name, small_sh
     weights = weights_of(folder, name)
     moved = torch.cat([(weights[name] - weight).flatten() for name, weight in expected["weights"].items()])
     assert moved.square().mean().sqrt() < 3e-4, "root mean square; the weights move by about 3e-3 a step"
+
+
+@pytest.mark.parametrize(("stage", "world_size", "name"), marked([(1, 1), (1, 2)], ["bf16", "bf16 in buckets"]))
+def test_what_is_reduced_within_the_backward_is_bitwise_what_deepspeed_reduces_after_it(
+    stage, world_size, name, small_shards
+):
+    """The same additions in fp32 and the same sum of two numbers, whenever they are done; two micro-batches a step."""
+    folder, reports = trained(str(small_shards), stage, world_size)
+    assert reports[name] == reports["bf16 reduced after"]
+    mine, theirs = weights_of(folder, name), weights_of(folder, "bf16 reduced after")
+    assert all(torch.equal(mine[parameter], theirs[parameter]) for parameter in mine | theirs)
 
 
 @pytest.mark.parametrize(("stage", "world_size", "name"), marked(GROUPS, ["whole"]))

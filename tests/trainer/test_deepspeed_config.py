@@ -57,6 +57,15 @@ def test_gradients_are_accumulated_in_fp32_wherever_zero_divides():
             assert enabled == ([] if precision == "fp32" else [precision])
 
 
+def test_gradients_are_added_up_as_they_come_where_deepspeed_can():
+    """BF16_Optimizer alone reads it; false leaves the reduction to DeepSpeed, after the backward."""
+    assert deepspeed_config(make_config(1), 2)["bf16"] == {"enabled": True, "immediate_grad_update": True}
+    assert deepspeed_config(make_config(2), 2)["bf16"] == {"enabled": True}
+    assert "bf16" not in deepspeed_config(make_config(1, "fp32"), 2)
+    user = {"bf16": {"immediate_grad_update": False}}
+    assert deepspeed_config(make_config(1), 2, user)["bf16"]["immediate_grad_update"] is False
+
+
 def test_stage_3_gathers_weights_for_each_use_unless_the_user_says_otherwise():
     """DeepSpeed's own 1e9 would keep all weights of any model of ours from the forward to the backward."""
     assert deepspeed_config(make_config(3), 2)["zero_optimization"]["stage3_max_reuse_distance"] == 0
@@ -101,6 +110,14 @@ def test_auto_and_agreeing_values_are_taken_from_the_yaml():
         "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-6}},
     }
     assert deepspeed_config(make_config(), 2, user) == deepspeed_config(make_config(), 2)
+
+
+def test_the_micro_batch_of_the_yaml_agrees_where_many_ranks_need_a_smaller_one():
+    for size in (2, 1):
+        settings = deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": size})
+        assert settings["train_micro_batch_size_per_gpu"] == 1
+    with pytest.raises(UsageError, match="train_micro_batch_size_per_gpu=3"):
+        deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": 3})
 
 
 def test_what_the_yaml_does_not_say_is_merged():

@@ -12,7 +12,7 @@ from tests.trainer.toy_training import ToyModel, make_config
 from trainer.checkpoints.format import read_state
 from trainer.checkpoints.fragments import KINDS, Fragment
 from trainer.checkpoints.pieces import read_weights
-from trainer.engine import Engine, build_engine
+from trainer.engine import Engine, build_engine, overlapped_reduction
 from trainer.ranks.distributed import Ranks
 
 SLOW = pytest.mark.slow
@@ -84,6 +84,52 @@ def test_fp16_on_the_cpu_is_refused_before_an_engine_is_built():
     ranks = Ranks(0, 1, 0, torch.device("cpu"))
     with pytest.raises(UsageError, match="training.precision=fp16 needs a CUDA device"):
         build_engine(ToyModel(), make_config("none", 1, precision="fp16"), ranks)
+
+
+def zero_1_in_bf16(immediate_grad_update: bool, prescale: bool = False) -> SimpleNamespace:
+    """What `overlapped_reduction` asks of DeepSpeed's engine; gradients of 3 and 2 numbers, padded to 8."""
+    module = torch.nn.ParameterList([torch.zeros(3), torch.zeros(2)])
+    optimizer = SimpleNamespace(
+        immediate_grad_update=immediate_grad_update,
+        bf16_groups=[list(module)],
+        fp32_groups_gradients_flat=[torch.ones(8)],
+        dp_process_group=None,
+    )
+    return SimpleNamespace(
+        optimizer=optimizer,
+        module=module,
+        enable_backward_allreduce=True,
+        communication_data_type=torch.float32,
+        postscale_gradients=lambda: not prescale,
+        gradient_predivide_factor=lambda: 1.0,
+        zero_reduce_bucket_size=lambda: 3,
+    )
+
+
+@pytest.mark.parametrize(("prescale", "sent"), [(False, 1.0), (True, 0.5)])
+def test_the_reduction_is_taken_over_from_deepspeed_so_that_it_is_done_once(monkeypatch, prescale, sent):
+    found = []
+
+    def all_reduce(tensor: torch.Tensor, group: object, async_op: bool) -> SimpleNamespace:
+        found.append(tensor.tolist())
+        return SimpleNamespace(wait=lambda: tensor.mul_(2.0))
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    engine = zero_1_in_bf16(immediate_grad_update=True, prescale=prescale)
+    reduction = overlapped_reduction(engine, Ranks(0, 2, 0, torch.device("cpu")))
+    assert reduction is not None and not engine.enable_backward_allreduce
+    reduction.begin()
+    reduction.finish()
+    assert found == [[sent] * 2, [sent] * 3]
+    assert engine.optimizer.fp32_groups_gradients_flat[0].tolist() == [1.0] * 8, "the mean of two equal gradients"
+
+
+@pytest.mark.parametrize(("world_size", "immediate_grad_update"), [(1, True), (2, False)])
+def test_deepspeed_reduces_where_nothing_can_leave_early(world_size, immediate_grad_update):
+    engine = zero_1_in_bf16(immediate_grad_update)
+    assert overlapped_reduction(engine, Ranks(0, world_size, 0, torch.device("cpu"))) is None
+    assert engine.enable_backward_allreduce
 
 
 class ScaledDeepSpeed:

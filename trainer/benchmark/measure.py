@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.batch_arithmetic import batch_arithmetic
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config import RunConfig
 from trainer.data.loader import Loader, Position
@@ -144,15 +145,15 @@ class Training:
         peak = peak_flops(self.config, self.ranks.device)
         metrics = interval.metrics(self.phase, flops_per_place(self.config, self.phase), peak)
         low, median, high = np.percentile(seconds, [10, 50, 90]) * 1000.0
-        micro, slices = self.phase.micro_batch_tokens, self.ranks.world_size * self.loader.accumulation_steps
+        cut = batch_arithmetic(self.phase, self.ranks.world_size)
         return Measurement(
-            micro_batch_tokens=micro,
+            micro_batch_tokens=cut.micro_batch_tokens,
             global_batch_tokens=self.phase.global_batch_tokens,
             accumulation_steps=self.loader.accumulation_steps,
             num_steps=interval.num_steps,
             tokens_per_second=interval.tokens_per_second,
             step_milliseconds={"p10": float(low), "median": float(median), "p90": float(high)},
-            filled_share=interval.tokens / (interval.num_steps * slices * micro),
+            filled_share=interval.tokens / (interval.num_steps * cut.computed_rows * cut.sequence_length),
             mfu=metrics.get("train/mfu"),
             data_wait_share=metrics["train/data_wait_share"],
             peak_memory_bytes=_most(gather_objects(memory_bytes(self.ranks.device), self.ranks)),
@@ -184,15 +185,16 @@ def memory_bytes(device: torch.device) -> dict[str, int]:
 
 
 def with_micro_batch(config: RunConfig, phase_number: int, micro_batch_tokens: int, world_size: int) -> RunConfig:
-    """The configuration with one phase alone, at this micro-batch; a global batch that would not fill it grows."""
+    """The configuration with one phase alone, at this micro-batch; the global batch grows to whole micro-batches."""
     phase = config.phases[phase_number]
+    at_once = micro_batch_tokens * world_size
     training = config.training.model_copy(
         update={
             "phases": (),
             "batch_warmup": None,
             "max_steps": config.max_steps,
             "micro_batch_tokens": micro_batch_tokens,
-            "global_batch_tokens": max(phase.global_batch_tokens, micro_batch_tokens * world_size),
+            "global_batch_tokens": -(-phase.global_batch_tokens // at_once) * at_once,
         }
     )
     data = config.data.model_copy(update={"sequence_length": phase.sequence_length})

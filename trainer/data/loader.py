@@ -119,7 +119,7 @@ class Loader:
             self._samples,
             row_shape(row_settings(data, phase)),
             masking_of(data, shard_sets[0]),
-            phase.micro_batch_tokens // phase.sequence_length,
+            batch_arithmetic(phase, world_size).micro_batch_rows,
             seed,
             Purpose.TRAINING,
             skip_corrupt_shards=data.on_corrupt_shard == "skip",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from trainer.batch_arithmetic import batch_arithmetic
 from trainer.checkpoints.format import list_steps
 from trainer.checkpoints.store import stored_steps
 from trainer.config import RunConfig, without_secrets
+from trainer.data.order import WINDOW_SHARDS
 from trainer.init_from import look_at_initial_weights
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import (
@@ -23,6 +24,7 @@ from trainer.model.sizes import (
     flops_per_token,
     parameter_table,
 )
+from trainer.preflight.efficiency import WORLD_SIZES, efficiency_lines, gpus_per_node
 from trainer.preflight.memory import memory_in_phase
 from trainer.schedule import global_batch_sizes, tokens_of_phase, tokens_of_run
 from trainer.settings.training import Phase, ZeroStage
@@ -46,7 +48,14 @@ def explain(config: RunConfig, world_size: int) -> str:
             f"Memory a rank, GiB (estimate, {counted(world_size, 'rank')}, {config.training.precision})",
             memory_lines(config, world_size),
         ),
-        ("Activations of a micro-batch by part, GiB (activations and logits above)", activation_lines(config)),
+        (
+            "Activations of a micro-batch by part, GiB (activations and logits above)",
+            activation_lines(config, world_size),
+        ),
+        (
+            "Scaling efficiency by network per node",
+            list(efficiency_lines(config, sorted({*WORLD_SIZES, world_size}), gpus_per_node())),
+        ),
         ("Shards", list(shard_lines(config, world_size))),
     ]
     if config.init_from is not None:
@@ -137,14 +146,17 @@ def memory_lines(config: RunConfig, world_size: int) -> list[str]:
     return lines
 
 
-def activation_lines(config: RunConfig) -> list[str]:
+def activation_lines(config: RunConfig, world_size: int) -> list[str]:
     """What each part of the model keeps from forward to backward, at the phase that needs most, and the logits."""
     phase = max(config.phases, key=_places)
     number_bytes = 4 if config.training.precision == "fp32" else 2
     parts = activation_bytes(
-        config.model, phase.micro_batch_tokens, number_bytes, config.training.activation_checkpointing
+        config.model,
+        batch_arithmetic(phase, world_size).micro_batch_tokens,
+        number_bytes,
+        config.training.activation_checkpointing,
     )
-    parts["logits"] = memory_in_phase(config, phase, config.zero.stage, world_size=1)["logits"]
+    parts["logits"] = memory_in_phase(config, phase, config.zero.stage, world_size)["logits"]
     total = sum(parts.values())
     return [f"{part:<14}{size / GIB:>8.2f}  {size / total:>6.1%}" for part, size in parts.items() if size] + [
         f"{'total':<14}{total / GIB:>8.2f}"
@@ -152,14 +164,46 @@ def activation_lines(config: RunConfig) -> list[str]:
 
 
 def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
-    """What the shards hold, and whether there are enough of them for the ranks."""
+    """What the shards hold, whether they suffice, and what each node downloads and keeps of them."""
+    manifests = []
     for component in config.data.components:
         try:
-            manifest = read_manifest(component.url)
+            manifests.append(read_manifest(component.url))
         except UserError as error:
             yield f"not looked at: {error}"
             continue
-        yield from _describe_shards(storage.redact(component.url), manifest, config, world_size)
+        yield from _describe_shards(storage.redact(component.url), manifests[-1], config, world_size)
+    if manifests:
+        yield from reading_lines(manifests, config.data.cache_bytes)
+
+
+def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[str]:
+    """What a node downloads and what its cache needs, where shards are remote; the same on any number of nodes.
+
+    A rank takes a slice of every global batch, and a batch holds rows of a window of shards (`trainer/data/order.py`):
+    so each node reads every shard in every epoch, and keeps the window that is read and the next.
+    """
+    train, held_out = (
+        sum(shard.bytes for manifest in manifests for shard in manifest.split(split).shards)
+        for split in ("train", "valid")
+    )
+    least = held_out + sum(map(windows_bytes, manifests))
+    yield (
+        f"each node reads all {train / GIB:.2f} GiB of train shards in an epoch (of a mixture: as their weights say); "
+        "of remote shards it downloads them, and local ones need no data.cache_bytes"
+    )
+    share = "every epoch downloads them again" if cache_bytes < train + held_out else "they are downloaded once"
+    yield (
+        f"data.cache_bytes per node: {least / GIB:.2f} GiB for two windows of {WINDOW_SHARDS} shards and the valid "
+        f"shards, {(train + held_out) / GIB:.2f} GiB to download all once; with {cache_bytes / GIB:.2f} GiB {share}"
+    )
+    if cache_bytes < least:
+        yield f"data.cache_bytes={cache_bytes} is less than remote shards need. Fix: set data.cache_bytes={least}"
+
+
+def windows_bytes(manifest: Manifest) -> int:
+    """The most bytes that the train shards of two windows have together."""
+    return sum(sorted(shard.bytes for shard in manifest.train.shards)[-2 * WINDOW_SHARDS :])
 
 
 def initial_weights_lines(config: RunConfig, source: str) -> list[str]:

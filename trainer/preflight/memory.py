@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainer.batch_arithmetic import batch_arithmetic
 from trainer.config import RunConfig
 from trainer.model.sizes import memory_per_rank
 from trainer.settings.training import Phase, ZeroStage
@@ -18,7 +19,7 @@ def memory_in_phase(config: RunConfig, phase: Phase, stage: ZeroStage, world_siz
         config.model,
         stage=stage,
         world_size=world_size,
-        micro_batch_tokens=phase.micro_batch_tokens,
+        micro_batch_tokens=batch_arithmetic(phase, world_size).micro_batch_tokens,
         sequence_length=phase.sequence_length,
         precision=precision,
         mlm_probability=config.data.max_mlm_probability,

@@ -77,7 +77,7 @@ def _check_batch_warmup(phase: Phase, world_size: int, where: str) -> Finding:
     text = f"{where}batch warm-up in {len(sizes)} sizes from {sizes[0]:,} to {sizes[-1]:,} tokens"
     if share <= NOTABLE_FILLING:
         return Finding("ok", "batch", text)
-    needed = world_size * phase.micro_batch_tokens
+    needed = world_size * batch_arithmetic(phase, world_size).micro_batch_tokens
     remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
     return Finding("warn", "batch", f"{text}, of whose computed rows {share:.1%} only fill up; {remedy}")
 

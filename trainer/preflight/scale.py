@@ -4,6 +4,7 @@ With N parameters, T of them in the word matrix (the decoder's too), W ranks, b 
 accumulation steps, a rank sends in one optimizer step (rings send (W - 1) / W of a tensor for a gather or a reduction,
 twice that for an all-reduce):
 
+- ZeRO 0: gradients all-reduced once: 2 b N (W - 1) / W.
 - ZeRO 1: gradients all-reduced once (2 b N), and the new weights gathered once (b N): 3 b N (W - 1) / W.
 - ZeRO 2: gradients all-reduced after every micro-batch (2 A b N), the new weights once: (2 A + 1) b N (W - 1) / W.
 - ZeRO 3: weights gathered in every forward and every backward, the word matrix twice in each, gradients reduced to
@@ -55,18 +56,12 @@ def sent_bytes(
     if stage == 3:
         numbers = accumulation_steps * (3 * num_numbers + 2 * num_tied)
     else:
-        numbers = {1: 3, 2: 2 * accumulation_steps + 1}[stage] * num_numbers
+        numbers = {0: 2, 1: 3, 2: 2 * accumulation_steps + 1}[stage] * num_numbers
     return number_bytes * numbers * (world_size - 1) // world_size
 
 
 def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2, 3]) -> Scaled:
-    """A rank's share of a step of `phase` on `world_size` ranks.
-
-    The micro-batch is the phase's, or smaller where there are not rows enough for all ranks.
-    """
-    rows = min(phase.micro_batch_tokens, -(-phase.global_batch_tokens // world_size)) // phase.sequence_length
-    tokens = max(1, rows) * phase.sequence_length
-    phase = phase.model_copy(update={"micro_batch_tokens": tokens})
+    """A rank's share of a step of `phase` on `world_size` ranks."""
     cut = batch_arithmetic(phase, world_size)
     parts = memory_in_phase(config, phase, stage, world_size)
     flops = flops_per_token(
@@ -88,7 +83,7 @@ def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2
             world_size,
             cut.accumulation_steps,
         ),
-        flops=flops * tokens * cut.accumulation_steps,
+        flops=flops * cut.micro_batch_tokens * cut.accumulation_steps,
     )
 
 

@@ -31,7 +31,7 @@ class Phase(Settings):
     steps: PositiveInt = Field(description="optimizer steps of this phase")
     sequence_length: PositiveInt = Field(description="places in a row")
     micro_batch_tokens: PositiveInt = Field(
-        description="places in one forward of one rank; a multiple of sequence_length"
+        description="most places in one forward of one rank; a multiple of sequence_length"
     )
     global_batch_tokens: PositiveInt = Field(
         description="places in one optimizer step of all ranks; a multiple of sequence_length"
@@ -48,7 +48,7 @@ class TrainingSettings(Settings):
         None, description="optimizer steps of the run; by default the sum of the phases"
     )
     seed: NonNegativeInt = Field(0, description="seed of initialisation, data order, masking and dropout")
-    micro_batch_tokens: PositiveInt | None = Field(None, description="places in one forward of one rank")
+    micro_batch_tokens: PositiveInt | None = Field(None, description="most places in one forward of one rank")
     global_batch_tokens: PositiveInt | None = Field(None, description="places in one optimizer step of all ranks")
     batch_warmup: BatchWarmup | None = Field(
         None, description="{initial_tokens, steps}: smaller global batches in the first steps of the run"

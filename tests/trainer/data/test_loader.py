@@ -82,8 +82,10 @@ def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_ste
         loader = loader_of(corpus, mode, position=position, rank=rank, world_size=world_size, micro_rows=micro_rows)
         own = list(itertools.islice(loader, 4))
         rows_a_rank = math.ceil(GLOBAL_ROWS / world_size)
-        assert {len(batch.micro_batches) for batch in own} == {math.ceil(rows_a_rank / micro_rows)}
-        assert {batch.num_rows for global_batch in own for batch in global_batch.micro_batches} == {micro_rows}
+        slices = math.ceil(rows_a_rank / micro_rows)
+        assert {len(batch.micro_batches) for batch in own} == {slices}
+        num_rows = {batch.num_rows for global_batch in own for batch in global_batch.micro_batches}
+        assert num_rows == {math.ceil(GLOBAL_ROWS / (world_size * slices))}
         for global_batch, before in zip(own, batches[start:], strict=False):
             assert global_batch.first_slice == rank * loader.accumulation_steps
             assert global_batch.position == before.position

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.data_set.manifest import read_manifest
 from data_prep.errors import UserError
 from data_prep.settings import load_settings
 from trainer.config import RunConfig
@@ -14,8 +15,10 @@ from trainer.preflight.dry_run import (
     flops_lines,
     memory_lines,
     parameter_lines,
+    reading_lines,
     resume_line,
     shard_lines,
+    windows_bytes,
 )
 
 
@@ -28,7 +31,11 @@ def write_model(folder: Path, config: RunConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "preset", ["tiny_cpu", "small_cpu", "bert_base", "bert_large", "bert_large_phased", "small_gpu", "modern_large"]
+    "preset",
+    [
+        *("tiny_cpu", "small_cpu", "bert_base", "bert_large", "bert_large_64gpu", "bert_large_phased", "small_gpu"),
+        "modern_large",
+    ],
 )
 def test_closed_form_and_count_stand_side_by_side_and_agree(preset):
     lines = parameter_lines(load_settings(RunConfig, preset))
@@ -75,6 +82,23 @@ def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_s
                 load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}", "model.vocab_size=700"]), 2
             )
         )
+
+
+def test_a_node_reads_every_shard_and_its_cache_needs_two_windows(small_shards):
+    manifest = read_manifest(str(small_shards))
+    assert windows_bytes(manifest) == sum(shard.bytes for shard in manifest.train.shards), "fewer than 32 shards"
+    (shard, *_) = manifest.train.shards
+    shards = tuple(shard.model_copy(update={"bytes": (1 << 30) * size}) for size in (*(1,) * 10, *(3,) * 40))
+    train = manifest.train.model_copy(update={"shards": shards})
+    large = manifest.model_copy(update={"train": train, "valid": train.model_copy(update={"shards": shards[:2]})})
+    assert windows_bytes(large) == 32 * 3 << 30
+    whole, cache, advice = reading_lines([large, large], cache_bytes=190 << 30)
+    assert "each node reads all 260.00 GiB of train shards in an epoch" in whole
+    assert "196.00 GiB for two windows of 16 shards and the valid shards, 264.00 GiB to download all once" in cache
+    assert cache.endswith("with 190.00 GiB every epoch downloads them again")
+    assert advice.endswith(f"Fix: set data.cache_bytes={196 << 30}")
+    _, cache = reading_lines([large], cache_bytes=132 << 30)
+    assert cache.endswith("with 132.00 GiB they are downloaded once")
 
 
 def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_shards, tmp_path):

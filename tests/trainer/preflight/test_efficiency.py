@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from data_prep.settings import load_settings
+from trainer.config import RunConfig
+from trainer.model.sizes import flops_per_token, num_parameters
+from trainer.preflight.efficiency import (
+    NVLINK_BYTES_PER_SECOND,
+    StepTraffic,
+    efficiency_lines,
+    gpus_per_node,
+    link_bytes_per_second,
+    step_traffic,
+)
+
+MILLION = ["training.global_batch_tokens=1048576"]
+AFTER = ["deepspeed={bf16: {immediate_grad_update: false}}"]
+
+
+def preset(*overrides: str) -> RunConfig:
+    return load_settings(RunConfig, "bert_large_64gpu", list(overrides))
+
+
+def efficiency(config: RunConfig, world_size: int, bytes_per_second: float) -> float:
+    return step_traffic(config, config.phases[0], world_size, 450e12).efficiency(bytes_per_second)
+
+
+def test_a_step_by_hand():
+    """Computes 10 s, sends 60 bytes within 6 of them and 8 after them; its last 5 bytes are ready at the end."""
+    step = StepTraffic(
+        useful_seconds=8.0, compute_seconds=10.0, hiding_seconds=6.0, hidden_bytes=60, last_bytes=5, exposed_bytes=8
+    )
+    assert step.seconds(1e30) == pytest.approx(10.0)
+    assert step.seconds(20.0) == pytest.approx(10 + 5 / 20 + 8 / 20), "hidden but for the last bucket"
+    assert step.seconds(5.0) == pytest.approx(10 + (12 - 6) + 8 / 5), "the network is still busy when the backward ends"
+    assert step.efficiency(1e30) == pytest.approx(0.8), "a fifth of what is computed only fills up"
+
+
+def test_the_traffic_of_bert_large_on_64_gpus_by_hand():
+    """All numbers twice in bf16 for the all-reduce and once for the gather, of which a ring passes 63 of 64 parts."""
+    step = step_traffic(preset(), preset().phases[0], 64, 450e12)
+    number = 2 * num_parameters(preset().model, next_sentence=False) * 63 / 64
+    assert step.hidden_bytes == pytest.approx(2 * number)
+    assert step.exposed_bytes == pytest.approx(number, abs=1)
+    assert step.last_bytes == pytest.approx(2 * 2 * 30_528 * 1024 * 63 / 64)
+    assert step.compute_seconds == pytest.approx(65_536 * flops_per_token(preset().model, 512) / 450e12)
+    assert step.hiding_seconds == pytest.approx(step.compute_seconds * 2 / 3)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_without_limits_or_neighbors_nothing_is_lost(stage):
+    config = preset(f"zero.stage={stage}", *(["training.precision=fp32"] if stage == 0 else []))
+    assert efficiency(config, 64, 1e30) == pytest.approx(1.0)
+    assert efficiency(config, 1, 1.0) == pytest.approx(1.0), "one rank sends nothing"
+    shares = [efficiency(config, 64, speed) for speed in (1e6, 1e9, 1e11)]
+    assert shares == sorted(shares) and shares[0] < 0.01
+
+
+def test_a_ring_is_as_slow_as_the_network_and_within_one_node_there_is_none():
+    assert link_bytes_per_second(8, 8, 100.0) == link_bytes_per_second(8, 8, 3200.0) == NVLINK_BYTES_PER_SECOND
+    assert link_bytes_per_second(9, 8, 100.0) == 12.5e9
+    assert link_bytes_per_second(64, 8, 1e9) == NVLINK_BYTES_PER_SECOND
+
+
+def test_what_is_hidden_follows_from_stage_precision_and_deepspeeds_settings():
+    """At 50 GB/s and a million tokens per step, one micro-batch per rank."""
+    overlapped, after = efficiency(preset(*MILLION), 64, 50e9), efficiency(preset(*MILLION, *AFTER), 64, 50e9)
+    assert overlapped - after > 0.1
+    for other in (["zero.stage=2"], ["training.precision=fp16"]):
+        assert efficiency(preset(*MILLION, *other), 64, 50e9) == pytest.approx(after, abs=1e-3)
+    stage_2 = preset(*MILLION, "zero.stage=2", "deepspeed={zero_optimization: {overlap_comm: true}}")
+    assert efficiency(stage_2, 64, 50e9) == pytest.approx(overlapped, abs=1e-3)
+    offloaded = step_traffic(preset("zero.offload_optimizer=true"), preset().phases[0], 64, 450e12)
+    assert offloaded.hidden_bytes == 0, "DeepSpeed's other optimizer"
+
+
+def test_stage_2_reduces_after_every_micro_batch_and_stage_1_once():
+    many = "training.micro_batch_tokens=16384"
+    overlap = "deepspeed={zero_optimization: {overlap_comm: true}}"
+    one, two = (preset(many, f"zero.stage={stage}", overlap) for stage in (1, 2))
+    first, second = (step_traffic(config, config.phases[0], 64, 450e12) for config in (one, two))
+    assert second.hidden_bytes == pytest.approx(4 * first.hidden_bytes)
+    assert second.hiding_seconds == pytest.approx(4 * first.hiding_seconds)
+
+
+def test_rows_that_only_fill_up_are_lost():
+    config = preset("training.global_batch_tokens=65536")
+    assert efficiency(config, 96, 1e30) == pytest.approx(128 / 192), "128 rows on 96 ranks, two each"
+
+
+def test_the_preset_keeps_nine_tenths_at_64_gpus_from_400_gigabits_on():
+    lines = list(efficiency_lines(preset(), [8, 64], 8))
+    assert [line.split()[:4] for line in lines[1:-1]] == [["8", "1", "65,536", "8"], ["64", "8", "65,536", "1"]]
+    slow, usual, fast = (float(share.rstrip("%")) for share in lines[2].split()[4:])
+    assert slow < 90 < usual < fast < 100
+    assert len(set(lines[1].split()[4:])) == 1, "within one node the network does not count"
+    assert "Predicted, not measured: 450 TFLOP/s per GPU" in lines[-1]
+
+
+@pytest.mark.parametrize(("launched", "expected"), [(None, 8), ("4", 4), ("0", 8), ("many", 8)])
+def test_gpus_per_node_are_the_launchers_or_eight(monkeypatch, launched, expected):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if launched is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", launched)
+    assert gpus_per_node() == expected

@@ -1,0 +1,142 @@
+"""How well a run would scale: the share of the GPUs' speed that is left after what they wait for, on paper.
+
+Efficiency is tokens/s over what as many GPUs would reach that sent nothing. With N parameters, W ranks and b bytes per
+number on the wire, a ring passes 2 b N (W - 1) / W bytes through every link for an all-reduce, and half of that for a
+gather; between nodes the link is a node's network, within a node a GPU's share of NVLink. ZeRO decides what the
+computation hides:
+
+- 1 in bf16: the all-reduce, by the last backward of a step; not its last bucket, which holds the word embeddings, whose
+  gradient comes last; and not the gather of the new weights (trainer/ranks/overlapped_reduction.py)
+- 2 with DeepSpeed's `overlap_comm`: the all-reduce of each micro-batch, by its backward, likewise
+- 3: DeepSpeed gathers ahead in the forward and reduces during the backward
+- otherwise nothing
+
+Not counted: latency, the optimizer, other traffic on the network, steps of unequal length.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config import RunConfig
+from trainer.deepspeed_config import deepspeed_config
+from trainer.model.sizes import flops_per_token, num_parameters
+from trainer.preflight.scale import sent_bytes
+from trainer.settings.training import Phase
+
+GPUS_PER_NODE = 8
+ACHIEVED_FLOPS = 450e12
+"""Operations per second that one H100 or H200 is assumed to reach in bf16: 45% of its data sheet's 989e12."""
+NVLINK_BYTES_PER_SECOND = 400e9
+"""That a GPU sends within its node; the data sheet of the H100 and H200 says 450e9 in each direction."""
+NETWORKS_GBITS = (100.0, 400.0, 3200.0)
+"""Gb/s of a node: one slow card, one fast card, one fast card per GPU."""
+WORLD_SIZES = (1, 8, 64, 256)
+_BACKWARD_SHARE = 2 / 3
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """One rank's optimizer step: what it computes, and what passes through its slowest link."""
+
+    useful_seconds: float
+    """Computation of the global batch's rows."""
+    compute_seconds: float
+    """That and computation of rows that only fill up."""
+    hiding_seconds: float
+    """Computation during which `hidden_bytes` are sent."""
+    hidden_bytes: float
+    last_bytes: float
+    """Part of `hidden_bytes` that is ready only when that computation is over."""
+    exposed_bytes: float
+    """What is sent while nothing is computed."""
+
+    def seconds(self, bytes_per_second: float) -> float:
+        """Seconds of the step on a link of this speed."""
+        over = self.hidden_bytes / bytes_per_second - self.hiding_seconds
+        waited = max(over, self.last_bytes / bytes_per_second)
+        return self.compute_seconds + waited + self.exposed_bytes / bytes_per_second
+
+    def efficiency(self, bytes_per_second: float) -> float:
+        """Share of the speed of ranks that send nothing and fill nothing up, from 0 to 1."""
+        return self.useful_seconds / self.seconds(bytes_per_second)
+
+
+def step_traffic(config: RunConfig, phase: Phase, world_size: int, achieved_flops: float) -> StepTraffic:
+    """A step of `phase` on `world_size` ranks that each reach `achieved_flops` operations per second."""
+    cut = batch_arithmetic(phase, world_size)
+    flops = flops_per_token(
+        config.model, phase.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
+    )
+    row_seconds = flops * phase.sequence_length / achieved_flops
+    compute_seconds = cut.micro_batch_rows * cut.accumulation_steps * row_seconds
+    number_bytes = 4 if config.training.precision == "fp32" else 2
+    parameters = num_parameters(config.model, config.data.has_sentence_pairs)
+    tied = config.model.padded_vocab_size * config.model.hidden_size
+    of_ring = (world_size - 1) / world_size
+    hiding, hidden, last = 0.0, 0.0, 0.0
+    stage = config.zero.stage
+    total = sent_bytes(parameters, tied, number_bytes, stage, world_size, cut.accumulation_steps)
+    if stage == 3:
+        hiding, hidden = compute_seconds, total
+    elif num_overlapped := _overlapped_reductions(config, cut):
+        hiding = _BACKWARD_SHARE * compute_seconds * num_overlapped / cut.accumulation_steps
+        hidden = 2 * number_bytes * parameters * of_ring * num_overlapped
+        last = 2 * number_bytes * tied * of_ring * num_overlapped
+    return StepTraffic(
+        useful_seconds=cut.global_rows / world_size * row_seconds,
+        compute_seconds=compute_seconds,
+        hiding_seconds=hiding,
+        hidden_bytes=hidden,
+        last_bytes=last,
+        exposed_bytes=max(0.0, total - hidden),
+    )
+
+
+def _overlapped_reductions(config: RunConfig, cut: BatchArithmetic) -> int:
+    """All-reduces of a step that a backward hides, at the ZeRO stages below 3."""
+    settings = deepspeed_config(config, cut.world_size)
+    if config.zero.stage == 2:
+        return cut.accumulation_steps if settings["zero_optimization"].get("overlap_comm") else 0
+    is_taken_over = config.zero.stage == 1 and not config.zero.offload_optimizer
+    return int(is_taken_over and bool(settings.get("bf16", {}).get("immediate_grad_update")))
+
+
+def link_bytes_per_second(world_size: int, gpus_per_node: int, network_gbits: float) -> float:
+    """The slowest link of a ring over all GPUs; within one node there is no network in it."""
+    if world_size <= gpus_per_node:
+        return NVLINK_BYTES_PER_SECOND
+    return min(NVLINK_BYTES_PER_SECOND, network_gbits * 1e9 / 8)
+
+
+def gpus_per_node() -> int:
+    """By the launcher's environment, else 8."""
+    launched = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(launched) if launched.isdigit() and int(launched) else GPUS_PER_NODE
+
+
+def efficiency_lines(config: RunConfig, world_sizes: Sequence[int], node_gpus: int) -> Iterator[str]:
+    """The table for people, of the phase with the largest global batch."""
+    phase = max(config.phases, key=lambda phase: phase.global_batch_tokens)
+    names = "  ".join(f"{f'{gbits:,.0f} Gb/s':>10}" for gbits in NETWORKS_GBITS)
+    yield f"{'GPUs':>5}  {'nodes':>5}  {'micro_batch_tokens':>18}  {'accumulation':>12}  {names}"
+    for world_size in world_sizes:
+        cut = batch_arithmetic(phase, world_size)
+        traffic = step_traffic(config, phase, world_size, ACHIEVED_FLOPS)
+        shares = "  ".join(
+            f"{traffic.efficiency(link_bytes_per_second(world_size, node_gpus, gbits)):>10.1%}"
+            for gbits in NETWORKS_GBITS
+        )
+        yield (
+            f"{world_size:>5}  {-(-world_size // node_gpus):>5}  {cut.micro_batch_tokens:>18,}  "
+            f"{cut.accumulation_steps:>12}  {shares}"
+        )
+    yield (
+        f"Predicted, not measured: {ACHIEVED_FLOPS / 1e12:.0f} TFLOP/s per GPU (45% of an H100 or H200 in bf16), "
+        f"{node_gpus} GPUs per node with {NVLINK_BYTES_PER_SECOND / 1e9:.0f} GB/s between them, "
+        f"{phase.global_batch_tokens:,} tokens per step at ZeRO {config.zero.stage} in {config.training.precision}; "
+        "without latency and the optimizer's time"
+    )
