@@ -1,1 +1,1 @@
-"""The presets: YAML files that data_prep.settings finds by name, as package data."""
+"""The presets: YAML files that data_prep.base.settings finds by name, as package data."""

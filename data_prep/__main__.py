@@ -12,8 +12,8 @@ import re
 import sys
 from types import ModuleType
 
-from data_prep.errors import run_command
-from data_prep.execution.worker_server import needs_workers, start_worker_server
+from data_prep.base.errors import run_command
+from data_prep.executors.worker_server import needs_workers, start_worker_server
 
 COMMANDS = ("tokenizer", "shards", "merge", "remove", "verify", "inspect", "stats")
 
@@ -53,7 +53,7 @@ def _command_modules() -> dict[str, ModuleType]:
 
 def _overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     """The `section.name=value` words, wherever on the command line they stand (also after the files of --input)."""
-    from data_prep.config import PreparationConfig
+    from data_prep.config.preparation_config import PreparationConfig
 
     known = (*PreparationConfig.model_fields,)
 

@@ -14,24 +14,24 @@ import os
 import tempfile
 from pathlib import Path
 
-from data_prep.arguments import at_least, local_output
-from data_prep.errors import UsageError, UserError, run_command
-from data_prep.files import storage
-from data_prep.settings import load_settings
-from trainer.benchmark import report
-from trainer.benchmark.fitting import largest_that_fits
-from trainer.benchmark.measure import Measurement, Training, free_memory, with_micro_batch
+from data_prep.base.arguments import at_least, local_output
+from data_prep.base.errors import UsageError, UserError, run_command
+from data_prep.base.settings import load_settings
+from data_prep.storage import storage
+from trainer.benchmark import benchmark_report
+from trainer.benchmark.largest_batch import largest_that_fits
+from trainer.benchmark.measurement import Measurement, Training, free_memory, with_micro_batch
 from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import Phase
 from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
-from trainer.data_version import open_data
-from trainer.numerics import with_compilation_decided, with_precision_decided
-from trainer.ranks.distributed import Ranks, all_agree, initialize_distributed, shut_down
-from trainer.ranks.leaving import run_rank
-from trainer.settings.training import Phase
-from trainer.watching.memory import is_out_of_memory
-from trainer.watching.throughput import WorkClock
+from trainer.distributed.exit import run_rank
+from trainer.distributed.memory import is_out_of_memory
+from trainer.distributed.process_group import Ranks, all_agree, initialize_distributed, shut_down
+from trainer.loop.data_version import open_data
+from trainer.metrics.throughput import WorkClock
+from trainer.model.numerics import with_compilation_decided, with_precision_decided
 
 PROFILED_STEPS = 3
 SWEEP_LIMIT_TOKENS = 1 << 20
@@ -151,11 +151,11 @@ def benchmark(config: RunConfig, arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="clozeworks-benchmark-") as folder:
         shard_sets, data = open_documents(config, arguments, ranks, Path(folder))
         engine = "plain PyTorch" if arguments.no_engine else f"DeepSpeed ZeRO {config.zero.stage}"
-        say(ranks, *report.heading_lines(config, arguments.phase, ranks, engine, data))
+        say(ranks, *benchmark_report.heading_lines(config, arguments.phase, ranks, engine, data))
         session = Session(config, arguments, ranks, shard_sets)
         points, largest = session.sweep() if arguments.sweep else ([session.measure()], None)
     if ranks.is_first:
-        summary = report.report(config, arguments.phase, ranks, engine, data, points)
+        summary = benchmark_report.report(config, arguments.phase, ranks, engine, data, points)
         write_json(arguments.output, summary | {"largest_micro_batch_tokens": largest})
     shut_down(ranks)
 
@@ -173,7 +173,7 @@ class Session:
         """The configured micro-batch, and its profile if asked for."""
         training = self._start(self.phase.micro_batch_tokens)
         point = training.measure(self.arguments.steps, self.arguments.warmup_steps)
-        say(self.ranks, *report.table_lines([point]))
+        say(self.ranks, *benchmark_report.table_lines([point]))
         if self.arguments.profile:
             self._profile(training)
         training.close()
@@ -191,10 +191,12 @@ class Session:
             point = self._try(rows * length)
             if point is not None:
                 points[rows] = point
-            say(self.ranks, report.table_lines([point])[1] if point else f"{rows * length:>11,}  does not fit")
+            say(
+                self.ranks, benchmark_report.table_lines([point])[1] if point else f"{rows * length:>11,}  does not fit"
+            )
             return point is not None
 
-        say(self.ranks, report.table_lines([])[0])
+        say(self.ranks, benchmark_report.table_lines([])[0])
         first = max(1, self.phase.micro_batch_tokens // length // 4)
         limit = sweep_limit(self.config, self.arguments, self.ranks) // length
         rows = largest_that_fits(fits, first, limit)
@@ -240,7 +242,11 @@ class Session:
         profiler = profile_steps(take_steps, self.ranks.device)
         if self.ranks.is_first:
             operations = top_operations(profiler, self.ranks.device)
-            say(self.ranks, f"where {PROFILED_STEPS} steps spent their time:", *report.operation_lines(operations))
+            say(
+                self.ranks,
+                f"where {PROFILED_STEPS} steps spent their time:",
+                *benchmark_report.operation_lines(operations),
+            )
             write_profile(profiler, str(self.arguments.profile), self.ranks.device)
 
 

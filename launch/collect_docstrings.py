@@ -23,9 +23,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.errors import UserError, run_command
-from data_prep.files import storage
-from data_prep.progress import Progress
+from data_prep.base.errors import UserError, run_command
+from data_prep.base.progress import Progress
+from data_prep.storage import storage
 
 ORDER_SEED = "clozeworks"
 MIN_DOCUMENT_CHARACTERS = 300

@@ -11,10 +11,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from data_prep.data_set.manifest import Manifest, read_manifest
-from data_prep.errors import UserError, run_command
-from data_prep.settings import find_config, read_yaml
-from data_prep.terminal import duration
+from data_prep.base.errors import UserError, run_command
+from data_prep.base.settings import find_config, read_yaml
+from data_prep.base.terminal import duration
+from data_prep.dataset.manifest import Manifest, read_manifest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -17,21 +17,21 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from data_prep.errors import UsageError, run_command
-from data_prep.files import storage
-from data_prep.settings import load_settings
-from data_prep.terminal import counted
+from data_prep.base.errors import UsageError, run_command
+from data_prep.base.settings import load_settings
+from data_prep.base.terminal import counted
+from data_prep.storage import storage
 from launch.status import long_duration
-from trainer.config import RunConfig
-from trainer.deepspeed_file import with_deepspeed_file
-from trainer.numerics import with_own_precision
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import tokens_of_phase
+from trainer.distributed.process_group import device_type
+from trainer.engine.deepspeed_file import with_deepspeed_file
+from trainer.metrics.status import read_status
+from trainer.metrics.throughput import flops_per_place, peak_flops
+from trainer.model.numerics import with_own_precision
 from trainer.preflight import data_checks, disk_checks, host_checks, model_checks, preflight, service_checks
 from trainer.preflight.finding import Finding, guarded
 from trainer.preflight.hostfile import read_hostfile
-from trainer.ranks.distributed import device_type
-from trainer.schedule import tokens_of_phase
-from trainer.watching.status import read_status
-from trainer.watching.throughput import flops_per_place, peak_flops
 
 ASSUMED_MFU = 0.4
 """Where the run has not been measured yet; this model's class reaches it on well-fed GPUs."""

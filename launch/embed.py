@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.arguments import at_least, local_output
-from data_prep.errors import UsageError, UserError, run_command
-from data_prep.files import storage
-from data_prep.terminal import counted
+from data_prep.base.arguments import at_least, local_output
+from data_prep.base.errors import UsageError, UserError, run_command
+from data_prep.base.terminal import counted
+from data_prep.storage import storage
 from launch.fill_mask import check_utf8, lines_of_stdin, without_last_empty
 
 if TYPE_CHECKING:
-    from trainer.using.embedding import Embedder
+    from trainer.inference.embedding import Embedder
 
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 
@@ -60,13 +60,13 @@ def main() -> None:
     if arguments.neighbours is not None:
         check_utf8([arguments.neighbours])
     else:
-        from trainer.finetune.tables import check_writable
+        from trainer.finetune.labelled_tables import check_writable
 
         check_writable(arguments.output, "--output")
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
     texts = input_texts(arguments) if arguments.neighbours is None or arguments.input is not None else []
+    from trainer.inference.embedding import Embedder
     from trainer.registry.pull import pull
-    from trainer.using.embedding import Embedder
 
     embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     if arguments.neighbours is not None:
@@ -131,7 +131,7 @@ def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
     else:
         import pandas
 
-        from trainer.finetune.tables import write_table
+        from trainer.finetune.labelled_tables import write_table
 
         write_table(pandas.DataFrame({"text": texts, "embedding": list(vectors)}), path)
 

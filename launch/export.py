@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from data_prep.arguments import local_output
-from data_prep.errors import run_command
+from data_prep.base.arguments import local_output
+from data_prep.base.errors import run_command
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -33,7 +33,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.exporting.export import export_checkpoint  # takes seconds to import, which --help need not wait for
+    from trainer.export.export import export_checkpoint  # takes seconds to import, which --help need not wait for
 
     report = export_checkpoint(arguments.checkpoint, arguments.output)
     print(f"checked: {report.parity}")

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.arguments import at_least
-from data_prep.errors import UsageError, run_command
-from trainer.using.fill_mask import (
+from data_prep.base.arguments import at_least
+from data_prep.base.errors import UsageError, run_command
+from trainer.inference.fill_mask import (
     MASK_TOKEN,
     FillMask,
     MaskedText,
@@ -80,14 +80,14 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
         UsageError: none of the texts has a mask, of which a folder's tokenizer tells before its model is loaded.
     """
     if (Path(model) / "checkpoints").is_dir() or (Path(model) / "state.json").is_file():
-        from trainer.using.checkpoint_fill_mask import load_checkpoint
+        from trainer.inference.checkpoint_model import load_checkpoint
 
         return load_checkpoint(Path(model))
     from trainer.registry.pull import pull
 
     folder = pull(model, tracking_uri=tracking_uri)
     if texts is not None and not any(MASK_TOKEN in each.text for each in texts):
-        from trainer.using.pretrained import load_tokenizer
+        from trainer.inference.pretrained import load_tokenizer
 
         mask_token = load_tokenizer(folder).mask_token
         if mask_token is not None and not any(mask_token in each.text for each in texts):

@@ -17,14 +17,14 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from data_prep.arguments import Joined, local_output
-from data_prep.errors import UsageError, UserError, run_command
+from data_prep.base.arguments import Joined, local_output
+from data_prep.base.errors import UsageError, UserError, run_command
 
 if TYPE_CHECKING:
     from trainer.finetune.experiment import Setting
+    from trainer.finetune.experiment_runs import ExperimentRuns
+    from trainer.finetune.fit_plan import FitRequest
     from trainer.finetune.outcome import Best
-    from trainer.finetune.plan import FitRequest
-    from trainer.finetune.runs import ExperimentRuns
 
 TASKS = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
 VARIANTS = ("scratch", "frozen", "full")
@@ -97,10 +97,10 @@ def main() -> None:
     variants = chosen_variants(arguments)
     check_arguments(arguments)
     request = request_of(arguments, variants)
-    from trainer.finetune.estimate import estimate_seconds
+    from trainer.finetune.experiment_runs import ExperimentRuns
+    from trainer.finetune.fit_plan import describe, estimate_lines, prepare
     from trainer.finetune.outcome import Best, tracking_settings
-    from trainer.finetune.plan import describe, estimate_lines, prepare
-    from trainer.finetune.runs import ExperimentRuns
+    from trainer.finetune.time_estimate import estimate_seconds
     from trainer.registry.pull import pull
 
     tracking = tracking_settings(request)
@@ -126,8 +126,8 @@ def fit_all(request: FitRequest, setting: Setting, runs: ExperimentRuns, best: B
     """Fit every variant, report, and save the best model; returns its folder."""
     from trainer.finetune.comparison import draw_comparison
     from trainer.finetune.experiment import run_variant
+    from trainer.finetune.fit_plan import run_params
     from trainer.finetune.outcome import log_results, progress_line, report_lines, save_best, write_scores
-    from trainer.finetune.plan import run_params
 
     runs.parent.log_params(run_params(request, setting))
     results = []
@@ -155,7 +155,7 @@ def request_of(arguments: argparse.Namespace, variants: tuple[str, ...]) -> FitR
     """The command line as the trainer takes it."""
     from dataclasses import fields
 
-    from trainer.finetune.plan import FitRequest
+    from trainer.finetune.fit_plan import FitRequest
 
     values = {field.name: getattr(arguments, field.name) for field in fields(FitRequest) if field.name != "variants"}
     values["learning_rates"] = tuple(arguments.learning_rates or ())
@@ -194,8 +194,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--learning-rates {rate:g} is no learning rate; give numbers such as 5e-5")
     if arguments.alias and not arguments.register:
         raise UsageError("--alias points to a registered model; give --register NAME too")
-    from trainer.finetune.data import task_of_columns
-    from trainer.finetune.tables import check_readable
+    from trainer.finetune.labelled_tables import check_readable
+    from trainer.finetune.task_data import task_of_columns
     from trainer.finetune.tasks import choosing_metric
 
     choosing_metric(task_of_columns(arguments.task, arguments.pair_column), arguments.metric)
@@ -204,7 +204,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             check_readable(path)
     check_new_folder(arguments.output, "--output")
     if arguments.register:
-        from trainer.registry.names import check_names
+        from trainer.config.registry_names import check_names
 
         check_names(arguments.register, arguments.alias)
 
@@ -215,7 +215,7 @@ def check_new_folder(path: Path, option: str) -> None:
     Raises:
         UsageError: naming the option.
     """
-    from trainer.finetune.tables import check_takes_files
+    from trainer.finetune.labelled_tables import check_takes_files
 
     if path.exists() and not path.is_dir():
         raise UsageError(f"{option} {path} is a file; give a new folder")
@@ -245,8 +245,8 @@ def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | N
     Raises:
         UserError: the registry refuses or does not answer.
     """
-    from data_prep.files import storage
-    from trainer.registry.registry import register
+    from data_prep.storage import storage
+    from trainer.registry.registration import register
 
     server = f" --tracking-uri {quote(storage.hide_secrets(arguments.tracking_uri))}" if arguments.tracking_uri else ""
     alias = f" --alias {quote(arguments.alias)}" if arguments.alias else ""

@@ -11,12 +11,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from data_prep.arguments import at_least
-from data_prep.data_set.manifest import read_manifest
-from data_prep.data_set.shards import Record, read_records
-from data_prep.errors import UserError, run_command
-from data_prep.files import storage
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.base.arguments import at_least
+from data_prep.base.errors import UserError, run_command
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.shards import Record, read_records
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 MIN_WORDS, MAX_WORDS = 8, 30
 SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from data_prep.errors import UsageError, run_command
+from data_prep.base.errors import UsageError, run_command
 from launch.fill_mask import check_utf8, lines_of_stdin
 
 
@@ -33,8 +33,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     pairs = read_pairs(arguments.pair)
+    from trainer.inference.next_sentence import NextSentence
     from trainer.registry.pull import pull
-    from trainer.using.next_sentence import NextSentence
 
     model = NextSentence.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     for first, second in pairs:

@@ -21,15 +21,15 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from data_prep.arguments import LARGEST_PORT, at_least
-from data_prep.errors import UsageError, run_command
-from data_prep.files.known_secrets import secrets_of
-from data_prep.files.urls import has_password
+from data_prep.base.arguments import LARGEST_PORT, at_least
+from data_prep.base.errors import UsageError, run_command
+from data_prep.base.urls import has_password
+from data_prep.storage.known_secrets import secrets_of
 from trainer.preflight.host_checks import LAUNCHER_PREFIXES, NEEDED_PREFIXES
 from trainer.preflight.hostfile import read_hostfile
 
 PRETRAIN = Path(__file__).resolve().with_name("pretrain.py")
-LAUNCHER = "trainer.ranks.deepspeed_launcher"
+LAUNCHER = "trainer.distributed.deepspeed_launcher"
 SSH_OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """Left alone, ssh waits for hours for a host that was cut off."""
 

@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.arguments import at_least, local_output
-from data_prep.errors import UsageError, run_command
-from data_prep.terminal import counted
+from data_prep.base.arguments import at_least, local_output
+from data_prep.base.errors import UsageError, run_command
+from data_prep.base.terminal import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -42,7 +42,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     from trainer.finetune.fitted_model import FittedModel
-    from trainer.finetune.tables import check_suffix, check_writable, write_table
+    from trainer.finetune.labelled_tables import check_suffix, check_writable, write_table
     from trainer.registry.pull import pull
 
     check_suffix(arguments.output)
@@ -66,7 +66,7 @@ def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pa
 
     from trainer.finetune.answer_task import Answer
     from trainer.finetune.examples import Columns, read_examples
-    from trainer.finetune.tables import read_table
+    from trainer.finetune.labelled_tables import read_table
 
     text = arguments.text_column or (model.columns.text if model.columns else None)
     pair = arguments.pair_column or (model.columns.pair if model.columns else None)

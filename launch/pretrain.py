@@ -12,16 +12,16 @@ import argparse
 import os
 from pathlib import Path
 
-from data_prep.arguments import Joined, refuse_url
-from data_prep.errors import UsageError, run_command
-from data_prep.files.urls import redact
-from data_prep.settings import describe, load_settings, to_yaml
-from trainer.config import RunConfig, without_secrets
-from trainer.deepspeed_config import deepspeed_config
-from trainer.deepspeed_file import with_deepspeed_file
+from data_prep.base.arguments import Joined, refuse_url
+from data_prep.base.errors import UsageError, run_command
+from data_prep.base.settings import describe, load_settings, to_yaml
+from data_prep.base.urls import redact
+from trainer.config.run_config import RunConfig, without_secrets
+from trainer.data.sample_range import parse_ranges
+from trainer.distributed.stacks import log_environment
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_file import with_deepspeed_file
 from trainer.preflight.launch_checks import check_launch
-from trainer.ranks.stacks import log_environment
-from trainer.sample_range import parse_ranges
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -95,12 +95,12 @@ def main() -> None:
     check_output_dir(config.output_dir)
     check_launch()
     os.environ.update(log_environment(os.environ))  # before torch is imported
-    from trainer.ranks.stop_signal import StopSignal
+    from trainer.distributed.stop_signal import StopSignal
 
     stop_signal = StopSignal()  # before the imports below, which take seconds
-    from trainer.checkpoints.branching import Branch
-    from trainer.ranks.leaving import run_rank
-    from trainer.train import train
+    from trainer.distributed.exit import run_rank
+    from trainer.loop.branch import Branch
+    from trainer.loop.train import train
 
     run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None, stop_signal))
 
@@ -190,9 +190,9 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
-        from trainer.numerics import with_own_precision
+        from trainer.distributed.process_group import device_type
+        from trainer.model.numerics import with_own_precision
         from trainer.preflight.dry_run import explain, resume_line
-        from trainer.ranks.distributed import device_type
 
         config = with_own_precision(config, device_type())
         print(explain(config, world_size(arguments)))

@@ -19,15 +19,15 @@ import tempfile
 from pathlib import Path
 from shlex import quote
 
-from data_prep.errors import UsageError, run_command
-from trainer.registry.names import check_names, check_promoted
-from trainer.registry.promotion import Condition, check_metrics, parse_conditions
+from data_prep.base.errors import UsageError, run_command
+from trainer.config.promotion import Condition, check_metrics, parse_conditions
+from trainer.config.registry_names import check_names, check_promoted
+from trainer.inference.fill_mask import FillMask, report
+from trainer.inference.provenance import read_provenance
+from trainer.registry.model_versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
 from trainer.registry.pull import pull
-from trainer.registry.registry import Registration, register
+from trainer.registry.registration import Registration, register
 from trainer.registry.served_model import INPUT_EXAMPLE, PipelineTask, ServedModel, load_served
-from trainer.registry.versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
-from trainer.using.fill_mask import FillMask, report
-from trainer.using.provenance import read_provenance
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -84,7 +84,7 @@ def main() -> None:
     elif arguments.model is not None:
         register_folder(arguments.model, conditions, arguments)
     else:
-        from trainer.exporting.export import export_checkpoint
+        from trainer.export.export import export_checkpoint
 
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             folder = Path(temporary) / arguments.name  # the model card takes its title from here

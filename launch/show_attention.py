@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 
-from data_prep.arguments import local_output
-from data_prep.errors import UsageError, run_command
-from data_prep.files import storage
-from data_prep.terminal import counted
+from data_prep.base.arguments import local_output
+from data_prep.base.errors import UsageError, run_command
+from data_prep.base.terminal import counted
+from data_prep.storage import storage
 from launch.fill_mask import check_utf8
 
 MOST_MAPS = 144
@@ -43,10 +43,10 @@ def main() -> None:
     if arguments.output.suffix.lower() != ".png":
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
     check_utf8(arguments.texts)
-    from trainer.finetune.tables import check_writable
+    from trainer.finetune.labelled_tables import check_writable
+    from trainer.inference.attention_maps import attention_maps, choose
     from trainer.registry.pull import pull
-    from trainer.using.attention_maps import attention_maps, choose
-    from trainer.using.figures import draw_heads
+    from trainer.tracking.figures import draw_heads
 
     check_writable(arguments.output, "--output")
     maps = attention_maps(pull(arguments.model, tracking_uri=arguments.tracking_uri), *arguments.texts)

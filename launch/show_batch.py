@@ -20,18 +20,18 @@ import argparse
 import json
 import sys
 
-from data_prep.arguments import at_least
-from data_prep.errors import UsageError, run_command
-from data_prep.files import storage
-from data_prep.settings import load_settings
-from data_prep.tokenizing.tokenizer import Tokenizer
-from trainer.config import RunConfig
+from data_prep.base.arguments import at_least
+from data_prep.base.errors import UsageError, run_command
+from data_prep.base.settings import load_settings
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import masking_rate
 from trainer.data.batch import Batch
+from trainer.data.description import LEGEND, describe_batch, rows_as_data
 from trainer.data.loader import Loader, Position
-from trainer.data.show import LEGEND, describe_batch, rows_as_data
-from trainer.data_version import open_data
-from trainer.sample_range import parse_ranges
-from trainer.schedule import masking_rate
+from trainer.data.sample_range import parse_ranges
+from trainer.loop.data_version import open_data
 
 PAIR_LABELS = {
     "none": ("", ""),

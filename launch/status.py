@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UsageError, UserError, run_command
-from data_prep.terminal import duration
-from trainer.watching.process_identity import is_alive
-from trainer.watching.status import DEAD_AFTER_SECONDS, STATUS_NAME, last_sign, read_history, read_status
+from data_prep.base.errors import UsageError, UserError, run_command
+from data_prep.base.terminal import duration
+from trainer.metrics.process_identity import is_alive
+from trainer.metrics.status import DEAD_AFTER_SECONDS, STATUS_NAME, last_sign, read_history, read_status
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
 """A run that says nothing for longer than this and so many of its log intervals may have been killed."""

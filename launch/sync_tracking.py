@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from data_prep.errors import UsageError, run_command
+from data_prep.base.errors import UsageError, run_command
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

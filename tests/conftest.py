@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import load_config
-from data_prep.files.known_secrets import secrets_of
-from data_prep.preparing.plan import make_plan
-from data_prep.preparing.prepare import prepare_shards
+from data_prep.config.preparation_config import load_config
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.storage.known_secrets import secrets_of
+from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from tests.data_prep_command import Command
 from tests.mlflow_servers import Server, run_mlflow_server
 from tests.s3_server import S3Bucket, S3Server, run_server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.errors import run_command
+from data_prep.base.errors import run_command
 
 
 class Command:

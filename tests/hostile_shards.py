@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from data_prep.config import PreparationConfig
-from data_prep.preparing.plan import make_plan
-from data_prep.preparing.prepare import prepare_shards
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 NAMES = ("plain", '<script>alert(1)</script> "&漢字', "$\\frac{$ \u202e\x1b[31m")
 NUM_EMPTY, NUM_COPIES = 2, 3

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.config import PreparationConfig
-from data_prep.data_set.manifest import Manifest, read_manifest
-from data_prep.data_set.shards import read_records
-from data_prep.files import storage
-from data_prep.preparing.plan import make_plan
-from data_prep.preparing.prepare import prepare_shards
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.shards import read_records
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 Contents = Counter[tuple[str, str, int, tuple[int, ...], tuple[int, ...]]]
 """Split, source, id, tokens and sentence starts of every document."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from data_prep.tokenizing.tokenizer import TokenizerSettings
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 
 SMALL = TokenizerSettings(vocab_size=600, character_coverage=1.0)
 

@@ -34,14 +34,14 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("data_prep", "launch", "trainer")
 AREAS = {
-    "training step": ("trainer/step.py",),
-    "engine": ("trainer/engine.py",),
-    "fragments": ("trainer/checkpoints/fragments.py", "trainer/checkpoints/pieces.py"),
-    "checkpoints": ("trainer/checkpoints/*.py",),
+    "training step": ("trainer/loop/step.py",),
+    "engine": ("trainer/engine/engine.py",),
+    "fragments": ("trainer/engine/fragments.py", "trainer/checkpoint/pieces.py"),
+    "checkpoints": ("trainer/checkpoint/*.py",),
     "masking": ("trainer/data/mask*.py",),
     "pairs": ("trainer/data/sentence_pairs.py", "trainer/data/pair_rows.py"),
-    "order": ("trainer/data/*pack*.py", "trainer/data/order.py", "trainer/data/passes.py", "trainer/data/samples.py"),
-    "promotion": ("trainer/registry/promotion*.py",),
+    "order": ("trainer/data/*pack*.py", "trainer/data/order.py", "trainer/data/epochs.py", "trainer/data/samples.py"),
+    "promotion": ("trainer/config/promotion*.py",),
     "elsewhere": ("*.py",),
 }
 """The first area whose pattern fits is a file's."""

@@ -21,7 +21,7 @@ from tests.soak_faults import (
     WorkerKilled,
     wait,
 )
-from trainer.watching.status import read_status
+from trainer.metrics.status import read_status
 
 if TYPE_CHECKING:
     from tests.soak import Round

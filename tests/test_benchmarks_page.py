@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from tests.benchmarks import __main__ as command
 from tests.benchmarks import catalogue, corpus_part, plots, readme_blocks, reports, rows, running
 from tests.benchmarks.catalogue import BENCHMARKS, Benchmark

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import graphlib
 import importlib.resources
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -46,41 +45,24 @@ SEAMS = {
     "mlflow": ("trainer", 5),
 }
 
-# What the trainer takes from data_prep: the formats that it reads, and what both are built on.
-TAKEN_BY_TRAINER = {
-    "data_prep.data_set.counting": "reads token_counts.safetensors",
-    "data_prep.data_set.data_card": "writes a user's words into Markdown",
-    "data_prep.data_set.manifest": "reads manifest.json",
-    "data_prep.data_set.manifest_records": "reads manifest.json, and files with their checksums",
-    "data_prep.data_set.shard_index": "reads a shard's index",
-    "data_prep.data_set.shards": "writes made-up shards for benchmarks",
-    "data_prep.data_set.verify": "finds damage before a training",
-    "data_prep.errors": "tells a user's mistake",
-    "data_prep.files.known_secrets": "tells secret variables from others",
-    "data_prep.files.locks": "one command at a time in a folder",
-    "data_prep.files.remote_files": "reads and writes stores",
-    "data_prep.files.storage": "reads and writes stores",
-    "data_prep.files.store_errors": "tells a store's refusal",
-    "data_prep.files.urls": "tells paths from URLs, without secrets",
-    "data_prep.inputs.parquet": "reads labelled tables",
-    "data_prep.installed": "tells versions of packages",
-    "data_prep.processor": "tells the processor's instruction sets",
-    "data_prep.settings": "reads YAML",
-    "data_prep.terminal": "makes text safe to show",
-    "data_prep.text.cleaning": "knows where words begin, tries an export's tokenizer",
-    "data_prep.tokenizing.adversarial_lines": "tries an export's tokenizer",
-    "data_prep.tokenizing.foreign_files": "reads a foreign tokenizer",
-    "data_prep.tokenizing.foreign_tokenizer": "reads a foreign tokenizer",
-    "data_prep.tokenizing.hugging_face": "writes an export's tokenizer.json",
-    "data_prep.tokenizing.tokenizer_report": "reads tokenizer_report.json",
-    "data_prep.tokenizing.special_tokens": "knows the ids of [CLS], [SEP] and [MASK]",
-    "data_prep.tokenizing.tokenizer": "reads a tokenizer",
-    "data_prep.validation": "tells what a settings file has wrong",
-}
+# The packages of `data_prep` and `trainer` in the order in which they build on each other: each imports from those
+# before it alone.
+ORDER = {
+    "data_prep": (
+        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "tokenizer_training", "dataset",
+        "deduplication", "pipeline", "estimate", "reports", "commands",
+    ),
+    "trainer": (
+        "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "export", "inference",
+        "registry", "finetune", "evaluation", "preflight", "loop", "benchmark",
+    ),
+}  # fmt: skip
+TAKEN_BY_TRAINER = {"base", "storage", "text", "tokenizer", "dataset"}  # packages of data_prep
+COMMANDS = ("data_prep/commands", "launch")  # a command bears the name of what it is a front end of
 
 # What works on a laptop without deepspeed: these modules may reach it at no depth of imports at module level.
 WITHOUT_DEEPSPEED = (
-    "trainer.exporting.export",
+    "trainer.export.export",
     "launch.export",
     "launch.register",
     "launch.fill_mask",
@@ -161,27 +143,53 @@ def test_imports_follow_one_direction(path: Path) -> None:
     assert not roots & FORBIDDEN_LIBRARIES.get(package, set())
 
 
-def test_packages_of_data_prep_build_on_each_other_without_circles() -> None:
-    modules = {module_name(path): path for path in PRODUCT_FILES}
-    needs: dict[str, set[str]] = {}
-    for module, path in modules.items():
-        if module.startswith("data_prep.") and path.name != "__init__.py":
-            used = {_folder_of(name) for name in imported_by(path) & modules.keys() if name.startswith("data_prep.")}
-            needs.setdefault(_folder_of(module), set()).update(used - {_folder_of(module)})
-    layers = list(graphlib.TopologicalSorter(needs).static_order())  # a CycleError names the circle
-    assert {"data_prep.files", "data_prep.execution", "data_prep.commands"} <= set(layers)
+@pytest.mark.parametrize("top", ORDER)
+def test_packages_import_downwards_only(top: str) -> None:
+    found = {path.name for path in (REPOSITORY / top).iterdir() if (path / "__init__.py").is_file()}
+    assert found == set(ORDER[top])
+    modules = {module_name(path): path for path in PRODUCT_FILES if path.name != "__init__.py"}
+    own = {module: path for module, path in modules.items() if module.startswith(f"{top}.") and module.count(".") > 1}
+    used = {module: imported_by(path) & own.keys() for module, path in own.items()}
+    assert sum(map(len, used.values())) > 100
+    assert not upward_imports(used, ORDER[top])
 
 
-def _folder_of(module: str) -> str:
-    """The package of a module, such as data_prep.files; a module that lies in none is its own."""
-    return ".".join(module.split(".")[:2])
+def upward_imports(used: Mapping[str, Collection[str]], order: Sequence[str]) -> list[tuple[str, str]]:
+    """The imports of a module in a package that stands later in `order` than the importing module's own."""
+    level = {package: number for number, package in enumerate(order)}
+    return [
+        (module, other)
+        for module, others in used.items()
+        for other in others
+        if level[other.split(".")[1]] > level[module.split(".")[1]]
+    ]
 
 
-def test_the_trainer_takes_from_data_prep_what_is_agreed() -> None:
+def test_an_upward_import_is_seen() -> None:
+    used = {"top.low.a": {"top.low.b"}, "top.high.c": {"top.low.a"}, "top.low.b": {"top.high.c"}}
+    assert upward_imports(used, ("low", "high")) == [("top.low.b", "top.high.c")]
+
+
+def test_no_module_lies_loose_beside_the_packages() -> None:
+    loose = {path.name for top in ORDER for path in (REPOSITORY / top).glob("*.py")}
+    assert loose == {"__init__.py", "__main__.py"}
+
+
+def test_no_two_modules_share_a_name() -> None:
+    """A command may bear the name of the module that does its work."""
+    names: dict[str, list[str]] = {}
+    for path in PRODUCT_FILES:
+        folder = path.parent.relative_to(REPOSITORY).as_posix()
+        if not path.name.startswith("__") and not folder.startswith(COMMANDS):
+            names.setdefault(path.name, []).append(folder)
+    assert len(names) > 100
+    assert {name: folders for name, folders in names.items() if len(folders) > 1} == {}
+
+
+def test_the_trainer_takes_the_lower_packages_of_data_prep_alone() -> None:
     of_trainer = [path for path in PRODUCT_FILES if path.relative_to(REPOSITORY).parts[0] == "trainer"]
-    modules = {module_name(path) for path in PRODUCT_FILES if path.name != "__init__.py"}
     taken = {name for path in of_trainer for name in imported_by(path) if name.startswith("data_prep.")}
-    assert taken & modules == set(TAKEN_BY_TRAINER)
+    assert {name.split(".")[1] for name in taken} == TAKEN_BY_TRAINER
 
 
 @pytest.mark.parametrize("library", SEAMS)

@@ -114,7 +114,7 @@ def test_every_mutant_is_valid_and_another_program_and_the_tree_comes_back() -> 
 
 
 def test_every_module_of_the_product_can_be_mutated() -> None:
-    for file in ("trainer/step.py", "trainer/checkpoints/fragments.py", "launch/nodes.py"):
+    for file in ("trainer/loop/step.py", "trainer/engine/fragments.py", "launch/nodes.py"):
         source = (REPOSITORY / file).read_text(encoding="utf-8")
         for mutant, tree in mutants_of(source, file):
             compile(ast.unparse(tree), mutant.file, "exec")
@@ -184,11 +184,13 @@ def test_a_recorded_mutant_whose_text_is_gone_or_stands_twice_is_not_found(tree:
 
 
 def test_the_tests_of_a_module_are_its_mirror_and_those_beside_it_that_import_it() -> None:
-    tests = mirrored_tests(REPOSITORY, "trainer/checkpoints/format.py")
-    assert tests[0] == "tests/trainer/checkpoints/test_format.py"
-    assert "tests/trainer/checkpoints/test_checkpoint.py" in tests
-    assert all(Path(test).parent.as_posix() == "tests/trainer/checkpoints" for test in tests)
-    assert "tests/trainer/test_contract5.py" in mirrored_tests(REPOSITORY, "trainer/step.py"), "through toy_pretraining"
+    tests = mirrored_tests(REPOSITORY, "trainer/checkpoint/format.py")
+    assert tests[0] == "tests/trainer/checkpoint/test_format.py"
+    assert "tests/trainer/checkpoint/test_writer.py" in tests
+    assert all(Path(test).parent.as_posix() == "tests/trainer/checkpoint" for test in tests)
+    assert "tests/trainer/loop/test_contract5.py" in mirrored_tests(REPOSITORY, "trainer/loop/step.py"), (
+        "through toy_pretraining"
+    )
 
 
 @pytest.fixture

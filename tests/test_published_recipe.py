@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from data_prep.config import DeduplicationSettings
+from data_prep.base.settings import load_settings
+from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication import similarity_search
-from data_prep.settings import load_settings
-from trainer.config import RunConfig
+from trainer.config.data_settings import DataSettings
+from trainer.config.model_settings import ModelSettings
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import OptimizerSettings, ScheduleSettings, TrainingSettings
 from trainer.data import mask_units
-from trainer.finetune.fitting import FitSettings
+from trainer.engine.optimizer import build_optimizer
+from trainer.finetune.single_fit import FitSettings
 from trainer.model.layers import ACTIVATIONS
 from trainer.model.positions import rotation
 from trainer.model.pretraining import PretrainingModel, _loss_sum
-from trainer.optimizer import build_optimizer
-from trainer.settings.data import DataSettings
-from trainer.settings.model import ModelSettings
-from trainer.settings.training import OptimizerSettings, ScheduleSettings, TrainingSettings
 
 SMALL = {
     "vocab_size": 64,

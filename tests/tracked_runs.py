@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from trainer.settings.watching import TrackingSettings
+from trainer.config.run_settings import TrackingSettings
 from trainer.tracking.mlflow_server import connect
-from trainer.tracking.tracking import Tracker
+from trainer.tracking.tracker import Tracker
 
 KEYS = ("train/loss", "train/learning_rate")
 

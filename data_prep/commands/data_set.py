@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 
-from data_prep.config import PreparationConfig
-from data_prep.errors import UsageError
-from data_prep.files import storage
-from data_prep.settings import load_settings
+from data_prep.base.errors import UsageError
+from data_prep.base.settings import load_settings
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.storage import storage
 
 
 def add_data_set(command: argparse.ArgumentParser, what: str = "folder or URL of a data set") -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from data_prep.arguments import at_least
+from data_prep.base.arguments import at_least
+from data_prep.base.terminal import printable
 from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
-from data_prep.files import storage
+from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
-from data_prep.terminal import printable
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 HELP = "show decoded documents of a data set, or how its tokenizer takes a text apart"
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 def _lines(arguments: argparse.Namespace) -> Iterable[str]:
     folder = open_data_set(arguments)
     if arguments.tokenizer is not None:
-        from data_prep.tokenizing.explain import explain
+        from data_prep.tokenizer.explanation import explain
 
         return map(printable, explain(_tokenizer(folder), arguments.tokenizer))
     if arguments.vocabulary is not None:
@@ -61,7 +61,7 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 
 def _write_vocabulary(tokenizer: Tokenizer, url: str) -> Iterator[str]:
-    from data_prep.tokenizing.explain import vocabulary_lines
+    from data_prep.tokenizer.explanation import vocabulary_lines
 
     storage.write_bytes(url, "".join(f"{line}\n" for line in vocabulary_lines(tokenizer)).encode())
     yield f"{storage.redact(url)}: {tokenizer.vocab_size:,} pieces"

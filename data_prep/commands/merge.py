@@ -7,9 +7,9 @@ import argparse
 from data_prep.commands.options import add_shard_making, executor, preparation, requested
 from data_prep.commands.shards import print_result
 from data_prep.commands.stopping import stopping_on_signals
-from data_prep.files import storage
-from data_prep.preparing.map_phase import map_tasks, units_left
-from data_prep.preparing.prepare import clear, merge_ranges
+from data_prep.pipeline.map_phase import map_tasks, units_left
+from data_prep.pipeline.preparation import clear, merge_ranges
+from data_prep.storage import storage
 
 HELP = "make the shards once every --shard-range is done"
 

@@ -6,24 +6,24 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from data_prep.config import (
+from data_prep.base.errors import UsageError
+from data_prep.base.settings import describe
+from data_prep.config.preparation_config import (
     WORKER_BASE_BYTES,
     WORKER_DOCUMENT_COPIES,
     DocumentSettings,
     PreparationConfig,
     load_config,
 )
-from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
-from data_prep.errors import UsageError
-from data_prep.execution.executors import Executor, ProcessExecutor
-from data_prep.execution.worker_server import default_num_workers
-from data_prep.files import storage
-from data_prep.inputs.input_files import InputFile, find_inputs
-from data_prep.preparing.mapping import load_tokenizer
-from data_prep.preparing.plan import Plan, absolute, make_plan, text_bytes
-from data_prep.settings import describe
-from data_prep.tokenizing.info import INFO_NAME
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.documents.input_files import InputFile, find_inputs
+from data_prep.executors.executors import Executor, ProcessExecutor
+from data_prep.executors.worker_server import default_num_workers
+from data_prep.pipeline.map_task import load_tokenizer
+from data_prep.pipeline.plan import Plan, absolute, make_plan, text_bytes
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.tokenizer.tokenizer_info import INFO_NAME
 
 _MOST_WORKERS = 4_096
 _TEXT_BYTES_A_WORKER = 4e6  # are worked through in about the time that another process takes to start
@@ -212,7 +212,7 @@ def executor(arguments: argparse.Namespace, request: Request) -> Executor:
     if arguments.scheduler is None:
         raise UsageError("--executor dask needs the address of a scheduler; give --scheduler tcp://HOST:PORT")
     try:
-        from data_prep.execution.dask_executor import DaskExecutor
+        from data_prep.executors.dask_executor import DaskExecutor
     except ImportError as error:
         raise UsageError(
             f"--executor dask needs the package {error.name}, which is not installed; install clozeworks[dask]"

@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from data_prep.arguments import Once
+from data_prep.base.arguments import Once
+from data_prep.base.errors import UsageError
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.options import add_workers, num_workers
-from data_prep.data_set.manifest import Manifest, read_manifest
-from data_prep.data_set.removal_request import Found, RemovalRequest, find_documents, read_document_ids
-from data_prep.data_set.removing import check_something_is_left, remove_documents
-from data_prep.data_set.versions import delete_older_versions, files_of_older_versions
-from data_prep.errors import UsageError
-from data_prep.files import storage
-from data_prep.preparing.plan import absolute
+from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.removal import check_something_is_left, remove_documents
+from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents, read_document_ids
+from data_prep.dataset.versions import delete_older_versions, files_of_older_versions
+from data_prep.pipeline.plan import absolute
+from data_prep.storage import storage
 from data_prep.text.encodable import check_encodable
 
 HELP = "take a source or documents out of a data set, as a new version of it"

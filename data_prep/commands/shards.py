@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from data_prep.base.errors import UsageError
+from data_prep.base.terminal import counted
 from data_prep.commands.options import (
     Preparation,
     Request,
@@ -14,18 +16,16 @@ from data_prep.commands.options import (
     workers_for,
 )
 from data_prep.commands.stopping import stopping_on_signals
-from data_prep.data_set.manifest import Manifest
-from data_prep.errors import UsageError
-from data_prep.estimating.estimate import estimate
-from data_prep.estimating.report import estimate_report
-from data_prep.estimating.start import measure_start
-from data_prep.files import storage
-from data_prep.preparing.prepare import map_range, prepare_shards
-from data_prep.preparing.repair import find_damage, repair
-from data_prep.preparing.shard_range import ShardRange
+from data_prep.dataset.manifest import Manifest
+from data_prep.estimate.estimate import estimate
+from data_prep.estimate.estimate_report import estimate_report
+from data_prep.estimate.startup import measure_start
+from data_prep.pipeline.preparation import map_range, prepare_shards
+from data_prep.pipeline.repair import find_damage, repair
+from data_prep.pipeline.shard_range import ShardRange
+from data_prep.reports.stats_report import table_lines
 from data_prep.reports.tables import source_table, split_table, step_table
-from data_prep.reports.text import table_lines
-from data_prep.terminal import counted
+from data_prep.storage import storage
 
 HELP = "make a shard set of a corpus"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from data_prep.base.errors import UsageError
 from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.errors import UsageError
-from data_prep.files import storage
 from data_prep.reports.stats import read_statistics
-from data_prep.reports.text import stats_report
+from data_prep.reports.stats_report import stats_report
+from data_prep.storage import storage
 
 HELP = "show counts, lengths and frequencies of a data set"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from data_prep.errors import Stopped
+from data_prep.base.errors import Stopped
 
 
 @contextmanager

@@ -9,17 +9,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.terminal import printable
 from data_prep.commands.options import add_preparation, add_workers, configured, num_workers
-from data_prep.config import PreparationConfig
-from data_prep.errors import UsageError, UserError
-from data_prep.files import storage
-from data_prep.inputs.input_files import InputFile, find_inputs, find_units
-from data_prep.terminal import printable
-from data_prep.tokenizer_training.report import report_lines
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.documents.input_files import InputFile, find_inputs, find_units
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo
+from data_prep.tokenizer.tokenizer_report import read_report
+from data_prep.tokenizer_training.quality import report_lines
 from data_prep.tokenizer_training.sampling import draw_sample
 from data_prep.tokenizer_training.training import check_vocab_size, train_on_sample
-from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo
-from data_prep.tokenizing.tokenizer_report import read_report
 
 HELP = "train a SentencePiece tokenizer"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 
+from data_prep.base.errors import UserError
+from data_prep.base.terminal import printable
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.options import add_workers, num_workers
-from data_prep.data_set.data_card import write_data_card
-from data_prep.data_set.manifest import Manifest, read_manifest
-from data_prep.data_set.verify import verify_shards
-from data_prep.data_set.versions import files_of_older_versions, unfinished_work
-from data_prep.errors import UserError
-from data_prep.files import storage
-from data_prep.preparing.plan import absolute
-from data_prep.terminal import printable
+from data_prep.dataset.data_card import write_data_card
+from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.verification import verify_shards
+from data_prep.dataset.versions import files_of_older_versions, unfinished_work
+from data_prep.pipeline.plan import absolute
+from data_prep.storage import storage
 
 HELP = "check every byte and count of a data set"
 

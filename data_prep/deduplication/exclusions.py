@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from data_prep.files import storage
-from data_prep.files.sealing import CHECKSUM_BYTES, read_sealed, sealed
+from data_prep.storage import storage
+from data_prep.storage.sealing import CHECKSUM_BYTES, read_sealed, sealed
 
 NAME = "exclusions"
 

@@ -26,13 +26,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data_prep.config import DeduplicationSettings
-from data_prep.data_set.manifest_records import ShardRecord
-from data_prep.data_set.shards import read_records
+from data_prep.config.preparation_config import DeduplicationSettings
+from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.shards import read_records
 from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, open_signatures
 from data_prep.deduplication.similarity_search import clusters, similar_pairs
-from data_prep.files import storage
-from data_prep.files.sealing import sealed, unsealed
+from data_prep.storage import storage
+from data_prep.storage.sealing import sealed, unsealed
 
 # What bounds a unit's memory: band keys that it sorts, and pairs whose signatures it holds at once.
 _PART_ENTRIES = 1 << 21

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from rensa import RMinHash
 
-from data_prep.config import DeduplicationSettings
-from data_prep.deduplication.mixing import mix
+from data_prep.config.preparation_config import DeduplicationSettings
+from data_prep.deduplication.hashing import mix
 
 # Of rensa, which names the algorithm behind its signatures: those of different versions cannot be compared.
 ALGORITHM_VERSION = RMinHash.ALGORITHM_VERSION

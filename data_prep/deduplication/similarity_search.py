@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.deduplication.mixing import mix
+from data_prep.deduplication.hashing import mix
 
 # A candidate that is not similar costs one comparison, a missed pair stays in the corpus: so misses weigh more.
 FALSE_NEGATIVE_WEIGHT = 0.98

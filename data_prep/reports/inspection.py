@@ -8,13 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
-from data_prep.data_set.manifest_records import ShardRecord
-from data_prep.data_set.shard_documents import DocumentPlace, ShardDocuments, find_document
-from data_prep.errors import UsageError
-from data_prep.files import storage
-from data_prep.terminal import printable
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.base.errors import UsageError
+from data_prep.base.terminal import printable
+from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.shard_documents import DocumentPlace, ShardDocuments, find_document
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 _SHOWN_SENTENCES = 12
 

@@ -6,10 +6,10 @@ import base64
 import html
 from collections.abc import Iterator, Mapping
 
-from data_prep.files import storage
+from data_prep.base.terminal import printable
 from data_prep.reports.stats import Statistics
 from data_prep.reports.tables import Table, tables
-from data_prep.terminal import printable
+from data_prep.storage import storage
 
 PAGE_NAME = "index.html"
 

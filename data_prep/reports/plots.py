@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from data_prep.data_set.manifest_records import SourceRecord
+from data_prep.base.terminal import printable
+from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.reports.lengths import LengthHistogram
 from data_prep.reports.stats import Statistics
 from data_prep.reports.tables import NUM_FREQUENT_PIECES, fertility
-from data_prep.terminal import printable
 
 _BLUE, _GREY = "#2f6f9f", "#8a8f98"
 _MOST_SOURCES = 30

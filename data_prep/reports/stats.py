@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.data_set.counting import read_token_counts
-from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
-from data_prep.data_set.shard_index import read_index
-from data_prep.files import storage
-from data_prep.progress import Progress
+from data_prep.base.progress import Progress
+from data_prep.dataset.counts import read_token_counts
+from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.dataset.shard_index import read_index
 from data_prep.reports.lengths import LengthHistogram
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from data_prep.data_set.manifest import Manifest
-from data_prep.data_set.manifest_records import SourceRecord
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.reports.lengths import LengthHistogram
 from data_prep.reports.stats import Statistics
 

@@ -1,11 +1,11 @@
 """Normalisation of text: what is done to every character before a tokenizer sees it.
 
 The rules are few enough to be written down twice: here, and as regular expressions in tokenizer.json
-(`data_prep.tokenizing.hugging_face`). Character ranges are explicit, so that Python's, Rust's and tomorrow's Unicode
-tables cannot disagree. In order: lone surrogates become U+FFFD; control and invisible formatting characters go (the
-joiners U+200C and U+200D stay, since emoji and several scripts need them); the Unicode form; case and accents where
-asked for; each run of white space, newlines and U+2581 included, becomes one space, and one space is put before the
-text.
+(`data_prep.tokenizer.hugging_face_tokenizer`). Character ranges are explicit, so that Python's, Rust's and tomorrow's
+Unicode tables cannot disagree. In order: lone surrogates become U+FFFD; control and invisible formatting characters go
+(the joiners U+200C and U+200D stay, since emoji and several scripts need them); the Unicode form; case and accents
+where asked for; each run of white space, newlines and U+2581 included, becomes one space, and one space is put before
+the text.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from data_prep.errors import UserError
-from data_prep.settings import Settings
+from data_prep.base.errors import UserError
+from data_prep.base.settings import Settings
 
 METASPACE = "\u2581"
 """What SentencePiece writes for a space; in a text it counts as one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 
 
 def check_encodable(text: str, what: str) -> None:

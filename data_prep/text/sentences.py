@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import sentencex
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from data_prep.text.text_batch import TextBatch
 
 _WINDOW_CHARACTERS = 2_048

@@ -19,19 +19,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from data_prep.config import DocumentSettings, PreparationConfig
-from data_prep.errors import UsageError, UserError
-from data_prep.execution.executors import run_units
-from data_prep.files import storage
-from data_prep.inputs.documents import DocumentReader
-from data_prep.inputs.input_units import InputUnit
-from data_prep.inputs.rejects import BadInput
-from data_prep.progress import Progress
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.progress import Progress
+from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_units import InputUnit
+from data_prep.documents.rejects import BadInput
+from data_prep.executors.executors import run_units
+from data_prep.storage import storage
 from data_prep.text.cleaning import clean_paragraphs
 from data_prep.text.sentences import check_language
+from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 from data_prep.tokenizer_training.bounded_choice import EVEN, Choice, key_of, tempering
 from data_prep.tokenizer_training.training_sample import HeldOut, HeldOutDocument, TrainingSample, hash_of
-from data_prep.tokenizing.info import TokenizerSettings
 
 UNKNOWN_LANGUAGE = "unknown"
 LIMIT_NAME = "limit"

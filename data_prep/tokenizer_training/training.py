@@ -11,9 +11,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UsageError, UserError
-from data_prep.files import storage
+from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, clean_paragraphs, has_too_many_marks
+from data_prep.tokenizer.hugging_face_tokenizer import compare_with_hugging_face, write_hugging_face_files
+from data_prep.tokenizer.sentencepiece_model import LIBRARY_VERSION, open_model, train_model, vocabulary_of
+from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, SPECIAL_TOKENS
+from data_prep.tokenizer.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer, fingerprint_of
+from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo, TokenizerSettings
+from data_prep.tokenizer.tokenizer_report import write_report
 from data_prep.tokenizer_training.alphabet import (
     Alphabet,
     choose_alphabet,
@@ -21,15 +27,9 @@ from data_prep.tokenizer_training.alphabet import (
     required_characters,
     training_lines,
 )
-from data_prep.tokenizer_training.report import measure
+from data_prep.tokenizer_training.quality import measure
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample
-from data_prep.tokenizing.hugging_face import compare_with_hugging_face, write_hugging_face_files
-from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo, TokenizerSettings
-from data_prep.tokenizing.sentencepiece_model import LIBRARY_VERSION, open_model, train_model, vocabulary_of
-from data_prep.tokenizing.special_tokens import MAX_VOCAB_SIZE, SPECIAL_TOKENS
-from data_prep.tokenizing.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer, fingerprint_of
-from data_prep.tokenizing.tokenizer_report import write_report
 
 SOURCE, LANGUAGE = "corpus", "unknown"
 """What the report calls texts of which nothing is known."""

@@ -20,12 +20,12 @@ from typing import Any
 
 import yaml
 
-from data_prep.arguments import at_least
-from data_prep.errors import UsageError, run_command
-from data_prep.files.known_secrets import secrets_of
-from data_prep.files.urls import has_password
-from data_prep.settings import find_config
-from trainer.config import RunConfig
+from data_prep.base.arguments import at_least
+from data_prep.base.errors import UsageError, run_command
+from data_prep.base.settings import find_config
+from data_prep.base.urls import has_password
+from data_prep.storage.known_secrets import secrets_of
+from trainer.config.run_config import RunConfig
 
 PYTHON = "/srv/clozeworks/.venv/bin/python"
 PRETRAIN = "/srv/clozeworks/launch/pretrain.py"

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from tests.benchmarks import catalogue, plots, readme_blocks, reports
 from tests.benchmarks.catalogue import BENCHMARKS, Benchmark
 from tests.benchmarks.running import Inputs, measure

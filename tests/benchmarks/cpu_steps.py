@@ -25,16 +25,16 @@ from typing import Any
 
 import machine
 
-from data_prep.settings import load_settings
-from trainer.benchmark.measure import Training
+from data_prep.base.settings import load_settings
+from trainer.benchmark.measurement import Training
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
+from trainer.distributed.process_group import Ranks, initialize_distributed
+from trainer.metrics.throughput import WorkClock
 from trainer.model import encoder
 from trainer.model.attention import Kernel, choose_kernel
-from trainer.numerics import DTYPES
-from trainer.ranks.distributed import Ranks, initialize_distributed
-from trainer.watching.throughput import WorkClock
+from trainer.model.numerics import DTYPES
 
 KERNELS: tuple[Kernel, ...] = ("by_sequence", "masked")
 PRECISIONS = ("fp32", "bf16")

@@ -32,8 +32,8 @@ from typing import Any
 
 import machine
 
-from data_prep.data_set.manifest import read_manifest
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import read_manifest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VARIANTS = ("scratch", "frozen", "full")

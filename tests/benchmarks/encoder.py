@@ -41,16 +41,16 @@ from encoder_arguments import parse, settings_of
 from encoder_contestants import MLM_PROBABILITY, POOL_BATCHES, Contestant, Peer, Step, make_contestants, our_steps
 from encoder_table import print_table
 
-from data_prep.errors import UserError
-from trainer.benchmark.measure import free_memory
+from data_prep.base.errors import UserError
+from trainer.benchmark.benchmark_report import describe_machine, device_name, operation_lines
+from trainer.benchmark.measurement import free_memory
 from trainer.benchmark.profiling import profile_steps, top_operations
-from trainer.benchmark.report import describe_machine, device_name, operation_lines
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
+from trainer.distributed.memory import is_out_of_memory
+from trainer.metrics.throughput import data_sheet_flops
 from trainer.model.sizes import FLOPS_FORMULA, flops_per_token, num_parameters
-from trainer.watching.memory import is_out_of_memory
-from trainer.watching.throughput import data_sheet_flops
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from data_prep.errors import UserError
-from data_prep.settings import load_settings
-from trainer.config import RunConfig
+from data_prep.base.errors import UserError
+from data_prep.base.settings import load_settings
+from trainer.config.run_config import RunConfig
 
 WORKLOADS = ("documents", "grouped", "full")
 MODES = ("eager", "compiled")

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForPreTraining, BertTokenizerFast, DataCollatorForLanguageModeling
 
-from data_prep.tokenizing.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
-from trainer.benchmark.measure import StepClock
+from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+from trainer.benchmark.measurement import StepClock
 from trainer.benchmark.plain_engine import PlainEngine
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 from trainer.data.batch import Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.packing import document_starts

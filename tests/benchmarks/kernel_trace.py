@@ -26,10 +26,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model import encoder
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
-from trainer.settings.model import ModelSettings
 
 BLOCK = 128
 """Positions of a block of flash attention's grids, for queries and for keys."""

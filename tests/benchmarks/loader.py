@@ -34,13 +34,13 @@ import machine
 import numpy as np
 import torch
 
-from data_prep.data_set.manifest import Manifest, write_manifest
-from data_prep.data_set.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
-from data_prep.data_set.shards import Record, write_shard
+from data_prep.dataset.manifest import Manifest, write_manifest
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
+from data_prep.dataset.shards import Record, write_shard
+from trainer.config.data_settings import DataSettings
+from trainer.config.training_settings import Phase
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
-from trainer.settings.data import DataSettings
-from trainer.settings.training import Phase
 
 VOCAB_SIZE = 30_522
 SHARD_TOKENS = 5_000_000

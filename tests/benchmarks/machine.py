@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.processor import this_processor
+from data_prep.base.processor import this_processor
 
 
 def described(*packages: str, python: str = sys.executable) -> dict[str, Any]:

@@ -31,14 +31,14 @@ from typing import Any
 import machine
 import numpy as np
 
-from data_prep.config import DeduplicationSettings, load_config
+from data_prep.config.preparation_config import DeduplicationSettings, load_config
 from data_prep.deduplication.near_duplicates import find_near_duplicates
 from data_prep.deduplication.signature_files import open_signatures
 from data_prep.deduplication.similarity_search import choose_bands
-from data_prep.execution.executors import run_units
-from data_prep.preparing.plan import make_plan
-from data_prep.preparing.prepare import prepare_shards
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.executors.executors import run_units
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 PARTS = ("quality", "speed", "scale")
 GRID = list(itertools.product((0.8, 0.5), (3, 5, 8, 13), (64, 128, 256)))  # threshold, ngram_tokens, num_hashes

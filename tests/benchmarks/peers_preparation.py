@@ -116,7 +116,7 @@ def run_contestant(name: str, python: str, files: list[str], folder: Path) -> di
 def _normalized(files: list[str], form: str, folder: Path) -> list[str]:
     """Copies of the files with their text normalized as the tokenizer requires; a paragraph a line, or a document."""
     from data_prep.text.cleaning import normalise
-    from data_prep.tokenizing.tokenizer import Tokenizer
+    from data_prep.tokenizer.tokenizer import Tokenizer
 
     rules = Tokenizer.load(folder / "tokenizer").normalisation
     (folder / form).mkdir(exist_ok=True)

@@ -151,7 +151,7 @@ def check_ids(arguments: argparse.Namespace) -> dict[str, int]:
     """Compare the ids that preparation writes with SentencePiece's own over the whole corpus."""
     import sentencepiece
 
-    from data_prep.tokenizing.tokenizer import Tokenizer
+    from data_prep.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(arguments.tokenizer)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(arguments.tokenizer / "tokenizer.model"))
@@ -168,10 +168,10 @@ def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
     """One run with one worker, in this process."""
     started_at = time.perf_counter()
     from data_prep import __main__
-    from data_prep.inputs.documents import DocumentReader
-    from data_prep.preparing import encoding, map_phase, reduce_phase, reducing
-    from data_prep.preparing.sections import SectionWriter
-    from data_prep.tokenizing.tokenizer import Tokenizer
+    from data_prep.documents.documents import DocumentReader
+    from data_prep.pipeline import encoding, map_phase, reduce_phase, reduce_task
+    from data_prep.pipeline.sections import SectionWriter
+    from data_prep.tokenizer.tokenizer import Tokenizer
 
     stopwatch = Stopwatch()
     for owner, name, part in (
@@ -186,8 +186,8 @@ def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
         (SectionWriter, "_flush", "map: sort by shard and write"),
         (Tokenizer, "load", "loading the tokenizer"),
         (reduce_phase, "reduce_shard", "reduce: deduplicate, order, count"),
-        (reducing, "_read", "reduce: read"),
-        (reducing, "write_shard", "reduce: records, tar, index, sha256"),
+        (reduce_task, "_read", "reduce: read"),
+        (reduce_task, "write_shard", "reduce: records, tar, index, sha256"),
     ):
         stopwatch.watch(owner, name, part)
     files = [str(path) for path in sorted(arguments.corpus.glob("*.jsonl.gz"))]

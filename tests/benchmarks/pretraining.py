@@ -43,12 +43,12 @@ from pretraining_sides import Place, choose_place, run_ours, run_peer
 from pretraining_table import draw, median_points, reached, table_lines
 from transformers import AutoTokenizer
 
-from data_prep.errors import UserError
-from data_prep.settings import load_settings, to_yaml
-from trainer.config import RunConfig
+from data_prep.base.errors import UserError
+from data_prep.base.settings import load_settings, to_yaml
+from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
-from trainer.numerics import with_own_precision
-from trainer.ranks.distributed import device_type
+from trainer.distributed.process_group import device_type
+from trainer.model.numerics import with_own_precision
 
 SMOKE = [
     *("model.hidden_size=32", "model.num_hidden_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from data_prep.errors import UsageError
-from trainer.config import RunConfig
+from data_prep.base.errors import UsageError
+from trainer.config.run_config import RunConfig
 
 DROPPED_SECTIONS = ("registry", "init_from", "deepspeed")
 

@@ -35,9 +35,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import learning_rate
 from trainer.model.hugging_face import hugging_face_config
-from trainer.schedule import learning_rate
 
 
 @dataclass(frozen=True)

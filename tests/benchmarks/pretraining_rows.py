@@ -22,7 +22,7 @@ from padded_batches import to_padded
 from torch.utils.data import Dataset
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.packing import document_starts

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from pretraining_peer import Order
 
-from data_prep.errors import UserError
-from data_prep.settings import to_yaml
-from trainer.checkpoints.format import step_folder
-from trainer.config import RunConfig
-from trainer.exporting.export import export_checkpoint
+from data_prep.base.errors import UserError
+from data_prep.base.settings import to_yaml
+from trainer.checkpoint.format import step_folder
+from trainer.config.run_config import RunConfig
+from trainer.export.export import export_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROBED_STEPS, WARMING_STEPS = 10, 3

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretraining_rows import FORMS
 
-from trainer.using.figures import Curve, draw_curves
+from trainer.tracking.figures import Curve, draw_curves
 
 OURS, PEER = "ours", "transformers"
 

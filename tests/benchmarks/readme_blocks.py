@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from tests.benchmarks import readme_tables
 from tests.benchmarks.readme_tables import Reports
 from tests.benchmarks.reports import Report, Row, figure, machine_of, rows_of

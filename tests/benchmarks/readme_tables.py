@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from tests.benchmarks.encoder_table import PEER
 from tests.benchmarks.reports import Report, figure, machine_of
 from tests.benchmarks.rows import fastest_collator

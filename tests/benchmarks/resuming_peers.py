@@ -31,7 +31,7 @@ import torch
 from machine import peak_memory_mb
 from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
-from data_prep.tokenizing.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
 
 LENGTH, ROWS, VOCAB_SIZE = 512, 128, 30_522
 BLOCK_ROWS = 8192

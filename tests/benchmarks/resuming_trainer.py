@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from data_prep.tokenizing.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
 
 LENGTH = 512
 _BLOCK_ROWS = 8192

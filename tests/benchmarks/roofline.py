@@ -31,10 +31,10 @@ import torch
 from kernel_trace import Kernel
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from data_prep.settings import load_settings
-from trainer.batch_arithmetic import batch_arithmetic
-from trainer.config import RunConfig
-from trainer.data.assemble import sequence_capacity
+from data_prep.base.settings import load_settings
+from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.run_config import RunConfig
+from trainer.data.assembly import sequence_capacity
 from trainer.model import encoder, layers
 from trainer.model.attention import attention_layout
 from trainer.model.blocks import build_block

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from tests.benchmarks import reports
 from tests.benchmarks.catalogue import Benchmark
 

@@ -28,8 +28,8 @@ from typing import Any
 
 import machine
 
-from data_prep.settings import load_settings
-from trainer.config import RunConfig
+from data_prep.base.settings import load_settings
+from trainer.config.run_config import RunConfig
 from trainer.preflight.efficiency import ACHIEVED_FLOPS, GPUS_PER_NODE, link_bytes_per_second, step_traffic
 
 GPUS, NETWORK_GBITS = 64, 400.0
@@ -168,11 +168,11 @@ def _train(job: dict[str, Any]) -> None:
 
     from trainer.data.loader import Loader, Position
     from trainer.data.shard_set import open_shard_set
-    from trainer.engine import build_engine
+    from trainer.distributed.process_group import initialize_distributed, shut_down
+    from trainer.engine.engine import build_engine
+    from trainer.loop.step import Wishes, take_step
+    from trainer.metrics.throughput import WorkClock
     from trainer.model.pretraining import PretrainingModel
-    from trainer.ranks.distributed import initialize_distributed, shut_down
-    from trainer.step import Wishes, take_step
-    from trainer.watching.throughput import WorkClock
 
     torch.set_num_threads(1)
     config = _config(job, job["world_size"])

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 
 
 @pytest.fixture

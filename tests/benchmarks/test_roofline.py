@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from tests.benchmarks.kernel_trace import Kernel, shapes, trace
+from trainer.config.model_settings import ModelSettings
 from trainer.model.sizes import evaluate, flops_per_token
-from trainer.settings.model import ModelSettings
 
 RESULTS = Path(__file__).parent / "results" / "roofline.json"
 

@@ -115,7 +115,7 @@ def run_contestant(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _ours(folder: Path) -> Encode:
-    from data_prep.tokenizing.tokenizer import Tokenizer
+    from data_prep.tokenizer.tokenizer import Tokenizer
 
     return Tokenizer.load(folder / "tokenizer").encode_many
 
@@ -162,7 +162,7 @@ def _child(name: str, python: str, folder: Path) -> dict[str, Any]:
 def _write_texts(files: list[str], folder: Path) -> list[str]:
     """Write the normalized documents, whole and by paragraph; returns them whole."""
     from data_prep.text.cleaning import normalise
-    from data_prep.tokenizing.tokenizer import Tokenizer
+    from data_prep.tokenizer.tokenizer import Tokenizer
 
     rules = Tokenizer.load(folder / "tokenizer").normalisation
     texts = [text for path in files for text in corpus_part.read_texts(path) if text.strip()]

@@ -27,7 +27,7 @@ from typing import Any
 from contained_process import run_contained
 from machine import described
 
-from data_prep.data_set.manifest import read_manifest
+from data_prep.dataset.manifest import read_manifest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTESTANTS = ("ours", "transformers")

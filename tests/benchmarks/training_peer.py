@@ -22,9 +22,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from data_prep.settings import load_settings
-from data_prep.tokenizing.special_tokens import SPECIAL_TOKENS
-from trainer.config import RunConfig
+from data_prep.base.settings import load_settings
+from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS
+from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import open_shard_set
 from trainer.model.hugging_face import hugging_face_config
 

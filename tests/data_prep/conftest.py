@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer_training.training import train_tokenizer
-from data_prep.tokenizing.tokenizer import Tokenizer
 from tests.made_up_documents import SMALL, documents
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.data_set.shards import read_records
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
+from data_prep.dataset.shards import read_records
 from tests.data_prep_command import files_of
 from tests.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE, TRACE, members, whole_record
 

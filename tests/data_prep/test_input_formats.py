@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.config import PreparationConfig
-from data_prep.files import storage
-from data_prep.preparing.plan import Plan, make_plan
-from data_prep.preparing.prepare import prepare_shards
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.compressions import COMPRESS
 from tests.living_data_sets import document_ids, read_texts
 from tests.s3_server import S3Bucket

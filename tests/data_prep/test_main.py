@@ -219,7 +219,7 @@ def test_arguments_that_contradict_each_other_are_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    monkeypatch.delitem(sys.modules, "data_prep.execution.dask_executor", raising=False)
+    monkeypatch.delitem(sys.modules, "data_prep.executors.dask_executor", raising=False)
     filled = [argument.format(tokenizer=small_tokenizer) for argument in arguments]
     assert command("shards", "--input", small_corpus, *filled) == 2
     assert message in command.errors and not (tmp_path / "out").exists()
@@ -231,7 +231,7 @@ def test_options_of_stores_in_the_config_hold_while_shards_are_made(
     config = tmp_path / "data.yaml"
     config.write_text("storage_options: {'s3://bucket': {profile: research}}\nshards: {min_shards: 2}\n")
     seen: list[object] = []
-    monkeypatch.setattr("data_prep.files.storage.configure", seen.append)
+    monkeypatch.setattr("data_prep.storage.storage.configure", seen.append)
     rest = ["--input", small_corpus, "--tokenizer", small_tokenizer, "--output", tmp_path / "out", "--workers", 1]
     assert command("shards", "--config", config, *rest) == 0
     assert {"s3://bucket": {"profile": "research"}} in seen

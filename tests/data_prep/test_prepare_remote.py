@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import load_config
-from data_prep.errors import UserError
-from data_prep.files import storage
-from data_prep.preparing.plan import Plan, make_plan
-from data_prep.preparing.prepare import map_range, merge_ranges, prepare_shards
-from data_prep.preparing.shard_range import ShardRange
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import load_config
+from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
+from data_prep.pipeline.shard_range import ShardRange
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.s3_server import S3Bucket
 
 REPOSITORY = Path(__file__).resolve().parents[2]

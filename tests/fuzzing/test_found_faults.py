@@ -16,27 +16,27 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from data_prep.config import DocumentSettings, PreparationConfig
-from data_prep.data_set.growing import removed_ids
-from data_prep.data_set.manifest import MANIFEST_NAME, list_versions, read_manifest
-from data_prep.data_set.manifest_records import RemovalRecord
-from data_prep.data_set.shard_index import read_index
-from data_prep.errors import UsageError, UserError, run_command
-from data_prep.inputs.documents import DocumentReader
-from data_prep.inputs.input_units import InputUnit
-from data_prep.inputs.rejects import BadInput
-from data_prep.settings import load_settings
-from data_prep.tokenizing.foreign_files import TOKENIZER_NAME
-from data_prep.tokenizing.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
+from data_prep.base.errors import UsageError, UserError, run_command
+from data_prep.base.settings import load_settings
+from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
+from data_prep.dataset.addition import removed_ids
+from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest
+from data_prep.dataset.manifest_records import RemovalRecord
+from data_prep.dataset.shard_index import read_index
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_units import InputUnit
+from data_prep.documents.rejects import BadInput
+from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
+from data_prep.tokenizer.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.test_fuzz_checkpoint import TENSORS, sign
 from tests.fuzzing.watching import read_or_refuse
 from tests.trainer.toy_run import make_weights, write_checkpoint
-from trainer.checkpoints.format import STATE_NAME
-from trainer.checkpoints.pieces import read_weights
+from trainer.checkpoint.format import STATE_NAME
+from trainer.checkpoint.pieces import read_weights
 from trainer.data.shard_set import open_shard_set
+from trainer.inference.next_sentence import pair_task
 from trainer.preflight.hostfile import read_hostfile
 from trainer.tracking.spool_folder import RECORD_NAME, parse_line, read_record
-from trainer.using.next_sentence import pair_task
 
 DEEP = 50_000
 

@@ -14,23 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.errors import UserError
-from data_prep.settings import validate_settings
+from data_prep.base.errors import UserError
+from data_prep.base.settings import validate_settings
 from tests.data_prep_command import files_of
 from tests.fuzzing.mutations import damage, fuzz, mutated_document
 from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse
 from tests.trainer.toy_run import make_weights, write_checkpoint
-from trainer.checkpoints.format import (
-    MARKER_NAME,
-    STATE_NAME,
-    SavedState,
-    read_state,
-    step_folder,
-)
-from trainer.checkpoints.pieces import read_weights
-from trainer.checkpoints.resuming import find_latest
-from trainer.config import RunConfig
+from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, SavedState, read_state, step_folder
+from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.restore import find_latest
+from trainer.config.run_config import RunConfig
 
 TENSORS = "rank-00000-of-00002.safetensors"
 SECRET = "open-sesame"

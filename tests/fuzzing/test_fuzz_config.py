@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import PreparationConfig
-from data_prep.settings import Settings, find_config, load_settings, to_yaml
+from data_prep.base.settings import Settings, find_config, load_settings, to_yaml
+from data_prep.config.preparation_config import PreparationConfig
 from tests.fuzzing.mutations import HOSTILE_TEXTS, fuzz, mutated_bytes, mutated_json, says_the_same
 from tests.fuzzing.watching import read_or_refuse
-from trainer.config import RunConfig, without_secrets
+from trainer.config.run_config import RunConfig, without_secrets
 
 SCHEMAS: dict[str, type[Settings]] = {"tiny_cpu": RunConfig, "bert_large_phased": RunConfig, "data": PreparationConfig}
 HOSTILE_YAML = (

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.data_set.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
-from data_prep.data_set.shard_index import ShardIndex, read_index
-from data_prep.data_set.shards import read_records
-from data_prep.data_set.verify import verify_shards
-from data_prep.tokenizing.info import INFO_NAME, TokenizerInfo
+from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
+from data_prep.dataset.shard_index import ShardIndex, read_index
+from data_prep.dataset.shards import read_records
+from data_prep.dataset.verification import verify_shards
+from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo
 from tests.fuzzing.mutations import damage, fuzz, mutated_bytes
 from tests.fuzzing.sealed import damaged_tensors, sealed_tar
 from tests.fuzzing.watching import read_or_refuse, temporary_folder

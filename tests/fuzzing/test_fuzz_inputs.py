@@ -13,9 +13,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import DocumentSettings
-from data_prep.inputs.documents import DocumentReader
-from data_prep.inputs.input_units import split_into_units
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_units import split_into_units
 from tests.fuzzing.mutations import HOSTILE_JSON, fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 

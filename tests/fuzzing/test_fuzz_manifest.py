@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.data_set.data_card import data_card
-from data_prep.data_set.manifest import MANIFEST_NAME, Manifest, list_versions, read_manifest
+from data_prep.dataset.data_card import data_card
+from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, list_versions, read_manifest
 from tests.fuzzing.mutations import fuzz, mutated_document, says_the_same
 from tests.fuzzing.watching import read_or_refuse
 

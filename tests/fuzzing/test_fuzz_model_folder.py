@@ -23,12 +23,12 @@ from tests.fuzzing.watching import read_or_refuse, temporary_folder
 from tests.trainer.tiny_hugging_face import build
 from trainer.finetune.examples import Examples
 from trainer.finetune.fitted_model import FitFacts, FittedModel
+from trainer.inference.embedding import Embedder
+from trainer.inference.fill_mask import FillMask
+from trainer.inference.model_folder import FINETUNE_FILE
+from trainer.inference.next_sentence import NextSentence
+from trainer.inference.provenance import PROVENANCE_FILE, data_lineage, read_provenance
 from trainer.registry.pull import pull
-from trainer.using.embedding import Embedder
-from trainer.using.fill_mask import FillMask
-from trainer.using.model_folder import FINETUNE_FILE
-from trainer.using.next_sentence import NextSentence
-from trainer.using.provenance import PROVENANCE_FILE, data_lineage, read_provenance
 
 WEIGHTS, CONFIG, TOKENIZER, TOKENIZER_CONFIG = (
     *("model.safetensors", "config.json"),

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.inputs.documents import unit_sha256
-from data_prep.inputs.input_units import split_into_units
-from data_prep.inputs.rejects import BadInput
+from data_prep.documents.documents import unit_sha256
+from data_prep.documents.input_units import split_into_units
+from data_prep.documents.rejects import BadInput
 from tests.fuzzing.mutations import EXAMPLES, fuzz, mutated_bytes
 from tests.fuzzing.sealed import sealed_parquet
 from tests.fuzzing.test_fuzz_inputs import STOP, read

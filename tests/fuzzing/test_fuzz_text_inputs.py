@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.config import DocumentSettings
-from data_prep.inputs.documents import DocumentReader
-from data_prep.inputs.input_units import split_into_units
-from data_prep.inputs.rejects import TOO_LONG
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_units import split_into_units
+from data_prep.documents.rejects import TOO_LONG
 from tests.fuzzing.mutations import fuzz, mutated_bytes
 from tests.fuzzing.watching import MEMORY_BYTES, read_or_refuse, temporary_folder
 

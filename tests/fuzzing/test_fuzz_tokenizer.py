@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.tokenizing.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
-from data_prep.tokenizing.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
+from data_prep.tokenizer.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from data_prep.tokenizer.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.mutations import EXAMPLES, damage, fuzz, mutated_bytes
 from tests.fuzzing.watching import read_or_refuse
 

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.data_set.manifest import read_manifest
-from data_prep.data_set.shard_index import read_index
-from data_prep.data_set.shards import read_records
-from data_prep.data_set.verify import verify_shards
-from data_prep.errors import UserError
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.shard_index import read_index
+from data_prep.dataset.shards import read_records
+from data_prep.dataset.verification import verify_shards
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.fuzzing import watching
 from tests.fuzzing.mutations import fuzz, mutated_bytes, mutated_json, says_the_same
 from tests.fuzzing.watching import read_or_refuse, temporary_folder

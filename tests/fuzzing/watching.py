@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from data_prep.errors import UserError
-from data_prep.terminal import paragraph
+from data_prep.base.errors import UserError
+from data_prep.base.terminal import paragraph
 
 CPU_SECONDS = 10.0
 WAITING_SECONDS = 60.0  # of the clock: generous, since a busy machine is slow, and that is no failure

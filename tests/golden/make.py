@@ -111,8 +111,8 @@ def digest_of_tensors(tensors: dict[str, Any]) -> str:
 
 def first_rows(folder: Path) -> dict[str, Any]:
     """The first rows that training sees: ids, and what of them is predicted."""
-    from data_prep.settings import load_settings
-    from trainer.config import RunConfig
+    from data_prep.base.settings import load_settings
+    from trainer.config.run_config import RunConfig
     from trainer.data.loader import Loader, Position
     from trainer.data.shard_set import open_shard_set
 
@@ -156,10 +156,10 @@ def write_corpus(path: Path) -> None:
 
 def expected(folder: Path) -> dict[str, Any]:
     """What the files of `folder` give."""
-    from data_prep.data_set.manifest import read_manifest
-    from data_prep.tokenizing.tokenizer import Tokenizer
-    from trainer.checkpoints.format import read_state, step_folder
-    from trainer.checkpoints.pieces import read_weights
+    from data_prep.dataset.manifest import read_manifest
+    from data_prep.tokenizer.tokenizer import Tokenizer
+    from trainer.checkpoint.format import read_state, step_folder
+    from trainer.checkpoint.pieces import read_weights
 
     manifest = read_manifest(str(folder / "shards"))
     tokenizer = Tokenizer.load(folder / "shards" / "tokenizer")

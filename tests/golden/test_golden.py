@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.data_set.manifest import FORMAT_VERSION as MANIFEST_FORMAT
-from data_prep.data_set.manifest import read_manifest
-from data_prep.data_set.verify import verify_shards
-from data_prep.tokenizing.hugging_face import check_parity
-from data_prep.tokenizing.info import FORMAT_VERSION as TOKENIZER_FORMAT
-from data_prep.tokenizing.info import INFO_NAME
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.dataset.manifest import FORMAT_VERSION as MANIFEST_FORMAT
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.verification import verify_shards
+from data_prep.tokenizer.hugging_face_tokenizer import check_parity
+from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.tokenizer.tokenizer_info import FORMAT_VERSION as TOKENIZER_FORMAT
+from data_prep.tokenizer.tokenizer_info import INFO_NAME
 from tests.golden import make
-from trainer.checkpoints.format import read_state, step_folder
-from trainer.checkpoints.pieces import read_weights
-from trainer.checkpoints.records import FORMAT_VERSION as CHECKPOINT_FORMAT
-from trainer.checkpoints.resuming import find_latest
-from trainer.exporting.source import read_source
-from trainer.using.fill_mask import FillMask
+from trainer.checkpoint.format import read_state, step_folder
+from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.records import FORMAT_VERSION as CHECKPOINT_FORMAT
+from trainer.checkpoint.restore import find_latest
+from trainer.export.export_source import read_source
+from trainer.inference.fill_mask import FillMask
 
 GOLDEN = Path(__file__).parent
 RELEASES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.json"))

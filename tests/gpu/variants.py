@@ -25,14 +25,14 @@ from unittest.mock import patch
 import torch
 
 from launch.benchmark import Session, open_documents, parse_arguments, read_config
-from trainer.benchmark.measure import free_memory
-from trainer.config import RunConfig
+from trainer.benchmark.measurement import free_memory
+from trainer.config.families import MODERNBERT_OPTIONS
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import DistributedSettings
 from trainer.data import loader
 from trainer.data.batch import Batch
-from trainer.model.families import MODERNBERT_OPTIONS
-from trainer.numerics import with_compilation_decided
-from trainer.ranks.distributed import Ranks, all_reduce_sum, initialize_distributed, shut_down
-from trainer.settings.training import DistributedSettings
+from trainer.distributed.process_group import Ranks, all_reduce_sum, initialize_distributed, shut_down
+from trainer.model.numerics import with_compilation_decided
 
 WORST_SEQUENCES_PER_ROW = 171
 """Of 512 positions: the capacity before it followed the micro-batch, on a corpus with a one-token document."""
@@ -47,7 +47,7 @@ def full_capacity(config: RunConfig) -> Iterator[None]:
     """Room for as many sequences as the rows could hold at worst."""
     (phase,) = config.phases
     most = WORST_SEQUENCES_PER_ROW * phase.micro_batch_tokens // 512
-    with patch("trainer.data.assemble.sequence_capacity", lambda num_sequences: max(num_sequences, most)):
+    with patch("trainer.data.assembly.sequence_capacity", lambda num_sequences: max(num_sequences, most)):
         yield
 
 
@@ -99,7 +99,7 @@ def counts_on_device(config: RunConfig) -> Iterator[None]:
     def on_device(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         return all_reduce_sum(values, ranks).cpu()
 
-    with patch("trainer.step.sum_on_hosts", on_device):
+    with patch("trainer.loop.step.sum_on_hosts", on_device):
         yield
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from launch import benchmark
 
 REPOSITORY = Path(__file__).resolve().parents[2]

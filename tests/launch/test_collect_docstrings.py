@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from launch import collect_docstrings
 from launch.collect_docstrings import docstrings, find_modules, is_prose, prose_paragraphs, write_corpus
 

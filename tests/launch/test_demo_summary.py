@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.data_set.manifest import Manifest, write_manifest
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import Manifest, write_manifest
 from launch import demo_summary
 
 STATUS = {

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_prep.errors import UsageError
-from data_prep.processor import Processor
-from data_prep.settings import load_settings
+from data_prep.base.errors import UsageError
+from data_prep.base.processor import Processor
+from data_prep.base.settings import load_settings
 from launch import doctor
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 from trainer.preflight import data_checks, disk_checks, model_checks, preflight, service_checks
 from trainer.preflight.finding import Finding, guarded
 
@@ -176,8 +176,8 @@ def test_a_number_of_ranks_below_one_is_refused(monkeypatch):
 
 
 def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
-    from trainer.watching.status import write_status
-    from trainer.watching.throughput import flops_per_place
+    from trainer.metrics.status import write_status
+    from trainer.metrics.throughput import flops_per_place
 
     config = config_of("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
     assert "unknown until some steps are measured" in doctor.estimate(config, 4, CPU).text

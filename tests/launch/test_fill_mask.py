@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError
 from launch import fill_mask
-from trainer.using.fill_mask import FillMask
+from trainer.inference.fill_mask import FillMask
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> None:

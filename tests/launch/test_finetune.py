@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError
 from launch import finetune, predict, register
 from trainer.registry.pull import pull
 from trainer.tracking.mlflow_server import connect
@@ -234,7 +234,7 @@ def test_a_registry_that_refuses_takes_no_fit_away(
     def refuse(*given: object) -> None:
         raise UserError("registering animals failed: no room")
 
-    monkeypatch.setattr("trainer.registry.registry.register", refuse)
+    monkeypatch.setattr("trainer.registry.registration.register", refuse)
     options = ["--learning-rates", "1e-2", "--epochs", "1", "--seeds", "1", "--no-tracking", "--register", "animals"]
     remedy = "no room. The fitted model is whole in fitted/model; .*register.py --model fitted/model --name animals"
     remedy += " --tracking-uri sqlite:///mlflow.db"

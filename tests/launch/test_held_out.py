@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.data_set.manifest import Manifest, write_manifest
-from data_prep.data_set.shards import Record, write_shard
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import Manifest, write_manifest
+from data_prep.dataset.shards import Record, write_shard
 from launch import held_out
 
 GOOD = "The reader gives every line of the file in the order that it has."

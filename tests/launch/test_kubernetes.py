@@ -12,7 +12,7 @@ import yaml
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import TrainerV1alpha1TrainingRuntime
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from launch.kubernetes.train_job import main
 from tests.free_ports import free_port
 

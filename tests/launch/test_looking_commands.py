@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 import pytest
 
-from data_prep.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError
 from launch import embed, next_sentence, show_attention
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from launch.nodes import forwarded_variables, is_here, launcher_command, launcher_environment, quoted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -119,7 +119,7 @@ def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (
         "GLOO_SOCKET_IFNAME=eth0\n" in done.stdout
-        and "trainer.ranks.deepspeed_launcher --hostfile hosts" in done.stdout
+        and "trainer.distributed.deepspeed_launcher --hostfile hosts" in done.stdout
     )
     assert "--force_multi" not in done.stdout
     (tmp_path / "far").write_text("node.invalid slots=8\n")

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from launch import benchmark, embed, export, finetune, predict, show_attention
 
 MODEL = ["--model", "m"]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_prep.errors import UsageError
-from data_prep.settings import load_settings
+from data_prep.base.errors import UsageError
+from data_prep.base.settings import load_settings
 from launch.pretrain import check_output_dir, main
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

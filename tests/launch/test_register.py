@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError
 from launch import register
+from trainer.registry.model_versions import NotPromoted
 from trainer.registry.served_model import ServedModel
-from trainer.registry.versions import NotPromoted
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def test_a_folder_becomes_a_version_under_its_alias(
         exported.append(checkpoint)
         shutil.copytree(tiny_hugging_face, output)
 
-    monkeypatch.setattr("trainer.exporting.export.export_checkpoint", export_checkpoint)
+    monkeypatch.setattr("trainer.export.export.export_checkpoint", export_checkpoint)
     uri = f"sqlite:///{tmp_path}/chosen.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     run(monkeypatch, "--model", str(tiny_hugging_face), "--name", "birds", "--alias", "champion")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import run_command
+from data_prep.base.errors import run_command
 from launch import show_batch
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.data_set.manifest import read_manifest
+from data_prep.dataset.manifest import read_manifest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "launch" / "slurm" / "prepare.sh"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError
 from launch.status import UNSAID, describe, long_duration, main, sessions, summarise
-from trainer.watching.status import append_history, read_history, read_status, record_end, write_status
+from trainer.metrics.status import append_history, read_history, read_status, record_end, write_status
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATUS = {

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from trainer.checkpoints.format import read_state, step_folder
+from trainer.checkpoint.format import read_state, step_folder
 
 pytestmark = pytest.mark.spawn
 SETTINGS = ("training.max_steps=6", "schedule.warmup_steps=1", "checkpoint.every_steps=2", "checkpoint.keep_last=9")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.conftest import Training
 from tests.system.plain_ranks import Host, newest_checkpoint, outputs, start
-from trainer.checkpoints.format import read_state
+from trainer.checkpoint.format import read_state
 
 pytestmark = pytest.mark.spawn
 

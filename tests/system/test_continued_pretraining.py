@@ -24,20 +24,20 @@ from transformers import (
     pipeline,
 )
 
-from data_prep.config import load_config
-from data_prep.preparing.plan import make_plan
-from data_prep.preparing.prepare import prepare_shards
-from data_prep.settings import load_settings
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.base.settings import load_settings
+from data_prep.config.preparation_config import load_config
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.benchmarks.padded_batches import to_padded
 from tests.foreign_tokenizers import WRITERS
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
-from trainer.exporting.export import export_checkpoint
-from trainer.registry.registry import register
-from trainer.using.checkpoint_fill_mask import load_checkpoint
-from trainer.using.fill_mask import FillMask
+from trainer.export.export import export_checkpoint
+from trainer.inference.checkpoint_model import load_checkpoint
+from trainer.inference.fill_mask import FillMask
+from trainer.registry.registration import register
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN = str(REPOSITORY / "launch" / "pretrain.py")

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.system.plain_ranks import start, wait_until
-from trainer.ranks.watchdog import LOST_RANK_EXIT_STATUS
-from trainer.watching.status import read_status
+from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS
+from trainer.metrics.status import read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.spawn]
 

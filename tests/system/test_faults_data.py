@@ -16,20 +16,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.data_set.manifest import read_manifest
-from data_prep.data_set.shards import read_records, write_shard
-from data_prep.errors import UserError
-from data_prep.files import retries, storage
-from data_prep.settings import load_settings
+from data_prep.base.errors import UserError
+from data_prep.base.settings import load_settings
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.shards import read_records, write_shard
+from data_prep.storage import retries, storage
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from data_prep.tokenizing.tokenizer import TokenizerSettings
 from tests.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.living_data_sets import make_data_set, read_texts
 from tests.s3_server import S3Bucket
 from tests.system import plain_ranks
 from tests.system.conftest import Training
-from trainer import train as train_module
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
+from trainer.loop import train as train_module
 
 SHORT = ("training.max_steps=12", "checkpoint.every_steps=100", "evaluation.every_steps=100")
 SHARD = "train-000001.tar"

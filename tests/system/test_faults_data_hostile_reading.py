@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from launch import show_batch
 from tests.data_prep_command import files_of
 from tests.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from launch import finetune
 
 GOOD = "text\tlabel\n" + "a city\tnoun\na river\twater\n" * 20

@@ -13,8 +13,8 @@ import pytest
 
 from tests.system.conftest import REPOSITORY
 from tests.system.plain_ranks import finish, send, start, wait_until
-from trainer.ranks.watchdog import LOST_RANK_EXIT_STATUS
-from trainer.watching.status import read_status
+from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS
+from trainer.metrics.status import read_status
 
 pytestmark = pytest.mark.spawn
 

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from data_prep.config import DocumentSettings
-from data_prep.data_set.shards import read_records
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.dataset.shards import read_records
 from data_prep.text.cleaning import Normalisation, normalise
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.data_prep_command import Command, assert_nothing_half_made
 from tests.living_data_sets import read_texts
 

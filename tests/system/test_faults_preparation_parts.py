@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.data_set import shards
-from data_prep.errors import UserError
-from data_prep.files import retries, storage
+from data_prep.base.errors import UserError
+from data_prep.dataset import shards
+from data_prep.storage import retries, storage
 from tests.data_prep_command import Command, files_of
 from tests.fault_proxy import Fault, FaultProxy, Request, run_proxy
 from tests.s3_server import S3Bucket

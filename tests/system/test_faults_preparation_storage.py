@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data_prep.data_set import versions
-from data_prep.execution import phases
-from data_prep.files import retries
-from data_prep.preparing import prepare, publication, reducing
+from data_prep.dataset import versions
+from data_prep.executors import phases
+from data_prep.pipeline import preparation, publication, reduce_task
+from data_prep.storage import retries
 from tests.data_prep_command import Command, assert_nothing_half_made, files_of
 from tests.fault_proxy import Fault, FaultProxy, Request, run_proxy
 from tests.s3_server import S3Bucket
@@ -75,9 +75,9 @@ def test_row_13_a_full_disk_stops_clearly_and_with_space_the_same_command_ends_r
     command: Command, arguments: list[str], whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = [
-        (reducing.storage, "write_bytes"),  # the plan itself
+        (reduce_task.storage, "write_bytes"),  # the plan itself
         (phases, "run_units"),  # the work files
-        (prepare, "run_reduce"),  # the shards
+        (preparation, "run_reduce"),  # the shards
         (publication, "token_counts_file"),
         (versions, "write_manifest"),
     ]

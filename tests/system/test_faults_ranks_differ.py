@@ -12,7 +12,7 @@ import pytest
 from tests.system import plain_ranks
 from tests.system.conftest import REPOSITORY, Training
 from tests.system.plain_ranks import Host, outputs
-from trainer.watching.status import read_status
+from trainer.metrics.status import read_status
 
 pytestmark = pytest.mark.spawn
 
@@ -90,7 +90,7 @@ def test_row_50_a_rank_with_other_data_code_and_libraries_is_refused_on_all_rank
     for said in (
         "the manifest of data.shards.0 is ",
         "the tokenizer's fingerprint is ",
-        "sha256 of trainer/step.py is ",
+        "sha256 of trainer/loop/step.py is ",
     ):
         assert text.count(said) == 1
     assert f"({run.shards}) on rank 0 ({HOST})" in text and f"({GOLDEN}) on rank 1 ({HOST})" in text

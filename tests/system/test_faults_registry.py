@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from data_prep.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError
 from launch import export
 from tests.fault_proxy import Fault, Request, run_proxy
 from tests.launch_command import run
 from tests.mlflow_servers import Server
 from tests.trainer.toy_run import make_run, make_weights, write_checkpoint
-from trainer.checkpoints.format import step_folder
+from trainer.checkpoint.format import step_folder
 from trainer.registry.pull import pull
-from trainer.registry.registry import register
+from trainer.registry.registration import register
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]

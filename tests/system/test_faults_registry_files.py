@@ -12,19 +12,19 @@ from types import ModuleType
 
 import pytest
 
-from data_prep.errors import UsageError, UserError
-from data_prep.settings import load_settings
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import load_settings
 from launch import embed, export, fill_mask, finetune, next_sentence, predict, show_attention
 from tests.hostile_tars import Payload
 from tests.launch_command import run
 from tests.mlflow_servers import Server
 from tests.trainer.toy_run import CONFIG, make_run
-from trainer.checkpoints.checkpoint import ALONE
-from trainer.checkpoints.format import step_folder
-from trainer.config import RunConfig
-from trainer.init_from import load_initial_weights
+from trainer.checkpoint.format import step_folder
+from trainer.checkpoint.writer import ALONE
+from trainer.config.run_config import RunConfig
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.registry import register
+from trainer.registry.init_from import load_initial_weights
+from trainer.registry.registration import register
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]

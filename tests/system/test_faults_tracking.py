@@ -31,8 +31,8 @@ URL_PASSWORD = "pass1word"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliveries are tried again soon."""
-    monkeypatch.setattr("trainer.tracking.tracking.FLUSH_SECONDS", 0.05)
-    monkeypatch.setattr("trainer.tracking.tracking.MAX_BACKOFF_SECONDS", 0.5)
+    monkeypatch.setattr("trainer.tracking.tracker.FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr("trainer.tracking.tracker.MAX_BACKOFF_SECONDS", 0.5)
 
 
 def runs_of(server: Server, experiment: str) -> list[Any]:
@@ -96,7 +96,7 @@ def test_row_32_a_server_killed_in_the_middle_has_every_point_once_after_its_res
 ) -> None:
     server = mlflow_server
     uri = server.uri.replace("://", "://me:pass1word@")
-    monkeypatch.setattr("trainer.tracking.tracking.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.tracking.tracker.FLUSH_SECONDS", 0.1)
     told = Warnings()
     tracker = open_tracker(uri, tmp_path / "run", told)
     tracker.log_params({"seed": 0})

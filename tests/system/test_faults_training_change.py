@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from launch import pretrain
 from tests.system.plain_ranks import losses, newest_checkpoint, run
 
@@ -91,14 +91,16 @@ WRONG = {
 def test_row_36_a_wrong_configuration_is_refused_before_any_process_group(
     overrides, said, small_shards, tmp_path, monkeypatch
 ):
-    import trainer.train
+    import trainer.loop.train
 
     def start_no_group(*arguments: object) -> None:
         raise AssertionError("a process group was started")
 
-    monkeypatch.setattr(trainer.train, "initialize_distributed", start_no_group)
-    monkeypatch.setattr("trainer.ranks.leaving.run_rank", lambda command: command())
-    monkeypatch.setattr("trainer.ranks.stop_signal.StopSignal", lambda: None)  # the signals are this process's own
+    monkeypatch.setattr(trainer.loop.train, "initialize_distributed", start_no_group)
+    monkeypatch.setattr("trainer.distributed.exit.run_rank", lambda command: command())
+    monkeypatch.setattr(
+        "trainer.distributed.stop_signal.StopSignal", lambda: None
+    )  # the signals are this process's own
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     places = [f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", *places, *overrides])

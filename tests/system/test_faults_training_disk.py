@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.data_set.removal_request import RemovalRequest
-from data_prep.data_set.removing import remove_documents
-from data_prep.data_set.shards import read_records
+from data_prep.dataset.removal import remove_documents
+from data_prep.dataset.removal_request import RemovalRequest
+from data_prep.dataset.shards import read_records
 from tests.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.s3_server import S3Bucket, S3Server
 from tests.system.plain_ranks import losses, newest_checkpoint, run
-from trainer.checkpoints.store import stored_steps
-from trainer.watching.status import read_status
+from trainer.checkpoint.store import stored_steps
+from trainer.metrics.status import read_status
 
 pytestmark = pytest.mark.spawn
 

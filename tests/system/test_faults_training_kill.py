@@ -11,8 +11,8 @@ import pytest
 
 from tests.system.conftest import Training
 from tests.system.plain_ranks import final_tensors, finish, losses, newest_checkpoint, run, start
-from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS
-from trainer.watching.status import read_status
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
+from trainer.metrics.status import read_status
 
 pytestmark = pytest.mark.spawn
 

@@ -9,15 +9,15 @@ import signal
 import pytest
 import torch
 
-from data_prep.settings import load_settings
+from data_prep.base.settings import load_settings
 from launch import show_batch
 from tests.system.conftest import Training
 from tests.system.plain_ranks import finish, losses, newest_checkpoint, run, send, start, wait_until
-from trainer.checkpoints.format import list_steps, read_state, step_folder
-from trainer.checkpoints.pieces import read_weights
-from trainer.config import RunConfig
-from trainer.ranks.stop_signal import STOPPED_EXIT_STATUS
-from trainer.watching.status import read_status
+from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.checkpoint.pieces import read_weights
+from trainer.config.run_config import RunConfig
+from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
+from trainer.metrics.status import read_status
 
 pytestmark = pytest.mark.spawn
 

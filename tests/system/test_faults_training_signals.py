@@ -14,8 +14,8 @@ import pytest
 from tests.free_ports import free_port
 from tests.system.conftest import PRETRAIN, Training
 from tests.system.plain_ranks import finish, losses, newest_checkpoint, send, start, wait_until
-from trainer.ranks.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS
-from trainer.watching.status import read_history, read_status
+from trainer.distributed.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS
+from trainer.metrics.status import read_history, read_status
 
 pytestmark = pytest.mark.spawn
 

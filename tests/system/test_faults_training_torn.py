@@ -11,8 +11,8 @@ import pytest
 from tests.living_data_sets import make_data_set, read_texts
 from tests.system.conftest import Training
 from tests.system.plain_ranks import final_tensors, losses, newest_checkpoint, run
-from trainer.checkpoints.format import read_state
-from trainer.checkpoints.pieces import read_pieces
+from trainer.checkpoint.format import read_state
+from trainer.checkpoint.pieces import read_pieces
 
 pytestmark = [pytest.mark.slow, pytest.mark.spawn]
 

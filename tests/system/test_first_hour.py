@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from data_prep.tokenizing.tokenizer import TokenizerSettings
 from launch import embed, fill_mask, finetune, predict
 from tests.mlflow_servers import run_mlflow_server
-from trainer.config import RunConfig
-from trainer.exporting.export import export_model
+from trainer.config.run_config import RunConfig
+from trainer.export.export import export_model
 from trainer.model.pretraining import PretrainingModel
 from trainer.registry.pull import pull
-from trainer.registry.registry import register
+from trainer.registry.registration import register
 
 NUM_ROWS = 2000
 VOCAB_SIZE = 2000

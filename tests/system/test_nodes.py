@@ -20,8 +20,8 @@ import pytest
 from tests.free_ports import free_port
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 from tests.two_nodes import TwoNodes, missing, two_nodes
-from trainer.ranks.meeting import LOST_RANK_EXIT_STATUS
-from trainer.watching.status import read_history, read_status
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
+from trainer.metrics.status import read_history, read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.launcher, pytest.mark.spawn]
 
@@ -249,7 +249,7 @@ def test_row_28b_the_ranks_notice_that_the_launcher_on_a_login_node_is_killed(tr
     wait_for_step(run, process, 10)
     there = of_node(run, nodes, 0)
     assert not [each for each in there if PRETRAIN in each.cmdline()[1:2]], "no rank is here"
-    (victim,) = [each for each in there if "trainer.ranks.deepspeed_launcher" in each.cmdline()[:3]]
+    (victim,) = [each for each in there if "trainer.distributed.deepspeed_launcher" in each.cmdline()[:3]]
     victim.kill()
     check_that_all_saved_and_left(run, nodes, process)
 
@@ -362,7 +362,7 @@ def test_gloo_uses_the_interface_of_the_route_where_names_lead_to_the_loopback(g
     base = {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     base |= {"MASTER_ADDR": nodes.nodes[0].address, "MASTER_PORT": str(free_port()), "LOCAL_RANK": "0"}
     base |= {} if given is None else {"GLOO_SOCKET_IFNAME": given}
-    words = [sys.executable, "-W", "ignore", str(REPOSITORY / "tests/trainer/ranks/toy_ranks.py"), "collectives"]
+    words = [sys.executable, "-W", "ignore", str(REPOSITORY / "tests/trainer/distributed/toy_ranks.py"), "collectives"]
     try:
         hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node-a node-b\n")
         ranks = [

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.data_set.manifest import read_manifest
-from data_prep.files import storage
+from data_prep.dataset.manifest import read_manifest
+from data_prep.storage import storage
 from tests.data_prep_command import files_of
 from tests.mlflow_servers import Server
 from tests.soak import ALIAS, MAX_STEPS, MODEL_NAME, Round, Soak
@@ -31,8 +31,8 @@ from tests.soak_rank_faults import FAULTS
 from tests.soak_report import SoakReport
 from tests.system import plain_ranks
 from tests.system.conftest import Training
+from trainer.registry.model_versions import list_model_versions
 from trainer.registry.pull import pull
-from trainer.registry.versions import list_model_versions
 from trainer.tracking.mlflow_server import connect
 from trainer.tracking.sync import sync
 

@@ -18,9 +18,9 @@ from transformers import AutoTokenizer
 
 from tests.free_ports import free_port
 from tests.trainer.toy_run import make_run, make_tokenizer
-from trainer.exporting.export import export_checkpoint
+from trainer.export.export import export_checkpoint
 from trainer.registry.pull import pull
-from trainer.registry.registry import register
+from trainer.registry.registration import register
 
 PLAIN = """
 import importlib.util, sys

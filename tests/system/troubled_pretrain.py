@@ -36,12 +36,12 @@ import torch
 from torch._dynamo import lookup_backend
 from torch._dynamo.callback import callback_handler
 
-import trainer.engine
-import trainer.numerics
-import trainer.run
-import trainer.step
-import trainer.train
-from data_prep.files import storage
+import trainer.engine.engine
+import trainer.loop.setup
+import trainer.loop.step
+import trainer.loop.train
+import trainer.model.numerics
+from data_prep.storage import storage
 from trainer.model.pretraining import PretrainingModel
 
 TROUBLE = json.loads(os.environ.get("TROUBLE", "{}"))
@@ -127,7 +127,7 @@ def allow_half_on_the_cpu() -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     CPU_Accelerator.is_fp16_supported = lambda accelerator: True  # type: ignore[method-assign]
-    for module in (trainer.train, trainer.engine):
+    for module in (trainer.loop.train, trainer.engine.engine):
         wrap(module, "check_precision", lambda original, *arguments: None)
 
 
@@ -142,7 +142,9 @@ def refuse_nvml(*_: object) -> None:
 def read_a_gpu_that_refuses() -> None:
     for name in ("utilization", "power_draw", "mem_get_info"):
         setattr(torch.cuda, name, refuse_nvml)
-    wrap(trainer.run, "SystemMetrics", lambda original, folder, device: original(folder, torch.device("cuda", 0)))
+    wrap(
+        trainer.loop.setup, "SystemMetrics", lambda original, folder, device: original(folder, torch.device("cuda", 0))
+    )
 
 
 class Compiler:
@@ -158,7 +160,7 @@ class Compiler:
         callback_handler.register_start_callback(self._note)
         wrap(PretrainingModel, "compile_blocks", lambda original, model: original(model, backend=self.compile))
         for name, when in (("set_up", "set-up"), ("leave", "run")):
-            wrap(trainer.train, name, self._telling(when))
+            wrap(trainer.loop.train, name, self._telling(when))
 
     def compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         if torch.is_grad_enabled() not in self._modes_seen:
@@ -184,12 +186,12 @@ def find_what_compilation_needs(original: Callable[[str], str | None], device_ty
 
 def make_trouble() -> None:
     if TROUBLE.get("kill", {}).get("rank") == RANK:
-        wrap(trainer.step, "seed_micro_batch", die_in_step)
+        wrap(trainer.loop.step, "seed_micro_batch", die_in_step)
     if {"kill", "full", "hang"} & TROUBLE.keys():
         wrap(storage, "local_write", trouble_in_writing)
     if "bad" in TROUBLE:
         bad = BadSteps(TROUBLE["bad"])
-        wrap(trainer.train, "take_step", bad.take_step)
+        wrap(trainer.loop.train, "take_step", bad.take_step)
         forward = PretrainingModel.forward
         PretrainingModel.forward = lambda *args, **options: bad.forward(forward, *args, **options)  # type: ignore[method-assign]
     if "nvml" in TROUBLE:
@@ -199,9 +201,9 @@ def make_trouble() -> None:
     if "compiler" in TROUBLE:
         Compiler(**TROUBLE["compiler"]).install()
     if "can_compile" in TROUBLE:
-        wrap(trainer.numerics, "missing_for_compilation", find_what_compilation_needs)
+        wrap(trainer.model.numerics, "missing_for_compilation", find_what_compilation_needs)
     if "memory" in TROUBLE:
-        wrap(trainer.run, "rehearse", rehearse_with_little_memory)
+        wrap(trainer.loop.setup, "rehearse", rehearse_with_little_memory)
 
 
 if __name__ == "__main__":

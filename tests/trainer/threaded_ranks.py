@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from trainer.ranks.distributed import Ranks
+from trainer.distributed.process_group import Ranks
 
 Result = TypeVar("Result")
 
 
 class ThreadedRanks:
-    """As many nodes of one rank each, that speak with each other as `trainer.ranks.distributed` does."""
+    """As many nodes of one rank each, that speak with each other as `trainer.distributed.process_group` does."""
 
     def __init__(self, num_nodes: int, modules: tuple[ModuleType, ...], monkeypatch: pytest.MonkeyPatch) -> None:
         """`modules` are those whose functions are called."""

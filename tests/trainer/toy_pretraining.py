@@ -18,25 +18,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from data_prep.data_set.manifest import read_manifest
-from trainer.checkpoints import checkpoint as checkpoints
-from trainer.checkpoints.format import DataIdentity, TrainState
-from trainer.checkpoints.resuming import find_latest, load
-from trainer.config import RunConfig
+from data_prep.dataset.manifest import read_manifest
+from trainer.checkpoint import writer as checkpoints
+from trainer.checkpoint.format import DataIdentity, TrainState
+from trainer.checkpoint.restore import find_latest, load
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import learning_rate
+from trainer.config.training_settings import DistributedSettings
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
-from trainer.engine import build_engine
-from trainer.evaluation import evaluate
+from trainer.distributed.exit import run_rank
+from trainer.distributed.process_group import Ranks, barrier, initialize_distributed, shut_down
+from trainer.engine.engine import build_engine
+from trainer.engine.optimizer import build_optimizer
+from trainer.evaluation.validation_loss import evaluate
+from trainer.loop.setup import rehearse
+from trainer.loop.step import Wishes, seed_micro_batch, take_step
+from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
-from trainer.optimizer import build_optimizer
-from trainer.ranks.distributed import Ranks, barrier, initialize_distributed, shut_down
-from trainer.ranks.leaving import run_rank
-from trainer.run import rehearse
-from trainer.schedule import learning_rate
-from trainer.settings.training import DistributedSettings
-from trainer.step import Wishes, seed_micro_batch, take_step
-from trainer.watching.throughput import WorkClock
 
 LENGTH, GLOBAL_ROWS, MICRO_ROWS, STEPS = 64, 13, 4, 5
 """13 rows are 4 micro-batches: 1 rank x 4 or 2 ranks x 2 of 3 or 4 rows; 3 ranks take 6 micro-batches of 2 or 3."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.trainer.toy_training import ToyModel, global_batch, labels_of, make_config
-from trainer.optimizer import build_optimizer
+from trainer.engine.optimizer import build_optimizer
 
 
 def train_plainly(steps: int) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:

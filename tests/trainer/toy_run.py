@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from data_prep.data_set.manifest_records import FileRecord
-from data_prep.files import storage
+from data_prep.dataset.manifest_records import FileRecord
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from data_prep.tokenizing.tokenizer import TokenizerSettings
-from trainer.checkpoints.format import DataIdentity, Marker, SavedState, TrainState, step_folder
-from trainer.checkpoints.tensor_file import write_tensors
-from trainer.config import RunConfig
+from trainer.checkpoint.format import DataIdentity, Marker, SavedState, TrainState, step_folder
+from trainer.checkpoint.tensor_file import write_tensors
+from trainer.config.run_config import RunConfig
 from trainer.model.pretraining import PretrainingModel
 
 CONFIG = RunConfig.model_validate(

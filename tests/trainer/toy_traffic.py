@@ -80,17 +80,17 @@ if __name__ == "__main__":
     wrap()  # before what follows imports deepspeed
 
 from tests.trainer.toy_pretraining import LENGTH, make_config, make_loader, make_model, rate  # noqa: E402
-from trainer.checkpoints.format import TrainState  # noqa: E402
-from trainer.config import RunConfig  # noqa: E402
+from trainer.checkpoint.format import TrainState  # noqa: E402
+from trainer.config.run_config import RunConfig  # noqa: E402
+from trainer.config.training_settings import DistributedSettings  # noqa: E402
 from trainer.data.shard_set import open_shard_set  # noqa: E402
-from trainer.engine import build_engine  # noqa: E402
+from trainer.distributed.exit import run_rank  # noqa: E402
+from trainer.distributed.process_group import Ranks, barrier, initialize_distributed, shut_down  # noqa: E402
+from trainer.engine.engine import build_engine  # noqa: E402
+from trainer.loop.setup import rehearse  # noqa: E402
+from trainer.loop.step import Wishes, take_step  # noqa: E402
+from trainer.metrics.throughput import WorkClock  # noqa: E402
 from trainer.model.sizes import num_parameters  # noqa: E402
-from trainer.ranks.distributed import Ranks, barrier, initialize_distributed, shut_down  # noqa: E402
-from trainer.ranks.leaving import run_rank  # noqa: E402
-from trainer.run import rehearse  # noqa: E402
-from trainer.settings.training import DistributedSettings  # noqa: E402
-from trainer.step import Wishes, take_step  # noqa: E402
-from trainer.watching.throughput import WorkClock  # noqa: E402
 
 MICRO_ROWS, STEPS = 2, 3
 """DeepSpeed records at stage 3 in the first steps what it uses when; the last one is counted."""

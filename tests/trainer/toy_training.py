@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from data_prep.errors import UserError
-from data_prep.files import storage
-from trainer.checkpoints import checkpoint as checkpoints
-from trainer.checkpoints.format import DataIdentity, TrainState
-from trainer.checkpoints.resuming import find_latest, load
-from trainer.checkpoints.upload import Uploader
-from trainer.config import RunConfig
-from trainer.engine import Engine, build_engine
-from trainer.ranks.distributed import Ranks, barrier, gather_objects, initialize_distributed, shut_down
-from trainer.ranks.leaving import run_rank
-from trainer.settings.data import DataSettings
-from trainer.settings.training import OptimizerSettings, TrainingSettings, ZeroSettings
-from trainer.settings.watching import CheckpointSettings
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from trainer.checkpoint import writer as checkpoints
+from trainer.checkpoint.format import DataIdentity, TrainState
+from trainer.checkpoint.restore import find_latest, load
+from trainer.checkpoint.upload import Uploader
+from trainer.config.data_settings import DataSettings
+from trainer.config.run_config import RunConfig
+from trainer.config.run_settings import CheckpointSettings
+from trainer.config.training_settings import OptimizerSettings, TrainingSettings, ZeroSettings
+from trainer.distributed.exit import run_rank
+from trainer.distributed.process_group import Ranks, barrier, gather_objects, initialize_distributed, shut_down
+from trainer.engine.engine import Engine, build_engine
 
 VOCABULARY, WIDTH = 37, 13
 ROWS, LENGTH = 8, 16

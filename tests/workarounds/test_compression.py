@@ -1,4 +1,4 @@
-"""What decoders of compressed files do that `data_prep/files/compression.py` works around.
+"""What decoders of compressed files do that `data_prep/storage/compression.py` works around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """

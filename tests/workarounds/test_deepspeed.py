@@ -24,7 +24,7 @@ def test_deepspeed_ignores_an_unknown_setting_in_silence() -> None:
 
     settings = {"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1, "zero_optimisation": {"stage": 3}}
     found = DeepSpeedConfig(settings)
-    assert found.zero_config.stage == 0, "_unknown of trainer/deepspeed_config.py may be left to DeepSpeed"
+    assert found.zero_config.stage == 0, "_unknown of trainer/engine/deepspeed_config.py may be left to DeepSpeed"
 
 
 def test_deepspeed_imports_mlflow() -> None:
@@ -71,7 +71,7 @@ def test_deepspeed_keeps_gathered_weights_of_all_but_the_largest_models() -> Non
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     assert DeepSpeedZeroConfig(stage=3).max_reuse_distance >= 1_000_000_000, (
-        "_own_settings of trainer/deepspeed_config.py need not set stage3_max_reuse_distance"
+        "_own_settings of trainer/engine/deepspeed_config.py need not set stage3_max_reuse_distance"
     )
 
 
@@ -85,7 +85,7 @@ def test_deepspeed_adds_gradients_up_in_the_precision_of_the_model(precision: st
         _config=SimpleNamespace(grad_accum_dtype=None),
     )
     assert DeepSpeedEngine.get_data_types(engine)[1] != torch.float32, (
-        "_own_settings of trainer/deepspeed_config.py need not set grad_accum_dtype"
+        "_own_settings of trainer/engine/deepspeed_config.py need not set grad_accum_dtype"
     )
 
 
@@ -97,8 +97,8 @@ def test_deepspeed_adds_no_gradients_up_in_fp32_at_stage_0(dtype: torch.dtype) -
     with pytest.raises(NotImplementedError, match="unsupported mix"):
         DeepSpeedEngine._do_optimizer_sanity_check(engine, None)
         pytest.fail(
-            "_own_settings of trainer/deepspeed_config.py may set grad_accum_dtype at stage 0 too: the check of "
-            "precision in _check_zero of trainer/config.py may be taken out"
+            "_own_settings of trainer/engine/deepspeed_config.py may set grad_accum_dtype at stage 0 too: the check of "
+            "precision in _check_zero of trainer/config/run_config.py may be taken out"
         )
 
 
@@ -182,10 +182,18 @@ def engine_findings() -> dict[str, bool]:
 @pytest.mark.parametrize(
     ("name", "as_known", "remedy"),
     [
-        ("norm at stage 0", True, "Engine.step of trainer/engine.py need not compute the norm at stage 0"),
-        ("nan in moments", True, "Engine.step of trainer/engine.py need not keep NaN from the moments at stage 0"),
-        ("prints its memory", True, "build_engine of trainer/engine.py need not catch what is printed"),
-        ("state before the first step", False, "Engine.prepare of trainer/engine.py needs no rehearsal for the state"),
+        ("norm at stage 0", True, "Engine.step of trainer/engine/engine.py need not compute the norm at stage 0"),
+        (
+            "nan in moments",
+            True,
+            "Engine.step of trainer/engine/engine.py need not keep NaN from the moments at stage 0",
+        ),
+        ("prints its memory", True, "build_engine of trainer/engine/engine.py need not catch what is printed"),
+        (
+            "state before the first step",
+            False,
+            "Engine.prepare of trainer/engine/engine.py needs no rehearsal for the state",
+        ),
         ("all groups are linked", False, "_flattened_fragment of checkpoints/fragments.py may use optim_fragment"),
     ],
 )

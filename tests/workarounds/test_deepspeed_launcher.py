@@ -1,4 +1,4 @@
-"""What the `deepspeed` launcher does that `trainer/ranks`, `trainer/preflight` and `launch/nodes.py` work around.
+"""What the `deepspeed` launcher does that `trainer/distributed`, `trainer/preflight` and `launch/nodes.py` work around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """

@@ -1,4 +1,4 @@
-"""What fsspec and s3fs do that `data_prep/files` works around.
+"""What fsspec and s3fs do that `data_prep/storage` works around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """

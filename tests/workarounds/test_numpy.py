@@ -1,4 +1,4 @@
-"""What numpy does that `data_prep/data_set` works around.
+"""What numpy does that `data_prep/dataset` works around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """

@@ -1,4 +1,4 @@
-"""What pyarrow does that `data_prep/inputs/parquet.py` works around.
+"""What pyarrow does that `data_prep/storage/parquet.py` works around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """

@@ -1,4 +1,4 @@
-"""What SentencePiece does that `data_prep/tokenizing` works around.
+"""What SentencePiece does that `data_prep/tokenizer` works around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """

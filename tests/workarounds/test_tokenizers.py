@@ -1,4 +1,4 @@
-"""What the tokenizers library does that `data_prep/tokenizing` and `data_prep/text` work around.
+"""What the tokenizers library does that `data_prep/tokenizer` and `data_prep/text` work around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """

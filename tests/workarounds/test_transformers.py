@@ -23,7 +23,7 @@ def test_the_hub_is_asked_whatever_the_variable_says_once_it_is_imported(monkeyp
 
     before = huggingface_hub.is_offline_mode()
     monkeypatch.setenv("HF_HUB_OFFLINE", "0" if before else "1")
-    assert huggingface_hub.is_offline_mode() is before, "trainer/quiet_transformers.py may set the variable"
+    assert huggingface_hub.is_offline_mode() is before, "trainer/model/quiet_transformers.py may set the variable"
 
 
 @pytest.mark.slow
@@ -34,4 +34,4 @@ def test_saving_imports_a_deepspeed_that_is_there() -> None:
         "extract_model_from_parallel(torch.nn.Linear(1, 1))\nprint('deepspeed' in sys.modules)",
         DS_ACCELERATOR="cpu",
     )
-    assert answer.stdout.split()[-1] == "True", "trainer/quiet_transformers.py need not set DS_ACCELERATOR"
+    assert answer.stdout.split()[-1] == "True", "trainer/model/quiet_transformers.py need not set DS_ACCELERATOR"

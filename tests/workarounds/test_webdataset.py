@@ -1,4 +1,4 @@
-"""What webdataset and Python's tarfile do that `data_prep/data_set` works around.
+"""What webdataset and Python's tarfile do that `data_prep/dataset` works around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """

@@ -1,4 +1,4 @@
-"""The verbs of `trainer.engine.Engine` on one rank in plain PyTorch: what DeepSpeed is measured against."""
+"""The verbs of `trainer.engine.engine.Engine` on one rank in plain PyTorch: what DeepSpeed is measured against."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.optimizer import build_optimizer
-from trainer.settings.training import OptimizerSettings
+from trainer.config.training_settings import OptimizerSettings
+from trainer.engine.optimizer import build_optimizer
 
 
 class PlainEngine:
@@ -82,7 +82,7 @@ class PlainEngine:
             group["lr"] = learning_rate
 
     def prepare(self, compute_loss: Callable[[], torch.Tensor]) -> None:
-        """One forward and backward that changes nothing, as `trainer.engine.Engine.prepare`."""
+        """One forward and backward that changes nothing, as `trainer.engine.engine.Engine.prepare`."""
         self.train()
         self.backward(compute_loss())
         self.clear_gradients()

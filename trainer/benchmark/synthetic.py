@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.data_set.manifest import FORMAT_VERSION, Manifest, write_manifest
-from data_prep.data_set.manifest_records import FileRecord, SplitRecord, TokenizerRecord
-from data_prep.data_set.shards import Record, write_shard
-from data_prep.tokenizing.special_tokens import SPECIAL_TOKENS
+from data_prep.dataset.manifest import FORMAT_VERSION, Manifest, write_manifest
+from data_prep.dataset.manifest_records import FileRecord, SplitRecord, TokenizerRecord
+from data_prep.dataset.shards import Record, write_shard
+from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS
 
 RECORD_TOKENS = 65_536
 SENTENCE_TOKENS = 20

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from data_prep.tokenizing.special_tokens import PAD_TOKEN_ID
+from data_prep.tokenizer.special_tokens import PAD_TOKEN_ID
 
 IGNORED = -100
 """Label of a place without a prediction, as in `torch.nn.functional.cross_entropy`."""

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from data_prep.files import storage
-from trainer.data.assemble import RowShape, assemble_rows
+from data_prep.storage import storage
+from trainer.config.data_settings import DataSettings
+from trainer.config.training_settings import Phase
+from trainer.data.assembly import RowShape, assemble_rows
 from trainer.data.batch import Batch
-from trainer.data.from_settings import masking_of, row_settings, shards_of
+from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
-from trainer.data.passes import row_shape
 from trainer.data.randomness import Purpose
 from trainer.data.recently_used import RecentlyUsed
+from trainer.data.sample_settings import masking_of, row_settings, shards_of
 from trainer.data.samples import SampleSpace
 from trainer.data.shard_set import Shard, ShardSet
-from trainer.settings.data import DataSettings
-from trainer.settings.training import Phase
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from data_prep.errors import UserError
-from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from data_prep.base.errors import UserError
+from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config.data_settings import DataSettings
+from trainer.config.schedule import global_batch_tokens
+from trainer.config.training_settings import Phase
 from trainer.data.batch import Batch
-from trainer.data.from_settings import check_enough_rows, masking_of, row_settings, training_samples
+from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.pair_rows import PairCounts
-from trainer.data.passes import row_shape
 from trainer.data.randomness import Purpose
+from trainer.data.sample_settings import check_enough_rows, masking_of, row_settings, training_samples
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import obey_rank_alone
-from trainer.schedule import global_batch_tokens
-from trainer.settings.data import DataSettings
-from trainer.settings.training import Phase
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.data.batch import IGNORED
 from trainer.data.mask_units import choose_parts, choose_tokens, choose_whole, split_spans
 from trainer.data.randomness import below, fold, high_bits, low_bits, uniform

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from data_prep.errors import UserError
-from trainer.data.assemble import RowShape, assemble_rows, check_tokens, read_segments, without_damaged
+from data_prep.base.errors import UserError
+from trainer.data.assembly import RowShape, assemble_rows, check_tokens, read_segments, without_damaged
 from trainer.data.batch import Batch
 from trainer.data.masking import Masking, mask_rows
 from trainer.data.packing import Segments

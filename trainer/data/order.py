@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from trainer.data.randomness import Purpose, fold, permute
 
 WINDOW_SHARDS = 16

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data_prep.data_set.shard_index import ShardIndex
+from data_prep.dataset.shard_index import ShardIndex
 from trainer.data.batch import IGNORED
 
 SEGMENT_A, SEGMENT_B = 0, 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from trainer.data.shard_cache import CachedFile, ShardCache
 
 

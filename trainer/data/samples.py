@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_prep.errors import UserError
-from data_prep.files import storage
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from trainer.data.epochs import Pass, RowSettings, merge_segments, num_shard_rows
 from trainer.data.order import Mixture
 from trainer.data.packing import Segments
-from trainer.data.passes import Pass, RowSettings, merge_segments, num_shard_rows
 from trainer.data.randomness import Purpose, root_key
 from trainer.data.recently_used import RecentlyUsed
 from trainer.data.shard_set import Shard

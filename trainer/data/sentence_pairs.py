@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.data_set.shard_index import ShardIndex
+from data_prep.dataset.shard_index import ShardIndex
 from trainer.data.batch import IGNORED
 from trainer.data.bin_packing import pack_rows
 from trainer.data.packing import document_starts

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.errors import UserError
-from data_prep.files import storage
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
 
 _LOCKS = ".locks"
 _OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; whatever else lies in the folder is the user's

@@ -12,18 +12,18 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.data_set.counting import read_token_counts
-from data_prep.data_set.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
-from data_prep.data_set.manifest_records import ShardRecord
-from data_prep.data_set.shard_index import ShardIndex, read_index
-from data_prep.errors import UsageError, UserError
-from data_prep.files import storage
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.base.errors import UsageError, UserError
+from data_prep.dataset.counts import read_token_counts
+from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.shard_index import ShardIndex, read_index
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.prefetch import Prefetcher
 from trainer.data.recently_used import RecentlyUsed
 from trainer.data.shard_cache import CachedFile, DamagedFile, ShardCache
-from trainer.data.verified import is_sound
+from trainer.data.verified_files import is_sound
 
 _CACHE_BYTES = 100_000_000_000
 _COPY_BYTES = 8 << 20

@@ -3,7 +3,7 @@
 A word is what stands between two spaces: its first piece begins with the metaspace (U+2581), the others do not. In
 scripts that write no spaces that would be a whole clause, so there every piece is a word of its own. A character that
 the vocabulary lacks is several byte pieces, which stay together. Pieces of a foreign vocabulary come in the same form
-(`data_prep.tokenizing.foreign_files`), where white space of other kinds can stand in a piece and counts as the
+(`data_prep.tokenizer.foreign_files`), where white space of other kinds can stand in a piece and counts as the
 metaspace does.
 """
 

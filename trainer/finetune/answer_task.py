@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer.finetune.examples import Examples, text_of
-from trainer.finetune.metrics import answer_f1, answer_scores
+from trainer.finetune.scores import answer_f1, answer_scores
 from trainer.finetune.sequence_tasks import softmax
 from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, Row
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from trainer.finetune.data import TaskData
 from trainer.finetune.experiment import Fit, VariantResult
-from trainer.finetune.fitting import Point
-from trainer.using.figures import Curve, draw_curves
-from trainer.using.fill_mask import shorten
+from trainer.finetune.single_fit import Point
+from trainer.finetune.task_data import TaskData
+from trainer.inference.fill_mask import shorten
+from trainer.tracking.figures import Curve, draw_curves
 
 NUM_LENGTH_GROUPS = 4
 

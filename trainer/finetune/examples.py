@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UsageError, UserError
-from trainer.finetune.tables import column, is_missing, read_table
+from data_prep.base.errors import UsageError, UserError
+from trainer.finetune.labelled_tables import column, is_missing, read_table
 
 
 @dataclass(frozen=True)

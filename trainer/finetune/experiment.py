@@ -21,11 +21,11 @@ import transformers
 from transformers import PreTrainedModel
 
 from trainer.finetune.batches import Collator, predict
-from trainer.finetune.data import Part, TaskData
-from trainer.finetune.fitting import Diverged, FitSettings, Point, fit, order
 from trainer.finetune.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
+from trainer.finetune.single_fit import Diverged, FitSettings, Point, fit, order
+from trainer.finetune.task_data import Part, TaskData
 from trainer.finetune.tasks import Prediction, Preprocessor, Row
-from trainer.using.pretrained import load_pretrained, refuse_random_weights
+from trainer.inference.pretrained import load_pretrained, refuse_random_weights
 
 VARIANTS = ("scratch", "frozen", "full")
 

@@ -16,17 +16,17 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from data_prep.errors import UserError
-from data_prep.files import storage
-from data_prep.validation import first_problem
+from data_prep.base.errors import UserError
+from data_prep.base.validation import first_problem
+from data_prep.storage import storage
 from trainer.finetune.batches import Collator, predict
-from trainer.finetune.data import make_task
 from trainer.finetune.examples import Columns, Examples
+from trainer.finetune.task_data import make_task
 from trainer.finetune.tasks import Prediction, Preprocessor, Task, TaskName
-from trainer.quiet_transformers import quiet_transformers
-from trainer.using.model_folder import FINETUNE_FILE, read_json
-from trainer.using.pretrained import SHORTEST, load_config, load_pretrained, load_text_tokenizer, max_length
-from trainer.using.provenance import PROVENANCE_FILE, read_provenance
+from trainer.inference.model_folder import FINETUNE_FILE, read_json
+from trainer.inference.pretrained import SHORTEST, load_config, load_pretrained, load_text_tokenizer, max_length
+from trainer.inference.provenance import PROVENANCE_FILE, read_provenance
+from trainer.model.quiet_transformers import quiet_transformers
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 

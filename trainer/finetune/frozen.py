@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from trainer.finetune.batches import LABELS, Collator, num_places
 from trainer.finetune.tasks import Row
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from data_prep.files import storage
-from data_prep.settings import validate_settings
-from data_prep.terminal import counted, duration
+from data_prep.base.settings import validate_settings
+from data_prep.base.terminal import counted, duration
+from data_prep.storage import storage
+from trainer.config.run_settings import TrackingSettings
 from trainer.finetune.comparison import failure_lines, length_lines, rate_lines, score_lines
 from trainer.finetune.experiment import Fit, Setting, VariantResult
+from trainer.finetune.experiment_runs import ExperimentRuns
+from trainer.finetune.fit_plan import FitRequest
 from trainer.finetune.fitted_model import FitFacts, save_fitted_model
-from trainer.finetune.fitting import order
-from trainer.finetune.plan import FitRequest
-from trainer.finetune.runs import ExperimentRuns
-from trainer.settings.watching import TrackingSettings
+from trainer.finetune.single_fit import order
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 
 NUM_FAILURES = 5

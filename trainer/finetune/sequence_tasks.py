@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer.finetune.examples import Examples, text_of
-from trainer.finetune.metrics import classification_scores, regression_scores
+from trainer.finetune.scores import classification_scores, regression_scores
 from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, tokenise_rows
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from trainer.finetune.examples import Examples
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.tokenizing.tokenizer_report import read_report
-from trainer.quiet_transformers import quiet_transformers
+from data_prep.tokenizer.tokenizer_report import read_report
+from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

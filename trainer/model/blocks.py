@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from trainer.config.model_settings import ModelSettings
 from trainer.model.attention import AttentionLayout
 from trainer.model.layers import SelfAttention, build_feed_forward, build_norm
-from trainer.settings.model import ModelSettings
 
 
 class PostNormBlock(nn.Module):

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.attention import AttentionLayout, attention_layout, choose_kernel
 from trainer.model.blocks import build_block
 from trainer.model.layers import Embeddings, build_norm
 from trainer.model.positions import rotation
-from trainer.settings.model import ModelSettings
 
 
 class Encoder(nn.Module):

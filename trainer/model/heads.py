@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from trainer.config.model_settings import ModelSettings
 from trainer.model.layers import ACTIVATIONS, WordEmbeddings, build_norm
-from trainer.settings.model import ModelSettings
 
 
 class MaskedLanguageModelHead(nn.Module):

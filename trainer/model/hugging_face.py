@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import torch
 
-from data_prep.errors import UserError
-from data_prep.tokenizing.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.base.errors import UserError
+from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from trainer.config.families import RULES, violations
+from trainer.config.model_settings import ModelSettings
 from trainer.model import bert, modernbert
-from trainer.model.families import RULES, violations
-from trainer.settings.model import ModelSettings
 
 
 class Family(Protocol):

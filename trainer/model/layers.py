@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.attention import AttentionLayout, attend, split_qkv
 from trainer.model.positions import build_position_embeddings, rotate
-from trainer.settings.model import ModelSettings
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu": F.gelu, "geglu": F.gelu, "relu": F.relu}
 """Of the feed-forward layer and the MLM head; GELU is the exact one (erf)."""

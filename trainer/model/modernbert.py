@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep.tokenizing.special_tokens import SpecialTokens
-from trainer.settings.model import ModelSettings
+from data_prep.tokenizer.special_tokens import SpecialTokens
+from trainer.config.model_settings import ModelSettings
 
 _MODULES = {
     "encoder.embeddings.word_embeddings": "model.embeddings.tok_embeddings",

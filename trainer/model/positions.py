@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from trainer.settings.model import ModelSettings
+from trainer.config.model_settings import ModelSettings
 
 
 class Rotation(NamedTuple):

@@ -1,6 +1,6 @@
 """The pretraining model: encoder, heads and the two losses, as sums.
 
-Sums, never means: what to divide by is known only over the global batch (`trainer/step.py`), and
+Sums, never means: what to divide by is known only over the global batch (`trainer/loop/step.py`), and
 micro-batches hold different numbers of predictions.
 """
 
@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model.encoder import Encoder
 from trainer.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
-from trainer.model.initialisation import initialise
-from trainer.settings.model import ModelSettings
+from trainer.model.initialization import initialise
 
 MAX_GRAPHS = 64
 """Of all blocks: ModernBERT has 3 kinds, in training and evaluation 6 graphs a phase. Beyond torch's own limit of 8 a

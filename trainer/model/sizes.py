@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import nn
 
-from trainer.settings.model import ModelSettings
+from trainer.config.model_settings import ModelSettings
 
 FLOPS_FORMULA = (
     "6 * num_hidden_layers * (4 * hidden_size**2 + num_feed_forward_matrices * hidden_size * intermediate_size)"

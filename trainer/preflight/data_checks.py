@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from data_prep.data_set.manifest import Manifest
-from data_prep.data_set.manifest_records import ShardRecord
-from data_prep.data_set.verify import tokenizer_file_problems
-from data_prep.files import storage
-from data_prep.files.urls import WEB_SCHEMES, scheme
-from data_prep.terminal import counted
-from trainer.config import RunConfig
-from trainer.data.from_settings import check_enough_data
+from data_prep.base.terminal import counted
+from data_prep.base.urls import WEB_SCHEMES, scheme
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.verification import tokenizer_file_problems
+from data_prep.storage import storage
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import tokens_of_run
+from trainer.data.sample_settings import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
 from trainer.preflight.finding import Finding
-from trainer.schedule import tokens_of_run
 
 SAMPLED_TRAIN_SHARDS = 3
 SAMPLED_VALID_SHARDS = 1

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import UsageError
-from trainer.config import RunConfig
-from trainer.deepspeed_config import deepspeed_config
-from trainer.ranks.distributed import Ranks, broadcast_object
+from data_prep.base.errors import UsageError
+from trainer.config.run_config import RunConfig
+from trainer.distributed.process_group import Ranks, broadcast_object
+from trainer.engine.deepspeed_config import deepspeed_config
 
 _SWITCHES = frozenset(
     """prescale_gradients wall_clock_breakdown memory_breakdown dump_state disable_python_gc zero_force_ds_cpu_optimizer

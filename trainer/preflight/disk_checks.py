@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.checkpoints.format import list_steps
-from trainer.config import RunConfig
+from trainer.checkpoint.format import list_steps
+from trainer.config.run_config import RunConfig
 from trainer.model.sizes import num_parameters
 from trainer.preflight.finding import Finding, Level
 

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from data_prep.data_set.manifest import Manifest, read_manifest
-from data_prep.errors import UserError
-from data_prep.files import storage
-from data_prep.settings import to_yaml
-from data_prep.terminal import counted
-from trainer.batch_arithmetic import batch_arithmetic
-from trainer.checkpoints.format import list_steps
-from trainer.checkpoints.store import stored_steps
-from trainer.config import RunConfig, without_secrets
+from data_prep.base.errors import UserError
+from data_prep.base.settings import to_yaml
+from data_prep.base.terminal import counted
+from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.storage import storage
+from trainer.checkpoint.format import list_steps
+from trainer.checkpoint.store import stored_steps
+from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.run_config import RunConfig, without_secrets
+from trainer.config.schedule import global_batch_sizes, tokens_of_phase, tokens_of_run
+from trainer.config.training_settings import Phase, ZeroStage
 from trainer.data.order import WINDOW_SHARDS
-from trainer.init_from import look_at_initial_weights
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import (
     activation_bytes,
@@ -25,9 +26,8 @@ from trainer.model.sizes import (
     parameter_table,
 )
 from trainer.preflight.efficiency import WORLD_SIZES, efficiency_lines, gpus_per_node
-from trainer.preflight.memory import memory_in_phase
-from trainer.schedule import global_batch_sizes, tokens_of_phase, tokens_of_run
-from trainer.settings.training import Phase, ZeroStage
+from trainer.preflight.memory_estimate import memory_in_phase
+from trainer.registry.init_from import look_at_initial_weights
 
 GIB = 1 << 30
 ZERO_STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)

@@ -6,7 +6,7 @@ gather; between nodes the link is a node's network, within a node a GPU's share 
 computation hides:
 
 - 1 in bf16: the all-reduce, by the last backward of a step; not its last bucket, which holds the word embeddings, whose
-  gradient comes last; and not the gather of the new weights (trainer/ranks/overlapped_reduction.py)
+  gradient comes last; and not the gather of the new weights (trainer/distributed/overlapped_reduction.py)
 - 2 with DeepSpeed's `overlap_comm`: the all-reduce of each micro-batch, by its backward, likewise
 - 3: DeepSpeed gathers ahead in the forward and reduces during the backward
 - otherwise nothing
@@ -20,12 +20,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainer.batch_arithmetic import BatchArithmetic, batch_arithmetic
-from trainer.config import RunConfig
-from trainer.deepspeed_config import deepspeed_config
+from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import Phase
+from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.scale import sent_bytes
-from trainer.settings.training import Phase
 
 GPUS_PER_NODE = 8
 ACHIEVED_FLOPS = 450e12

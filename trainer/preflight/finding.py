@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 
 Level = Literal["ok", "warn", "fail"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 
 _HOST_LINE = re.compile(r"(\S+)\s+slots=([1-9][0-9]{0,5})")
 # The name becomes a word of ssh and pdsh: none that begins with a hyphen, and none that a shell or pdsh would expand.

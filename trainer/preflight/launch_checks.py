@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.errors import UsageError
-from data_prep.files.known_secrets import secrets_of
+from data_prep.base.errors import UsageError
+from data_prep.storage.known_secrets import secrets_of
 
 SECRET_REMEDY = (
     "keep it in a file of your own on every host (~/.mlflow/credentials, ~/.aws/credentials, both with mode 600) and "

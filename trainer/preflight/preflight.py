@@ -16,23 +16,23 @@ from pathlib import Path
 
 import torch
 
-from data_prep.errors import UserError
-from data_prep.files import storage
-from data_prep.files.store_errors import GO_ON
-from data_prep.files.urls import has_password
-from data_prep.processor import this_processor
-from trainer.batch_arithmetic import batch_arithmetic
-from trainer.checkpoints.upload import check_upload_wait
-from trainer.config import RunConfig
-from trainer.deepspeed_config import deepspeed_config
-from trainer.numerics import fast_precision
+from data_prep.base.errors import UserError
+from data_prep.base.processor import this_processor
+from data_prep.base.urls import has_password
+from data_prep.storage import storage
+from data_prep.storage.store_errors import GO_ON
+from trainer.checkpoint.upload import check_upload_wait
+from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import global_batch_sizes
+from trainer.config.training_settings import Phase
+from trainer.distributed.process_group import extensions_folder
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.model.numerics import fast_precision
 from trainer.preflight.deepspeed_sections import unwritable_output
 from trainer.preflight.disk_checks import check_disk
 from trainer.preflight.finding import Finding, Level, guarded
-from trainer.preflight.memory import memory_in_phase
-from trainer.ranks.distributed import extensions_folder
-from trainer.schedule import global_batch_sizes
-from trainer.settings.training import Phase
+from trainer.preflight.memory_estimate import memory_in_phase
 
 GIB = 1 << 30
 NOTABLE_FILLING = 0.05

@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.batch_arithmetic import batch_arithmetic
-from trainer.config import RunConfig
+from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import Phase
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.disk_checks import CHECKPOINT_BYTES_PER_PARAMETER
-from trainer.preflight.memory import memory_in_phase
-from trainer.settings.training import Phase
+from trainer.preflight.memory_estimate import memory_in_phase
 
 GIB = 1 << 30
 STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)

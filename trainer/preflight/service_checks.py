@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import torch
 import torch.distributed
 
-from data_prep.files import storage
-from data_prep.terminal import counted
-from trainer.config import RunConfig
+from data_prep.base.terminal import counted
+from data_prep.storage import storage
+from trainer.config.run_config import RunConfig
+from trainer.distributed.interface import interface_towards
 from trainer.preflight.finding import Finding, Level
-from trainer.ranks.interface import interface_towards
 from trainer.tracking.mlflow_server import MlflowNotInstalled, connect, resolve_tracking_uri, short
 from trainer.tracking.request_limits import request_limits
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import regex
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
+from trainer.inference.model_folder import check_model_folder, folder_digest
 from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
-from trainer.using.model_folder import check_model_folder, folder_digest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

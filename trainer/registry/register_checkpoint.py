@@ -13,12 +13,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from data_prep.errors import UserError, run_command
-from trainer.exporting.export import export_checkpoint
-from trainer.ranks.end_with_parent import end_with_parent
-from trainer.registry.promotion import parse_conditions
-from trainer.registry.registry import Registration, register
-from trainer.registry.versions import NotPromoted, promote
+from data_prep.base.errors import UserError, run_command
+from trainer.config.promotion import parse_conditions
+from trainer.distributed.end_with_parent import end_with_parent
+from trainer.export.export import export_checkpoint
+from trainer.registry.model_versions import NotPromoted, promote
+from trainer.registry.registration import Registration, register
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.errors import UserError
-from data_prep.files import storage
-from trainer.checkpoints.format import list_steps, step_folder
-from trainer.config import RunConfig
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from trainer.checkpoint.format import list_steps, step_folder
+from trainer.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from trainer.registry.register_checkpoint import Request
@@ -86,7 +86,7 @@ class Registrar:
     def break_off(self, mark: Callable[[str], None]) -> None:
         """Wait for the registration under way alone: the rest is noted, and the run's next start does it.
 
-        `mark` is told again and again that it waits (`trainer/ranks/watchdog.py`).
+        `mark` is told again and again that it waits (`trainer/distributed/watchdog.py`).
         """
         with contextlib.suppress(queue.Empty):
             while True:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.errors import UserError
-from trainer.quiet_transformers import quiet_transformers
-from trainer.using.fill_mask import MASK_TOKEN, FillMask
-from trainer.using.model_folder import FINETUNE_FILE, read_config, read_json
-from trainer.using.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
+from data_prep.base.errors import UserError
+from trainer.inference.fill_mask import MASK_TOKEN, FillMask
+from trainer.inference.model_folder import FINETUNE_FILE, read_config, read_json
+from trainer.inference.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
+from trainer.model.quiet_transformers import quiet_transformers
 
 INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
 TEXT_EXAMPLE = "It was a fine day."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from trainer.tracking.figures import Curve, draw_curves
 from trainer.tracking.spool_folder import SpoolFolder
-from trainer.using.figures import Curve, draw_curves
 
 POINTS_AT_ONCE = 100_000
 MOST_POINTS = 2_000

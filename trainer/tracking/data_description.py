@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.data_set.manifest import Manifest, list_versions
-from data_prep.errors import UserError
-from data_prep.files import storage
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import Manifest, list_versions
+from data_prep.storage import storage
 from trainer.tracking.spool_folder import DataSetInput
 
 

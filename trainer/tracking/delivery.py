@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from data_prep.errors import UserError
-from data_prep.files import storage
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
 from trainer.tracking.mlflow_server import connect, import_mlflow, short
 from trainer.tracking.spool_folder import DataSetInput, Delivered, Point, SpoolFolder, is_same_address
 

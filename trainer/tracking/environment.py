@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from data_prep.installed import installed_version
+from data_prep.base.installed import installed_version
 
 LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
 

@@ -17,8 +17,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from data_prep.errors import UsageError, UserError
-from data_prep.files import storage
+from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import storage
 from trainer.tracking.request_limits import request_limits
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep.files import storage
+from data_prep.storage import storage
 
 MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000

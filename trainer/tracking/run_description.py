@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from data_prep.settings import to_yaml
-from trainer.config import RunConfig, without_secrets
+from data_prep.base.settings import to_yaml
+from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.shard_set import ShardSet
 from trainer.tracking.data_description import data_set_input, manifest_summary
 from trainer.tracking.environment import describe_environment, git_revision, installed_packages
 from trainer.tracking.spool_folder import GIT_TAG, LINEAGE_TAG
-from trainer.tracking.tracking import MetricLog
+from trainer.tracking.tracker import MetricLog
 
 
 def describe_run(

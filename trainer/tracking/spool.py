@@ -14,7 +14,7 @@ import time
 import uuid
 from pathlib import Path
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from trainer.tracking.spool_folder import (
     POINTS_NAME,
     RECORD_NAME,

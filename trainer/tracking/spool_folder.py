@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_validator
 
-from data_prep.errors import UserError
-from data_prep.files import storage
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
 
 GIT_TAG = "clozeworks.git_revision"
 LINEAGE_TAG = "clozeworks.data_lineage"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.errors import UserError
-from data_prep.files import storage
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.mlflow_server import resolve_tracking_uri, short, view_hint
 from trainer.tracking.request_limits import request_limits

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.errors import UsageError
 from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.errors import UsageError
-from data_prep.files import storage
+from data_prep.storage import storage
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.commands import inspect
-from data_prep.data_set.manifest import read_manifest
-from data_prep.data_set.shard_index import read_index
-from data_prep.files import storage
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.shard_index import read_index
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.errors import UsageError
 from data_prep.commands import options
 from data_prep.commands.options import Request, add_workers, preparation, requested, workers_for
-from data_prep.config import load_config
-from data_prep.errors import UsageError
-from data_prep.inputs.input_files import InputFile
+from data_prep.config.preparation_config import load_config
+from data_prep.documents.input_files import InputFile
 
 
 def workers(*arguments: str, megabytes: float, settings: tuple[str, ...] = (), output: str = "out") -> int:

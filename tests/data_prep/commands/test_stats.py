@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.errors import UsageError
 from data_prep.commands import stats
-from data_prep.errors import UsageError
-from data_prep.files import storage
+from data_prep.storage import storage
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

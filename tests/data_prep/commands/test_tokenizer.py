@@ -16,11 +16,11 @@ import fsspec
 import pytest
 import yaml
 
+from data_prep.base.errors import UsageError, UserError
 from data_prep.commands import tokenizer
-from data_prep.errors import UsageError, UserError
-from data_prep.tokenizing.hugging_face import check_parity
-from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerInfo
-from data_prep.tokenizing.tokenizer_report import GroupReport, read_report
+from data_prep.tokenizer.hugging_face_tokenizer import check_parity
+from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo
+from data_prep.tokenizer.tokenizer_report import GroupReport, read_report
 
 MULTILINGUAL = {"fr": "fr", "de": "de", "zh": "zh", "ko": "ko", "ar": "ar_web"}
 REPOSITORY = Path(__file__).resolve().parents[3]

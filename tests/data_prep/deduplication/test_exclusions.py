@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.base.errors import UserError
 from data_prep.deduplication.exclusions import read_exclusions, write_exclusions
-from data_prep.errors import UserError
-from data_prep.preparing.mapping import Destinations
+from data_prep.pipeline.map_task import Destinations
 
 
 def test_ids_come_back_at_their_destinations(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.config import DeduplicationSettings, load_config
-from data_prep.data_set.shards import Record, write_shard
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import DeduplicationSettings, load_config
+from data_prep.dataset.shards import Record, write_shard
 from data_prep.deduplication import near_duplicates
 from data_prep.deduplication.near_duplicates import (
     SignatureTask,
@@ -23,12 +24,11 @@ from data_prep.deduplication.near_duplicates import (
 from data_prep.deduplication.signature_files import SignatureFiles, open_signatures
 from data_prep.deduplication.signatures import signatures
 from data_prep.deduplication.similarity_search import MAX_LEADERS, band_keys, choose_bands
-from data_prep.errors import UserError
-from data_prep.execution.executors import run_units
-from data_prep.files import storage
-from data_prep.preparing.plan import make_plan
-from data_prep.preparing.prepare import prepare_shards
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.executors.executors import run_units
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.s3_server import S3Bucket
 
 SETTINGS = DeduplicationSettings(near=True, threshold=0.8, ngram_tokens=5, num_hashes=128)

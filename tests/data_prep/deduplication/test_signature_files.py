@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.config import DeduplicationSettings
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication import signature_files
 from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, open_signatures
 from data_prep.deduplication.signatures import signatures
 from data_prep.deduplication.similarity_search import band_keys, choose_bands
-from data_prep.errors import UserError
 
 SETTINGS = DeduplicationSettings(near=True, ngram_tokens=3, num_hashes=32)
 LENGTHS = (5, 40, 1, 300, 12, 7, 90, 2, 33, 60)

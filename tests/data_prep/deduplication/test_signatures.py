@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.config import DeduplicationSettings
+from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication import signatures as signature_module
 from data_prep.deduplication.signatures import ngram_hashes, signatures
 

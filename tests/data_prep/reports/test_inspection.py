@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.data_set.manifest import read_manifest, write_manifest
-from data_prep.data_set.manifest_records import FileRecord, SplitRecord
-from data_prep.data_set.removal_request import RemovalRequest
-from data_prep.data_set.removing import remove_documents
-from data_prep.data_set.shard_documents import ShardDocuments
-from data_prep.data_set.shards import Record, write_shard
-from data_prep.errors import UsageError
-from data_prep.preparing.mapping import document_id
+from data_prep.base.errors import UsageError
+from data_prep.dataset.manifest import read_manifest, write_manifest
+from data_prep.dataset.manifest_records import FileRecord, SplitRecord
+from data_prep.dataset.removal import remove_documents
+from data_prep.dataset.removal_request import RemovalRequest
+from data_prep.dataset.shard_documents import ShardDocuments
+from data_prep.dataset.shards import Record, write_shard
+from data_prep.pipeline.map_task import document_id
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
 from data_prep.text.cleaning import Normalisation, normalise
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.hostile_shards import NAMES, write_hostile_shards
 
 

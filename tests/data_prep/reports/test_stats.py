@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from data_prep.data_set.manifest import read_manifest
-from data_prep.data_set.shards import read_records
-from data_prep.errors import UserError
-from data_prep.files import storage
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.shards import read_records
 from data_prep.reports import plots
 from data_prep.reports.page import render_page, write_page
 from data_prep.reports.plots import draw_plots
 from data_prep.reports.stats import Statistics, read_statistics
-from data_prep.reports.text import stats_report
+from data_prep.reports.stats_report import stats_report
+from data_prep.storage import storage
 from data_prep.text.cleaning import Normalisation, normalise
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"

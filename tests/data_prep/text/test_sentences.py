@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
 from data_prep.text.sentences import batch_sentence_starts, check_language, known_language, sentence_starts
 from data_prep.text.text_batch import normalise_batch

@@ -14,6 +14,8 @@ import pytest
 import sentencepiece
 
 from data_prep.text.cleaning import Normalisation
+from data_prep.tokenizer.sentencepiece_model import open_model, train_model, vocabulary_of
+from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.alphabet import (
     PRINTABLE_ASCII,
     Alphabet,
@@ -23,8 +25,6 @@ from data_prep.tokenizer_training.alphabet import (
     training_lines,
 )
 from data_prep.tokenizer_training.training import train_tokenizer
-from data_prep.tokenizing.sentencepiece_model import open_model, train_model, vocabulary_of
-from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 
 METASPACE = frozenset("\u2581")
 RARE = [*"\u0259\u0283\u03b2\u0416\u4e2d\u5c71\u2603\u00e9"]

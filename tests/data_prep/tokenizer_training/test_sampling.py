@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from data_prep.config import PreparationConfig, load_config
-from data_prep.errors import UserError
-from data_prep.inputs.input_files import find_inputs, find_units
-from data_prep.settings import validate_settings
+from data_prep.base.errors import UserError
+from data_prep.base.settings import validate_settings
+from data_prep.config.preparation_config import PreparationConfig, load_config
+from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.tokenizer_training import sampling
 from data_prep.tokenizer_training.sampling import CorpusCounts, draw_sample, language_label
 from data_prep.tokenizer_training.training_sample import TrainingSample

@@ -9,11 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from data_prep.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.text.cleaning import Normalisation
+from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training import training
 from data_prep.tokenizer_training.training import train_tokenizer
-from data_prep.tokenizing.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
 from tests.made_up_documents import SMALL, documents
 
 

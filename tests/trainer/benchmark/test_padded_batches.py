@@ -10,14 +10,14 @@ import torch
 from transformers import BertConfig, BertForPreTraining
 
 from tests.benchmarks.padded_batches import to_padded
+from trainer.config.data_settings import DataSettings
+from trainer.config.model_settings import ModelSettings
+from trainer.config.training_settings import Phase
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
-from trainer.settings.data import DataSettings
-from trainer.settings.model import ModelSettings
-from trainer.settings.training import Phase
 
 LENGTH = 64
 PHASE = Phase(steps=1, sequence_length=LENGTH, micro_batch_tokens=8 * LENGTH, global_batch_tokens=8 * LENGTH)

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from trainer.benchmark.plain_engine import PlainEngine
-from trainer.optimizer import build_optimizer
-from trainer.settings.training import OptimizerSettings
+from trainer.config.training_settings import OptimizerSettings
+from trainer.engine.optimizer import build_optimizer
 
 SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.1)
 CPU = torch.device("cpu")

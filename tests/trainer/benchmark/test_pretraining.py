@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.errors import UsageError, UserError
-from data_prep.settings import load_settings
-from trainer.config import RunConfig
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import load_settings
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import learning_rate
 from trainer.data.shard_set import open_shard_set
-from trainer.schedule import learning_rate
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 REPOSITORY = BENCHMARKS.parents[1]

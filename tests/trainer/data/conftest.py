@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.data_set.manifest import Manifest, write_manifest
-from data_prep.data_set.manifest_records import FileRecord, ShardRecord, SourceRecord, SplitRecord, TokenizerRecord
-from data_prep.data_set.shard_index import ShardIndex
-from data_prep.data_set.shards import Record, write_shard
-from data_prep.files import storage
-from data_prep.tokenizing.tokenizer import CLS_TOKEN_ID
+from data_prep.dataset.manifest import Manifest, write_manifest
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SourceRecord, SplitRecord, TokenizerRecord
+from data_prep.dataset.shard_index import ShardIndex
+from data_prep.dataset.shards import Record, write_shard
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import CLS_TOKEN_ID
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.shard_set import ShardSet, open_shard_set
 

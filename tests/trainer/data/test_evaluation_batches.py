@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer.config.data_settings import DataSettings
+from trainer.config.training_settings import Phase
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.shard_set import open_shard_set
-from trainer.settings.data import DataSettings
-from trainer.settings.training import Phase
 
 PHASE = Phase(steps=1, sequence_length=32, micro_batch_tokens=4 * 32, global_batch_tokens=4 * 32)
 SOURCES = ("books", "web", "letters")

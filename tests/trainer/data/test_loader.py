@@ -18,14 +18,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
+from trainer.config.data_settings import DataSettings
+from trainer.config.training_settings import BatchWarmup, Phase
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sentence_pairs import IN_ORDER, IS_SWAPPED
 from trainer.data.shard_set import open_shard_set
-from trainer.settings.data import DataSettings
-from trainer.settings.training import BatchWarmup, Phase
 
 LENGTH = 32
 GLOBAL_ROWS = 15

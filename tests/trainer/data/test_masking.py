@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.tokenizing.tokenizer import (
+from data_prep.tokenizer.tokenizer import (
     CLS_TOKEN_ID,
     MASK_TOKEN_ID,
     PAD_TOKEN_ID,

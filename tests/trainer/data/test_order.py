@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from trainer.data.order import MIXTURE_PLACES, WINDOW_SHARDS, EpochOrder, Mixture
 from trainer.data.randomness import root_key
 

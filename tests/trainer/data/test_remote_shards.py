@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UserError
-from data_prep.files import retries, storage
+from data_prep.base.errors import UserError
+from data_prep.storage import retries, storage
 from tests.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.s3_server import S3Bucket
+from trainer.config.data_settings import DataSettings
+from trainer.config.training_settings import Phase
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
-from trainer.settings.data import DataSettings
-from trainer.settings.training import Phase
 
 PHASE = Phase(steps=1, sequence_length=32, micro_batch_tokens=5 * 32, global_batch_tokens=15 * 32)
 STEPS = 12

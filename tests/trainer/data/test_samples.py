@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.data_set.shard_index import ShardIndex
-from data_prep.errors import UserError
-from trainer.data.passes import RowSettings
+from data_prep.base.errors import UserError
+from data_prep.dataset.shard_index import ShardIndex
+from trainer.data.epochs import RowSettings
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from trainer.data.shard_cache import CachedFile, DamagedFile, ShardCache
 
 SIZE = 1000

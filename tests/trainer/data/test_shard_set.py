@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
+from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from data_prep.tokenizing.tokenizer import TokenizerSettings
 from trainer.data import shard_set as shard_set_module
-from trainer.data import verified
+from trainer.data import verified_files
+from trainer.data.epochs import Pass, RowSettings
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import document_starts
-from trainer.data.passes import Pass, RowSettings
 from trainer.data.randomness import root_key
 from trainer.data.shard_cache import DamagedFile
 from trainer.data.shard_set import Shard, check_own_tokenizer, check_tokenizer, open_shard_set
@@ -88,7 +88,7 @@ def test_a_shard_that_another_process_checked_is_not_read_again_unless_it_was_wr
 
     open_first().read_tokens()
     with monkeypatch.context() as patch:
-        patch.setattr(verified.storage, "sha256_of", lambda path: pytest.fail("read again"))
+        patch.setattr(verified_files.storage, "sha256_of", lambda path: pytest.fail("read again"))
         open_first().read_tokens()
     path = tmp_path / "data" / "train-000000.tar"
     times, data = path.stat(), bytearray(path.read_bytes())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data_prep.text.cleaning import normalise
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.foreign_tokenizers import WRITERS
 from trainer.data.words import PieceKind, piece_kinds, word_starts
 

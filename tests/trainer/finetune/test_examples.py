@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas
 import pytest
 
-from data_prep.errors import UsageError, UserError
-from trainer.finetune.data import Files, count_swallowing, data_lines, encode_task, make_task, read_task
+from data_prep.base.errors import UsageError, UserError
 from trainer.finetune.examples import Columns, class_names
+from trainer.finetune.task_data import Files, count_swallowing, data_lines, encode_task, make_task, read_task
 from trainer.finetune.tasks import Preprocessor
 
 COLUMNS = Columns("text", None, "label")

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from trainer.finetune.answer_task import Answer
 from trainer.finetune.batches import Collator
-from trainer.finetune.data import encode_task, make_task
 from trainer.finetune.examples import Examples
 from trainer.finetune.experiment import Setting, make_model
 from trainer.finetune.fitted_model import FitFacts, FittedModel, save_fitted_model
+from trainer.finetune.task_data import encode_task, make_task
 from trainer.finetune.tasks import Preprocessor
+from trainer.inference.model_folder import check_model_folder
+from trainer.inference.provenance import read_provenance
+from trainer.registry.model_versions import ModelVersion, trained_on
 from trainer.registry.pull import pull
-from trainer.registry.registry import provenance_tags, register
-from trainer.registry.versions import ModelVersion, trained_on
+from trainer.registry.registration import provenance_tags, register
 from trainer.tracking.mlflow_server import connect
-from trainer.using.model_folder import check_model_folder
-from trainer.using.provenance import read_provenance
 
 TEXTS = ["the cat sat", "a dog ran to it"]
 EXAMPLES = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.tokenizing.tokenizer import Tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.finetune.tasks import Preprocessor
 from trainer.finetune.text_fit import TextFit, fit_lines, measure_text, pretraining_fit, warnings_of
 

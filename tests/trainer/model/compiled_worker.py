@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from data_prep.settings import load_settings
+from data_prep.base.settings import load_settings
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.shard_set import open_shard_set
-from trainer.engine import build_engine
+from trainer.distributed.exit import run_rank
+from trainer.distributed.process_group import Ranks, initialize_distributed, shut_down
+from trainer.engine.engine import build_engine
+from trainer.loop.step import Wishes, take_step
+from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
-from trainer.ranks.distributed import Ranks, initialize_distributed, shut_down
-from trainer.ranks.leaving import run_rank
-from trainer.step import Wishes, take_step
-from trainer.watching.throughput import WorkClock
 
 STEPS = 4
 SETTINGS = [

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model.pretraining import PretrainingModel
-from trainer.settings.model import ModelSettings
 
 
 @dataclass(frozen=True)

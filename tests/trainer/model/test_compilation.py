@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.benchmarks.kernel_trace import Kernel, count, in_bfloat16, shapes
 from tests.trainer.toy_processes import finish, start_ranks
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model import encoder
 from trainer.model.attention import attention_layout
 from trainer.model.blocks import build_block
 from trainer.model.positions import rotation
-from trainer.settings.model import ModelSettings
 
 LENGTH = 16
 BATCHES = ([9, 6, 12], [16, 2, 1, 13], [1, 15, 16], [5, 5, 5, 16])

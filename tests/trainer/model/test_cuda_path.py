@@ -15,15 +15,15 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from tests.trainer.model.varlen_on_cpu import varlen_on_cpu
-from trainer import step as step_module
 from trainer.benchmark.plain_engine import PlainEngine
+from trainer.config.training_settings import OptimizerSettings
 from trainer.data.batch import IGNORED, TENSOR_NAMES, Batch
+from trainer.distributed.process_group import Ranks
+from trainer.loop import step as step_module
+from trainer.loop.step import StepResult, Wishes, take_step
+from trainer.metrics.throughput import WorkClock
 from trainer.model import encoder
 from trainer.model.pretraining import PretrainingModel
-from trainer.ranks.distributed import Ranks
-from trainer.settings.training import OptimizerSettings
-from trainer.step import StepResult, Wishes, take_step
-from trainer.watching.throughput import WorkClock
 
 LENGTH = 16
 BATCHES = ([9, 6, 12], [16, 2, 1, 13], [1, 15, 16], [5, 5, 5, 16])

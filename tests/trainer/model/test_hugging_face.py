@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.hugging_face import (
     FAMILIES,
@@ -18,7 +19,6 @@ from trainer.model.hugging_face import (
     to_hugging_face,
 )
 from trainer.model.pretraining import PretrainingModel
-from trainer.settings.model import ModelSettings
 
 TOLERANCE = 1e-5
 """Relative to the largest entry of each tensor; fp32 keeps 6e-8 and sums run in another order."""

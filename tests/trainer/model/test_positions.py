@@ -4,8 +4,8 @@ import math
 
 import torch
 
+from trainer.config.model_settings import ModelSettings
 from trainer.model.positions import SinusoidalPositions, rotate, rotation
-from trainer.settings.model import ModelSettings
 
 
 def test_a_rotation_turns_each_pair_by_position_times_frequency():

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainer.config.model_settings import ModelSettings
 from trainer.model import encoder
 from trainer.model.pretraining import PretrainingModel
-from trainer.settings.model import ModelSettings
 
 
 def gradients(model, batch) -> dict[str, torch.Tensor]:

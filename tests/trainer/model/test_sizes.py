@@ -5,10 +5,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainer.config.families import MODERNBERT_OPTIONS
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model import encoder
 from trainer.model.attention import AttentionLayout
-from trainer.model.families import MODERNBERT_OPTIONS
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import (
     activation_bytes,
@@ -18,7 +19,6 @@ from trainer.model.sizes import (
     num_parameters,
     parameter_table,
 )
-from trainer.settings.model import ModelSettings
 
 BERT_LARGE = ModelSettings(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 MODERN_LARGE = ModelSettings(

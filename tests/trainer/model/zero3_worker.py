@@ -12,9 +12,9 @@ import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_grad
 
+from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.pretraining import PretrainingModel
-from trainer.settings.model import ModelSettings
 
 CONFIG = ModelSettings(
     vocab_size=61,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.settings import load_settings
-from trainer.config import RunConfig
+from data_prep.base.settings import load_settings
+from trainer.config.run_config import RunConfig
 from trainer.preflight.data_checks import check_data
 from trainer.preflight.finding import Finding, guarded
 

@@ -7,15 +7,15 @@ import sys
 import pytest
 import torch
 
-from data_prep.errors import UsageError
-from data_prep.settings import load_settings
+from data_prep.base.errors import UsageError
+from data_prep.base.settings import load_settings
 from tests.trainer.threaded_ranks import ThreadedRanks
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
+from trainer.distributed.process_group import Ranks
 from trainer.preflight import deepspeed_sections
 from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable, unwritable_output
 from trainer.preflight.model_checks import check_device
 from trainer.preflight.preflight import cheap_findings
-from trainer.ranks.distributed import Ranks
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.settings import load_settings
-from trainer.checkpoints.format import MARKER_NAME, step_folder
-from trainer.config import RunConfig
+from data_prep.base.settings import load_settings
+from trainer.checkpoint.format import MARKER_NAME, step_folder
+from trainer.config.run_config import RunConfig
 from trainer.preflight import disk_checks
 from trainer.preflight.finding import Finding
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.data_set.manifest import read_manifest
-from data_prep.errors import UserError
-from data_prep.settings import load_settings
-from trainer.config import RunConfig
+from data_prep.base.errors import UserError
+from data_prep.base.settings import load_settings
+from data_prep.dataset.manifest import read_manifest
+from trainer.config.run_config import RunConfig
 from trainer.model.hugging_face import hugging_face_config
 from trainer.preflight.dry_run import (
     batch_lines,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.settings import load_settings
-from trainer.config import RunConfig
+from data_prep.base.settings import load_settings
+from trainer.config.run_config import RunConfig
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.efficiency import (
     NVLINK_BYTES_PER_SECOND,

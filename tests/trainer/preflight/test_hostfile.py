@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from trainer.preflight.hostfile import read_hostfile
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError
+from data_prep.base.errors import UsageError
 from trainer.preflight.launch_checks import (
     Ancestor,
     ancestors,

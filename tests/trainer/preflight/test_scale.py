@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.settings import load_settings
-from trainer.config import RunConfig
-from trainer.preflight.memory import memory_in_phase
+from data_prep.base.settings import load_settings
+from trainer.config.run_config import RunConfig
+from trainer.preflight.memory_estimate import memory_in_phase
 from trainer.preflight.scale import scale_lines, scaled, sent_bytes
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from trainer.registry import register_checkpoint as module
+from trainer.registry.model_versions import NotPromoted
 from trainer.registry.register_checkpoint import Request, register_checkpoint
-from trainer.registry.registry import Registration
-from trainer.registry.versions import NotPromoted
+from trainer.registry.registration import Registration
 
 REGISTRATION = Registration("birds", "3", None, "sqlite:///mlflow.db", None)
 

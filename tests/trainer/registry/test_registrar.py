@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from data_prep.errors import UsageError
-from data_prep.settings import validate_settings
+from data_prep.base.errors import UsageError
+from data_prep.base.settings import validate_settings
 from tests.tracked_runs import Warnings
 from tests.trainer.toy_run import CONFIG, make_run, make_tokenizer
-from trainer.checkpoints.format import MARKER_NAME, step_folder, step_of
-from trainer.config import RunConfig
+from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of
+from trainer.config.run_config import RunConfig
 from trainer.registry.register_checkpoint import Request
 from trainer.registry.registrar import REGISTERED_NAME, Registrar, registered_steps
 from trainer.tracking.mlflow_server import connect

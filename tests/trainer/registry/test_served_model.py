@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from data_prep.errors import UserError
-from trainer.quiet_transformers import quiet_transformers
-from trainer.registry.registry import register
+from data_prep.base.errors import UserError
+from trainer.model.quiet_transformers import quiet_transformers
+from trainer.registry.registration import register
 from trainer.registry.served_model import load_served
 from trainer.tracking.mlflow_server import connect
 

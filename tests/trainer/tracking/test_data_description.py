@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from data_prep.data_set.manifest import list_versions, read_manifest, write_manifest
-from data_prep.data_set.versions import publish
+from data_prep.dataset.manifest import list_versions, read_manifest, write_manifest
+from data_prep.dataset.versions import publish
 from trainer.tracking.data_description import all_lineages, data_set_input, lineage, manifest_summary
 
 

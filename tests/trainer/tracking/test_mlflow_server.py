@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError, UserError
-from data_prep.files import storage
+from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import storage
 from tests.tracked_runs import half_made_database
 from tests.without_mlflow import environment_without_mlflow
 from trainer.registry.pull import check_is_there

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from tests.disk_events import Flushed, assert_replaced_durably, record_disk_events
 from trainer.tracking.spool import Spool
 from trainer.tracking.spool_folder import Point, parse_line

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError
 from launch import sync_tracking
 from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
-from trainer.settings.watching import TrackingSettings
+from trainer.config.run_settings import TrackingSettings
 from trainer.tracking.mlflow_server import connect
 from trainer.tracking.sync import sync, tracking_folders
-from trainer.tracking.tracking import Tracker
+from trainer.tracking.tracker import Tracker
 
 
 def untracked(folder: Path, **more: str) -> None:

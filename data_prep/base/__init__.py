@@ -1,0 +1,1 @@
+"""The base library of the project: errors, settings, terminal, progress, checks."""

@@ -1,0 +1,87 @@
+"""Progress of long work: a bar on a terminal, a plain line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import NoReturn
+
+import tqdm
+
+from data_prep.base.terminal import duration
+
+_LINE_SECONDS = 5.0
+
+
+class Progress:
+    """Counts amounts done of a total and shows share, rate and time left on standard error.
+
+    `unit` names the amounts; with `scale` they are shown divided by it ("MB" with 1e6).
+    """
+
+    def __init__(self, title: str, total: int, unit: str, scale: float = 1.0) -> None:
+        self._title, self._total, self._unit, self._scale = title, total, unit, scale
+        self._done = 0
+        self._started_at = self._shown_at = time.monotonic()
+        self._first = 0
+        self._bar: tqdm.tqdm[NoReturn] | None = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            digits = ".0f" if self._scale == 1.0 else ".1f"
+            self._bar = tqdm.tqdm(
+                desc=self._title,
+                total=self._total / self._scale,
+                unit=f" {self._unit}",
+                file=sys.stderr,
+                leave=False,
+                bar_format=f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {{n:{digits}}}/{{total:{digits}}}{{unit}}, "
+                "{rate_fmt}, {remaining} left",
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if kind is None:
+            print(f"{self._title}: {self._ending()}", file=sys.stderr, flush=True)
+
+    def skip(self, amount: int) -> None:
+        """Count an amount that an earlier run has done; it says nothing of the rate."""
+        self._first += amount
+        self._done += amount
+        if self._bar is not None:
+            self._bar.update(amount / self._scale)
+
+    def add(self, amount: int) -> None:
+        """Count an amount as done."""
+        self._done += amount
+        if self._bar is not None:
+            self._bar.update(amount / self._scale)
+            return
+        now = time.monotonic()
+        if now - self._shown_at >= _LINE_SECONDS and self._done < self._total:
+            self._shown_at = now
+            print(self._line(now - self._started_at), file=sys.stderr, flush=True)
+
+    def _ending(self) -> str:
+        own = self._done - self._first
+        if self._first and not own:
+            return "finished by an earlier run"
+        elapsed_seconds = time.monotonic() - self._started_at
+        earlier = f", {self._amount(self._first)} before" if self._first else ""
+        rate = own / self._scale / max(elapsed_seconds, 1e-9)
+        return f"{self._amount(own)} {self._unit} in {elapsed_seconds:.1f} s ({rate:.2f} {self._unit}/s){earlier}"
+
+    def _amount(self, amount: int) -> str:
+        """Megabytes to a tenth; what is counted, such as shards, as it is."""
+        return f"{amount:,}" if self._scale == 1.0 else f"{amount / self._scale:.1f}"
+
+    def _line(self, elapsed_seconds: float) -> str:
+        rate = (self._done - self._first) / elapsed_seconds
+        left = (self._total - self._done) / rate if rate else 0.0
+        shown = f"{self._amount(self._done)} of {self._amount(self._total)} {self._unit}"
+        return f"{self._title}: {shown}, {rate / self._scale:.2f} {self._unit}/s, {duration(left)} left"

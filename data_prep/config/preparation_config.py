@@ -1,0 +1,163 @@
+"""What a preparation is: its schema, read from YAML and the command line by `data_prep.base.settings`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from data_prep.base.errors import UsageError
+from data_prep.base.settings import Settings, load_settings
+from data_prep.tokenizer.tokenizer_info import TokenizerSettings
+
+COMMAND_LINE_SOURCE = "corpus"
+WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES = 256 << 20, 20
+
+
+class Source(Settings):
+    """A named source of text and what its licence asks to be told."""
+
+    name: Annotated[str, Field(min_length=1)] = Field(description="what the manifest calls it")
+    input: tuple[str, ...] = Field(min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz")
+    url: str | None = Field(None, description="where the text was taken from")
+    licence: str | None = Field(None, description="licence of the text, such as CC-BY-SA-4.0")
+    date: str | None = Field(None, description="when it was taken, such as 2026-05-01")
+    language: str | None = Field(None, description="language of its sentences; by default documents.language")
+    text_field: str | None = Field(None, description="field or column of its text; by default documents.text_field")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _date_as_text(cls, value: Any) -> Any:
+        """YAML makes a date of 2026-05-01."""
+        return value.isoformat() if isinstance(value, datetime.date) else value
+
+
+class DocumentSettings(Settings):
+    """How documents are read from the inputs."""
+
+    text_field: Annotated[str, Field(min_length=1)] = Field(
+        "text", description="field of a JSON line, or column of a Parquet file, that holds the text"
+    )
+    language: str = Field("en", description="language by whose rules sentences end (ISO 639-1)")
+    language_field: str | None = Field(
+        None, description="field or column that names each document's own language; where it is empty, the source's"
+    )
+    txt_documents: Literal["file", "blank_lines"] = Field(
+        "file", description="what a document is in a .txt file: the whole file, or what stands between blank lines"
+    )
+    on_bad_input: Literal["error", "skip"] = Field(
+        "error",
+        description="error stops at input that cannot be read; skip leaves it out and counts it in the manifest",
+    )
+    min_document_characters: PositiveInt = Field(
+        1, description="shorter documents are dropped, in characters once cleaned"
+    )
+    max_document_characters: PositiveInt | None = Field(
+        None, description="longer documents are dropped, in characters once cleaned; null for no limit"
+    )
+    max_document_bytes: Annotated[int, Field(ge=1, le=1 << 40)] = Field(
+        64 << 20,
+        description="a longer line or text is dropped unread and counted, in bytes; bounds a worker's memory",
+    )
+
+    @property
+    def worker_memory_bytes(self) -> int:
+        """Most memory that a worker takes, in bytes; beside it a shard's documents take about 100 each.
+
+        Measured with documents of 60 MB: the wide string of a text with an emoji, its bytes, a token for every byte.
+        """
+        return WORKER_BASE_BYTES + WORKER_DOCUMENT_COPIES * self.max_document_bytes
+
+
+class DeduplicationSettings(Settings):
+    """Which documents count as the same."""
+
+    exact: bool = Field(True, description="of equal normalised texts keep one, over the whole corpus")
+    near: bool = Field(False, description="also drop near-duplicates, found by MinHash and locality-sensitive hashing")
+    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.8,
+        description="near-duplicates share at least about this part of their n-grams (Jaccard similarity); 0.8 finds "
+        "99 of 100 copies with 1% of the words replaced (96 of documents below 120 words) and 4 with 5%; 0.5 finds 99 "
+        "with 5% and 51 with 10%",
+    )
+    ngram_tokens: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        5,
+        description="length of the n-grams that are compared, in tokens; shorter ones forgive more edits, "
+        "and tell documents of one kind apart less well",
+    )
+    num_hashes: Annotated[int, Field(ge=1, le=1024)] = Field(
+        128,
+        description="length of a document's MinHash signature; 64 errs more about the threshold, 256 costs twice the "
+        "disk for less than 1% more recall",
+    )
+
+    @model_validator(mode="after")
+    def _near_is_more_than_exact(self) -> DeduplicationSettings:
+        if self.near and not self.exact:
+            raise ValueError("near=true with exact=false is not possible: equal texts are near-duplicates; set exact")
+        return self
+
+
+class ShardSettings(Settings):
+    """How the documents are laid out in shards."""
+
+    shard_bytes: PositiveInt = Field(128_000_000, description="size of a shard to aim at, in bytes")
+    min_shards: Annotated[int, Field(ge=1, lt=1_000_000)] = Field(
+        8, description="train shards even where the corpus would fit in fewer"
+    )
+    valid_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.01, description="share of the documents held out")
+    record_tokens: PositiveInt = Field(
+        65_536, description="tokens of a record; a longer document is a record of its own"
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the order of documents in a shard")
+    unit_bytes: PositiveInt = Field(
+        16 << 20,
+        description="uncompressed text and Parquet are worked on in parts of this size, in bytes before compression",
+    )
+
+
+class PreparationConfig(Settings):
+    """All settings of `python -m data_prep`."""
+
+    sources: tuple[Source, ...] = Field(
+        (), description="named sources of text; --input on the command line replaces them"
+    )
+    tokenizer: TokenizerSettings = Field(TokenizerSettings(), description="training of the tokenizer")
+    documents: DocumentSettings = Field(DocumentSettings(), description="reading of documents")
+    deduplication: DeduplicationSettings = Field(DeduplicationSettings(), description="dropping of copies")
+    shards: ShardSettings = Field(ShardSettings(), description="layout of the shards")
+    storage_options: dict[str, dict[str, Any]] = Field(
+        {}, description="options of remote stores by URL prefix, such as {'s3://corpus': {profile: research}}"
+    )
+    num_workers: PositiveInt | None = Field(
+        None, description="processes; by default one for each core (for little text, fewer)"
+    )
+
+    @model_validator(mode="after")
+    def _source_names_differ(self) -> PreparationConfig:
+        names = [source.name for source in self.sources]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"two sources are named {min(twice)!r}; give every source a name of its own")
+        return self
+
+
+def load_config(path: str | None, overrides: Sequence[str] = (), inputs: Sequence[str] = ()) -> PreparationConfig:
+    """Read the configuration; `inputs` from the command line stand as one source named "corpus".
+
+    Raises:
+        UsageError: the configuration is refused, or names no input.
+    """
+    config = load_settings(PreparationConfig, path, overrides)
+    if inputs:
+        config = config.model_copy(update={"sources": (Source(name=COMMAND_LINE_SOURCE, input=tuple(inputs)),)})
+    if not config.sources:
+        raise UsageError("no input is named; give --input FILES, or sources in the file of --config")
+    return config

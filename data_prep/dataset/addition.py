@@ -1,0 +1,132 @@
+"""Adding to a data set: what it holds already, what was removed from it, and the version that holds the new too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.dataset.counts import read_tensors, read_token_counts, split_record, token_counts_file
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest_records import FileRecord
+from data_prep.dataset.shard_index import read_index
+from data_prep.dataset.versions import next_version, publish
+from data_prep.storage import storage
+
+REMOVED_IDS = "document_ids"
+_ADDITIONS = "additions"  # in the manifest's config; data_card.py shows them
+
+
+def check_source_names(parent: Manifest, names: Collection[str]) -> None:
+    """Refuse sources that the data set has, or had, under the same name.
+
+    Raises:
+        UsageError: names the first one.
+    """
+    for name in sorted(set(names) & {source.name for source in parent.sources}):
+        was = "had, and lost by 'remove'," if name in parent.removed_sources else "has already"
+        raise UsageError(
+            f"source {name!r} is one that the data set {was} under this name; give what is added a name of its own"
+        )
+
+
+def known_ids(folder: str, parent: Manifest) -> np.ndarray:
+    """Ids of all documents of the data set, (num_documents,) uint64, rising; in memory 8 bytes a document.
+
+    Raises:
+        UserError: an index is missing or damaged.
+    """
+    ids = np.empty(0, np.uint64)
+    for shard in parent.shards:
+        found = read_index(folder, shard).document_ids
+        filled = len(ids)
+        ids.resize(filled + len(found), refcheck=False)  # in place; nothing is allocated on the manifest's word alone
+        ids[filled:] = found
+    ids.sort()
+    return ids
+
+
+def removed_ids(folder: str, manifest: Manifest) -> np.ndarray:
+    """Ids of the documents that were removed by their ids, (n,) uint64, rising, each once.
+
+    Raises:
+        UserError: a file of them is missing or damaged.
+    """
+    files = [removal.ids for removal in manifest.removals if removal.ids is not None]
+    parts = [_removed_ids_in(folder, file) for file in files]
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *parts]))
+
+
+def _removed_ids_in(folder: str, file: FileRecord) -> np.ndarray:
+    found = read_tensors(folder, file).get(REMOVED_IDS)
+    if found is None or found.ndim != 1 or found.dtype != np.uint64:
+        where = storage.redact(storage.join(folder, file.name))
+        raise UserError(f"{where} holds no ids of documents; restore it, or make the shards again")
+    return found
+
+
+def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.ndarray]) -> Manifest:
+    """The version that holds the parent's documents and those of the addition.
+
+    Args:
+        addition: the manifest of what was added alone; its shards bear numbers that the parent's do not, and number
+            their sources after the parent's.
+        token_counts: of train and of valid, (vocab_size,) int64, of both together.
+
+    Raises:
+        UsageError: the addition has a source of the parent's name.
+    """
+    check_source_names(parent, [source.name for source in addition.sources])
+    assert addition.tokenizer == parent.tokenizer
+    assert not {shard.name for shard in parent.shards} & {shard.name for shard in addition.shards}
+    version = next_version(parent)
+    return Manifest(
+        format_version=addition.format_version,
+        clozeworks_version=addition.clozeworks_version,
+        tokenizer=parent.tokenizer,
+        config={**parent.config, _ADDITIONS: [*parent.config.get(_ADDITIONS, []), addition.config]},
+        inputs=parent.inputs + addition.inputs,
+        sources=parent.sources + addition.sources,
+        train=split_record(parent.train.shards + addition.train.shards, token_counts["train"]),
+        valid=split_record(parent.valid.shards + addition.valid.shards, token_counts["valid"]),
+        token_counts=token_counts_file(token_counts, version)[0],
+        version=version,
+        parent=parent.digest,
+        removals=parent.removals,
+    )
+
+
+def publish_addition(
+    folder: str, parent: Manifest, addition: Manifest, added_counts: Mapping[str, np.ndarray]
+) -> Manifest:
+    """Make the grown data set the current version of `folder`; the addition's shards are written already.
+
+    Args:
+        added_counts: of train and of valid, (vocab_size,) int64, of the addition alone.
+
+    Raises:
+        UserError: the parent's token counts are damaged, or the folder was changed meanwhile.
+    """
+    before = read_token_counts(folder, parent)
+    total = {name: before[name] + added_counts[name] for name in ("train", "valid")}
+    manifest = grow(parent, addition, total)
+    record, data = token_counts_file(total, manifest.version)
+    storage.write_bytes(storage.join(folder, record.name), data)
+    publish(folder, manifest)
+    return manifest
+
+
+def all_configs(manifest: Manifest) -> list[dict[str, Any]]:
+    """The settings of each preparation whose documents the data set holds: the first, then every addition."""
+    first = {name: values for name, values in manifest.config.items() if name != _ADDITIONS}
+    return [first, *manifest.config.get(_ADDITIONS, [])]
+
+
+def config_of_source(manifest: Manifest, name: str) -> dict[str, Any] | None:
+    """The settings of the preparation that brought a source; None where none did."""
+    for config in all_configs(manifest):
+        if name in {source["name"] for source in config.get("sources", [])}:
+            return config
+    return None

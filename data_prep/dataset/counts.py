@@ -1,0 +1,163 @@
+"""Counts of what shards hold: tokens by id, documents and their text by source, and what follows for a split."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors.numpy
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import TOKEN_COUNTS_NAME, Manifest
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord
+from data_prep.dataset.shard_index import TENSOR_FAULTS
+from data_prep.dataset.shards import Record
+from data_prep.storage import storage
+from data_prep.text.cleaning import METASPACE
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+SOURCE_COLUMNS = ("documents", "sentences", "tokens", "words", "text_bytes")
+"""What is counted of each source, as `SourceRecord` names it."""
+
+_TOKENS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class PieceText:
+    """What each token id says of the text.
+
+    Attributes:
+        num_bytes: (vocab_size,) uint16 UTF-8 bytes of normalised text; small tables stay in the core's own cache.
+        begins_word: (vocab_size,) bool.
+    """
+
+    num_bytes: np.ndarray
+    begins_word: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> PieceText:
+        begins_word = np.array([piece.startswith(METASPACE) for piece in tokenizer.pieces])
+        return cls(tokenizer.byte_lengths.astype(np.uint16), begins_word)
+
+
+class RecordCounts:
+    """Counts records as they pass.
+
+    Attributes:
+        by_token: (vocab_size,) int64 how often each token id occurs.
+        by_source: (num_sources, 5) int64 in the order of `SOURCE_COLUMNS`.
+    """
+
+    def __init__(self, vocab_size: int, num_sources: int, text: PieceText | None) -> None:
+        """Without `text` words and bytes are not counted."""
+        self._text = text
+        self.by_token = np.zeros(vocab_size, np.int64)
+        self.by_source = np.zeros((num_sources, len(SOURCE_COLUMNS)), np.int64)
+
+    def add(self, record: Record) -> None:
+        for tokens in _pieces(record.tokens):
+            self.by_token += np.bincount(tokens, minlength=len(self.by_token))
+        starts = record.documents.astype(np.int64)
+        columns = [
+            np.ones(len(starts), np.int64),
+            np.diff(np.searchsorted(record.sentences, record.documents), append=len(record.sentences)),
+            np.diff(starts, append=len(record.tokens)),
+        ]
+        if self._text is not None:
+            tables = (self._text.begins_word, self._text.num_bytes)
+            found = (np.concatenate([table[tokens] for tokens in _pieces(record.tokens)]) for table in tables)
+            columns += [np.add.reduceat(each, starts, dtype=np.int64) for each in found]
+        for column, values in enumerate(columns):
+            np.add.at(self.by_source[:, column], record.sources, values)
+
+
+def _pieces(tokens: np.ndarray) -> list[np.ndarray]:
+    """The tokens in pieces: numpy makes 8 bytes of every one that is counted or looked up."""
+    return [tokens[start : start + _TOKENS_AT_ONCE] for start in range(0, len(tokens), _TOKENS_AT_ONCE)]
+
+
+def unigram_entropy_nats(token_counts: np.ndarray) -> float | None:
+    """Entropy of the frequencies of token ids (vocab_size,), in nats; None where nothing was counted."""
+    total = int(token_counts.sum())
+    shares = token_counts[token_counts > 0] / total if total else token_counts[:0]
+    # fsum: the same on every machine, whatever the order in which its vector units add.
+    return math.fsum(-share * math.log(share) for share in shares.tolist()) if total else None
+
+
+def split_record(shards: Sequence[ShardRecord], token_counts: np.ndarray) -> SplitRecord:
+    """The split that these shards make, with its totals."""
+    return SplitRecord(
+        shards=tuple(shards),
+        documents=sum(shard.documents for shard in shards),
+        sentences=sum(shard.sentences for shard in shards),
+        tokens=sum(shard.tokens for shard in shards),
+        unigram_entropy_nats=unigram_entropy_nats(token_counts),
+    )
+
+
+def token_counts_name(version: int) -> str:
+    """Name of the file of token counts of a version."""
+    return TOKEN_COUNTS_NAME if version == 1 else f"token_counts-{version:06d}.safetensors"
+
+
+def token_counts_file(token_counts: Mapping[str, np.ndarray], version: int) -> tuple[FileRecord, bytes]:
+    """The file of the counts of train and valid, (vocab_size,) int64 each, and its record."""
+    data = safetensors.numpy.save({name: np.asarray(counts, np.int64) for name, counts in token_counts.items()})
+    name = token_counts_name(version)
+    return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()), data
+
+
+def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file that the manifest names.
+
+    Raises:
+        UserError: the file is missing, or not the one that the manifest names.
+    """
+    url = storage.join(folder, record.name)
+    where = storage.redact(url)
+    remedy = "restore it, or make the shards again"
+    if not storage.exists(url):
+        raise UserError(f"{where} is missing; {remedy}")
+    data = storage.read_bytes(url)
+    found = hashlib.sha256(data).hexdigest()
+    if found != record.sha256:
+        raise UserError(f"{where} has other content: its sha256 is {found}, the manifest's {record.sha256}; {remedy}")
+    try:
+        return safetensors.numpy.load(data)
+    except TENSOR_FAULTS as error:
+        raise UserError(f"{where} is damaged ({error}); {remedy}") from None
+
+
+def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
+    """How often each token id stands in train and in valid, (vocab_size,) int64.
+
+    Raises:
+        UserError: the file is missing, not the one that the manifest names, or counts something else.
+    """
+    counts = read_tensors(folder, manifest.token_counts)
+    shape = (manifest.tokenizer.vocab_size,)
+    for name in ("train", "valid"):
+        if name not in counts or counts[name].shape != shape or counts[name].dtype != np.int64:
+            where = storage.redact(storage.join(folder, manifest.token_counts.name))
+            raise UserError(f"{where} holds no count of every token id in {name}; make the shards again")
+    return counts
+
+
+@functools.lru_cache(maxsize=1)
+def piece_text(tokenizer_url: str, fingerprint: str) -> PieceText:
+    """What the ids of a data set's own tokenizer say of the text, loaded once in each process.
+
+    Raises:
+        UserError: it is missing, damaged, or not the one that made the shards.
+    """
+    tokenizer = Tokenizer.load(tokenizer_url)
+    if tokenizer.fingerprint != fingerprint:
+        raise UserError(
+            f"{storage.redact(tokenizer_url)} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the "
+            f"shards were made with {fingerprint}; copy the right one there, or make the shards again"
+        )
+    return PieceText.of(tokenizer)

@@ -1,0 +1,228 @@
+"""The manifest: the one file that makes a folder of shards a data set.
+
+It names every shard with its checksum and counts, the tokenizer by fingerprint, the configuration, the inputs and
+what was dropped. It is written last and atomically: no manifest, no data set. manifest.json is the current version;
+those before it stay as manifest-000001.json and so on, for runs that began with them (`data_prep.dataset.versions`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from itertools import takewhile
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import to_jsonable_python
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.validation import first_problem
+from data_prep.dataset.manifest_records import (
+    STEPS,
+    FileRecord,
+    InputRecord,
+    ManifestPart,
+    RemovalRecord,
+    ShardRecord,
+    SourceRecord,
+    SplitRecord,
+    StepRecord,
+    TokenizerRecord,
+)
+from data_prep.storage import storage
+
+MANIFEST_NAME = "manifest.json"
+TOKEN_COUNTS_NAME = "token_counts.safetensors"
+TOKENIZER_FOLDER = "tokenizer"
+FORMAT_VERSION = 2
+MAX_VERSION = 999_999  # the digits of `older_version_name`
+_RESTORE = "make the shards again"
+_RESTORE_OLDER = "restore it, or delete the older versions with 'remove --purge'"
+
+
+class UnknownVersion(UserError):
+    """A data set has no version of the digest that is asked for."""
+
+
+class Manifest(ManifestPart):
+    """A data set of shards."""
+
+    format_version: Literal[2]
+    clozeworks_version: str
+    tokenizer: TokenizerRecord
+    config: dict[str, Any]
+    inputs: tuple[InputRecord, ...]
+    sources: tuple[SourceRecord, ...]
+    train: SplitRecord
+    valid: SplitRecord
+    token_counts: FileRecord = Field(
+        description="safetensors: train, valid (vocab_size,) int64 counts of every token id"
+    )
+    version: Annotated[int, Field(ge=1, le=MAX_VERSION)] = Field(1, description="counts the manifests of this folder")
+    parent: str | None = Field(None, description="digest of the version before, from which this one was made")
+    removals: tuple[RemovalRecord, ...] = Field((), description="what was removed, in this and all earlier versions")
+
+    @field_validator("config")
+    @classmethod
+    def _can_be_written_and_read(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """It is part of the digest; of what a later release may call otherwise, that much is relied on."""
+        json.dumps(to_jsonable_python(config), ensure_ascii=False, allow_nan=False).encode()
+        for settings in [config, *_list_of_mappings(config, "additions")]:
+            _list_of_mappings(settings, "sources")
+            for name in ("deduplication", "documents", "shards"):
+                if not isinstance(settings.get(name, {}), dict):
+                    raise ValueError(f"{name} is no mapping of settings")
+            if not all(isinstance(source.get("name"), str) for source in settings.get("sources", [])):
+                raise ValueError("a source has no name")
+            fraction = settings.get("shards", {}).get("valid_fraction", 0.5)
+            if not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
+                raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is no number between 0 and 1")
+        return config
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Manifest:
+        for what, names in (
+            ("shard", [shard.name for shard in self.shards]),
+            ("source", [source.name for source in self.sources]),
+        ):
+            twice = sorted(name for name, num in Counter(names).items() if num > 1)
+            if twice:
+                raise ValueError(f"{what} {twice[0]!r} is named twice")
+        return self
+
+    @property
+    def shards(self) -> tuple[ShardRecord, ...]:
+        """All shards, train first."""
+        return (*self.train.shards, *self.valid.shards)
+
+    @property
+    def removed_sources(self) -> frozenset[str]:
+        """Names of the sources that were removed; they keep their numbers and have no document."""
+        return frozenset(removal.source for removal in self.removals if removal.source is not None)
+
+    def split(self, name: Literal["train", "valid"]) -> SplitRecord:
+        return self.train if name == "train" else self.valid
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Documents left out of all sources, by reason, in the order of `STEPS`."""
+        totals: Counter[str] = Counter()
+        for source in self.sources:
+            totals.update(source.dropped)
+        return {reason: totals[reason] for reasons in STEPS.values() for reason in reasons if totals[reason]}
+
+    @property
+    def cut_words(self) -> int:
+        """Words of all sources that were so long that they were encoded in parts."""
+        return sum(source.cut_words for source in self.sources)
+
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        """What each step took in, dropped and gave out; the last gives out what the shards hold."""
+        dropped = self.dropped
+        left = sum(source.documents for source in self.sources) + sum(dropped.values())
+        records = []
+        for name, reasons in STEPS.items():
+            here = {reason: dropped[reason] for reason in reasons if reason in dropped}
+            records.append(
+                StepRecord(name=name, documents_in=left, dropped=here, documents_out=left - sum(here.values()))
+            )
+            left = records[-1].documents_out
+        return tuple(records)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the manifest's canonical JSON: the name of exactly this data."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def read_manifest(folder: str, digest: str | None = None) -> Manifest:
+    """Read the manifest of the shard set at `folder` (a path or URL): the current version, or that of `digest`.
+
+    Raises:
+        UsageError: `folder` is a file.
+        UserError: there is none, it is of a newer format, or it is not a manifest.
+        UnknownVersion: no version that is kept has that digest.
+    """
+    if meant := storage.folder_of_file(folder):
+        raise UsageError(f"{folder} is a file; name the folder of a data set, such as {meant}")
+    url = storage.join(folder, MANIFEST_NAME)
+    if not storage.exists(url):
+        raise UserError(
+            f"{storage.redact(folder)} holds no {MANIFEST_NAME}, so it is no complete shard set; "
+            "make one with 'python -m data_prep shards', or run it again if it was stopped"
+        )
+    current = _parse(url)
+    if digest is None or current.digest == digest:
+        return current
+    versions = [*_older_versions(folder, current), current]
+    for version in versions:
+        if version.digest == digest:
+            return version
+    known = ", ".join(f"{version.version} ({version.digest[:16]})" for version in versions)
+    raise UnknownVersion(
+        f"{storage.redact(folder)} holds no version with the manifest digest {digest[:16]}, only {known}; "
+        "it was deleted by 'remove --purge', or this is another data set"
+    )
+
+
+def list_versions(folder: str) -> list[Manifest]:
+    """All versions that are kept, the oldest first, the current last.
+
+    Raises:
+        UserError: as `read_manifest`, of any of them.
+    """
+    current = read_manifest(folder)
+    return [*_older_versions(folder, current), current]
+
+
+def older_version_name(version: int) -> str:
+    """Name of the manifest of a version that is not the current one."""
+    return f"manifest-{version:06d}.json"
+
+
+def write_manifest(folder: str, manifest: Manifest) -> None:
+    """Write the manifest atomically; the last act of a preparation. `versions.publish` keeps the old one."""
+    storage.write_bytes(storage.join(folder, MANIFEST_NAME), manifest.to_json().encode())
+
+
+def _older_versions(folder: str, current: Manifest) -> list[Manifest]:
+    """The oldest first, back to the first that is missing: those that `remove --purge` deleted are the oldest."""
+    # By name, since what lies at https:// cannot be listed.
+    urls = (storage.join(folder, older_version_name(number)) for number in range(current.version - 1, 0, -1))
+    return [_parse(url, _RESTORE_OLDER) for url in takewhile(storage.exists, urls)][::-1]
+
+
+def _list_of_mappings(settings: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = settings.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ValueError(f"{name} is no list of settings")
+    return found
+
+
+def _parse(url: str, remedy: str = _RESTORE) -> Manifest:
+    where = storage.redact(url)
+    try:
+        values = json.loads(storage.read_bytes(url))
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # NaN and half characters have no digest
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}); it was damaged or edited, {remedy}") from None
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{where} has format version {str(version)[:20]} and this release reads {FORMAT_VERSION}; "
+            f"use the release that wrote it, or {remedy}"
+        )
+    try:
+        return Manifest.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{where} is damaged ({first_problem(error)}); {remedy}") from None

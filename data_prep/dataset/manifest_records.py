@@ -1,0 +1,168 @@
+"""The parts of a manifest: files, shards, tokenizer, inputs, sources, removals; each with its counts and checksums."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from data_prep.base.validation import FileName, Sha256
+from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
+
+STEPS: dict[str, tuple[str, ...]] = {
+    "reading": (
+        "invalid UTF-8",
+        "invalid JSON",
+        "no object",
+        "missing field",
+        "not text",
+        "binary",
+        "damaged file",
+        "wrong ending",
+        "empty file",
+        "too many bytes",
+        "unreadable",
+        "too many marks",
+    ),
+    "cleaning": ("empty", "too short", "too long"),
+    "deduplication": ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
+    "removal": ("removed",),
+}
+"""The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`."""
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+ShardFileName = Annotated[str, Field(pattern=r"^(train|valid)-[0-9]{6}\.tar$")]
+
+
+class ManifestPart(BaseModel):
+    """Frozen, and a name that is unknown is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FileRecord(ManifestPart):
+    """A file of the data set by name (no folder in it), size in bytes and sha256."""
+
+    name: FileName
+    bytes: Count
+    sha256: Sha256
+
+
+class ShardRecord(FileRecord):
+    """A shard tar, its index file and its counts."""
+
+    name: ShardFileName
+    index: FileRecord
+    records: Count
+    documents: Count
+    sentences: Count
+    tokens: Count
+    min_document_tokens: Count = Field(description="tokens of the shortest document")
+
+
+class SplitRecord(ManifestPart):
+    """The shards of `train` or `valid`, in order, with totals."""
+
+    shards: tuple[ShardRecord, ...]
+    documents: Count
+    sentences: Count
+    tokens: Count
+    unigram_entropy_nats: float | None = Field(
+        description="entropy of the split's own token frequencies: the MLM loss of a model that knows no context"
+    )
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> SplitRecord:
+        for field in ("documents", "sentences", "tokens"):
+            total, held = getattr(self, field), sum(getattr(shard, field) for shard in self.shards)
+            if total != held:
+                raise ValueError(f"it counts {total} {field} and its shards hold {held}")
+        return self
+
+
+class TokenizerRecord(ManifestPart):
+    """The tokenizer that made the ids."""
+
+    fingerprint: Sha256
+    vocab_size: Annotated[int, Field(gt=5, le=MAX_VOCAB_SIZE)]
+    token_dtype: Literal["uint16", "uint32"]
+    special_tokens: SpecialTokens = Field(OWN_SPECIAL_TOKENS, description="left out in JSON where they are ids 0 to 4")
+
+    @model_serializer(mode="wrap")
+    def _without_own_special_tokens(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests from before there were foreign tokenizers keep their digest.
+        values: dict[str, Any] = serialise(self)
+        if self.special_tokens == OWN_SPECIAL_TOKENS:
+            del values["special_tokens"]
+        return values
+
+
+class InputRecord(ManifestPart):
+    """One input file, as it was when it was read."""
+
+    url: str
+    source: str = Field(description="name of the source that it belongs to")
+    bytes: Count
+    fingerprint: str = Field(description="sha256 of the file, or of the sha256 of its parts")
+
+
+class SourceRecord(ManifestPart):
+    """A named source of text; its number is its place in `Manifest.sources`."""
+
+    name: str
+    url: str | None = None
+    licence: str | None = None
+    date: str | None = None
+    language: str | None = None
+    dropped: dict[str, Count] = Field(description="what was left out of it, by reason (`STEPS` names them)")
+    documents: Count
+    sentences: Count
+    tokens: Count
+    words: Count = Field(description="runs of characters between spaces; tokens / words is its fertility")
+    text_bytes: Count = Field(description="UTF-8 bytes of normalised text")
+    cut_words: Count = Field(
+        0, description="words read that were so long that they were encoded in parts; left out in JSON where none was"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_no_cut_words(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests from before words were cut keep their digest.
+        values: dict[str, Any] = serialise(self)
+        if not self.cut_words:
+            del values["cut_words"]
+        return values
+
+
+class StepRecord(ManifestPart):
+    """What a step of preparation took in, left out by reason, and gave out, in documents."""
+
+    name: str
+    documents_in: Count
+    dropped: dict[str, Count]
+    documents_out: Count
+
+
+class RemovalRecord(ManifestPart):
+    """What the command `remove` took out of the data set: a whole source, or documents by their ids."""
+
+    version: PositiveInt = Field(description="the first version without it")
+    source: str | None = Field(None, description="name of the source")
+    ids: FileRecord | None = Field(
+        None, description="safetensors: document_ids (n,) uint64, rising; they are left out of additions too"
+    )
+    documents: Count = Field(description="documents taken out, each piece of one that was split counted")
+    tokens: Count
+    note: str | None = Field(None, description="what the user says of it, such as who asked for it and when")
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> RemovalRecord:
+        if (self.source is None) == (self.ids is None):
+            raise ValueError("a removal names either a source or a file of ids")
+        return self

@@ -1,0 +1,160 @@
+"""Checking one shard: its bytes against the manifest, its records against its index, and counts of what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.counts import RecordCounts, piece_text
+from data_prep.dataset.manifest_records import ShardRecord, TokenizerRecord
+from data_prep.dataset.shard_index import ShardIndex, join_indexes, read_index
+from data_prep.dataset.shards import Record, index_of, read_records
+from data_prep.storage import storage
+
+_FOREIGN_SHARE = 0.01  # of the tokens; fewer that the vocabulary has not are damage
+_REMEDY = "restore it, or make the shards again"
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """A shard to check.
+
+    Attributes:
+        tokenizer_url: of the tokenizer that made its ids; without it words and bytes of text are not counted.
+    """
+
+    folder: str
+    shard: ShardRecord
+    num_sources: int
+    tokenizer: TokenizerRecord
+    tokenizer_url: str | None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a shard was found to be.
+
+    Attributes:
+        problem: None where it is sound; a damaged shard counts as empty.
+        token_counts: (vocab_size,) int64.
+        source_counts: (num_sources, 5) int64, in the order of `SOURCE_COLUMNS`.
+        document_ids: (num_documents,) uint64, in the shard's order.
+    """
+
+    problem: str | None
+    token_counts: np.ndarray
+    source_counts: np.ndarray
+    document_ids: np.ndarray
+
+
+def check_shard(task: CheckTask) -> Findings:
+    """Read the whole shard and its index."""
+    text = None
+    if task.tokenizer_url is not None:
+        text = piece_text(task.tokenizer_url, task.tokenizer.fingerprint)
+    counts = RecordCounts(task.tokenizer.vocab_size, task.num_sources, text)
+    try:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as cache:
+            index = read_index(task.folder, task.shard)
+            _check_records(task, _sound_copy(task, index, Path(cache)), index, counts)
+    except UserError as error:
+        nothing = RecordCounts(task.tokenizer.vocab_size, task.num_sources, None)
+        return Findings(str(error), nothing.by_token, nothing.by_source, np.empty(0, np.uint64))
+    return Findings(None, counts.by_token, counts.by_source, index.document_ids)
+
+
+def _sound_copy(task: CheckTask, index: ShardIndex, cache: Path) -> Path:
+    """A local path of the shard, once its bytes are found to be those that the manifest names."""
+    url = storage.join(task.folder, task.shard.name)
+    where = storage.redact(url)
+    if not storage.exists(url):
+        raise UserError(f"{where} is missing; {_REMEDY}")
+    found = storage.size(url)
+    if storage.is_remote(url) and found == task.shard.bytes:
+        return storage.local_copy(url, cache, task.shard.sha256)  # hashes what it fetches
+    if found != task.shard.bytes:
+        what = f"has {found} bytes and the manifest says {task.shard.bytes}"
+    else:
+        sha256 = storage.sha256_of(url)
+        if sha256 == task.shard.sha256:
+            return storage.local_path(url)
+        what = f"has other content: its sha256 is {sha256}, the manifest's {task.shard.sha256}"
+    reason = "" if storage.is_remote(url) else f" ({_diagnosis(task, storage.local_path(url), index)})"
+    raise UserError(f"{where} {what}{reason}; {_REMEDY}")
+
+
+def _diagnosis(task: CheckTask, path: Path, index: ShardIndex) -> str:
+    """What happened to a shard whose bytes are not those of the manifest."""
+    ids: list[np.ndarray] = []
+    num_foreign = num_tokens = 0
+    try:
+        for _, record, _ in read_records(path):
+            is_other_type = record.tokens.dtype != np.dtype(task.tokenizer.token_dtype)
+            num_foreign += len(record.tokens) if is_other_type else _num_foreign(record, task)
+            num_tokens += len(record.tokens)
+            ids.append(record.document_ids)
+    except UserError:
+        return "it cannot be read to its end: it was cut off or overwritten"
+    if num_foreign > _FOREIGN_SHARE * num_tokens:
+        return "it is a shard of another tokenizer: it holds ids that this one has not"
+    if not np.array_equal(np.concatenate([np.empty(0, np.uint64), *ids]), index.document_ids):
+        return "it is a whole shard of other documents: another shard, or one of another data set"
+    return "it is this shard with some bytes changed"
+
+
+def _check_records(task: CheckTask, path: Path, index: ShardIndex, counts: RecordCounts) -> None:
+    where = storage.redact(storage.join(task.folder, task.shard.name))
+    parts: list[ShardIndex] = []
+    for key, record, offset in read_records(path):
+        problem = record_problem(record, task)
+        if problem:
+            raise UserError(f"{where} record {key} {problem}; make the shards again")
+        counts.add(record)
+        parts.append(index_of(record, offset))
+    found_index = join_indexes(parts)
+    for field in dataclasses.fields(ShardIndex):
+        if not np.array_equal(getattr(index, field.name), getattr(found_index, field.name)):
+            raise UserError(f"{where} and its index disagree on {field.name}; make the shards again")
+    shortest = int(index.document_lengths.min(initial=np.iinfo(np.uint32).max)) if parts else 0
+    if shortest != task.shard.min_document_tokens:
+        raise UserError(
+            f"{where} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}; {_REMEDY}"
+        )
+
+
+def record_problem(record: Record, task: CheckTask) -> str | None:
+    """What is wrong within a record, if anything."""
+    if not len(record.tokens) or not len(record.documents) == len(record.sources) == len(record.document_ids):
+        return "is empty, or has arrays of different numbers of documents"
+    problem = _token_problem(record, task)
+    if problem is not None:
+        return problem
+    for name, starts in (("document", record.documents), ("sentence", record.sentences)):
+        rising = len(starts) and starts[0] == 0 and (np.diff(starts.astype(np.int64)) > 0).all()
+        if not rising or starts[-1] >= len(record.tokens):
+            return f"has {name} offsets that do not rise from 0 within its tokens"
+    if not np.isin(record.documents, record.sentences).all():
+        return "has a document that begins within a sentence"
+    if record.sources.max() >= task.num_sources:
+        return "has a document of a source that the manifest does not name"
+    return None
+
+
+def _token_problem(record: Record, task: CheckTask) -> str | None:
+    tokenizer = task.tokenizer
+    if record.tokens.dtype != np.dtype(tokenizer.token_dtype):
+        return f"has tokens of type {record.tokens.dtype}, not {tokenizer.token_dtype}"
+    if _num_foreign(record, task):
+        return f"has token ids that are special or not below the vocabulary's {tokenizer.vocab_size}"
+    return None
+
+
+def _num_foreign(record: Record, task: CheckTask) -> int:
+    """How many token ids are special, or not of the vocabulary."""
+    is_foreign = record.tokens >= task.tokenizer.vocab_size
+    return int((is_foreign | np.isin(record.tokens, task.tokenizer.special_tokens.never_in_text)).sum())

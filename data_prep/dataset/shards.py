@@ -1,0 +1,222 @@
+"""The shard: a webdataset tar of records and the index beside it.
+
+A record is a block of whole documents. Its members are plain `.npy` arrays, so that
+`webdataset.WebDataset(url).decode()` reads a shard with none of our code. The index is told in `shard_index.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+import safetensors.numpy
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord
+from data_prep.dataset.shard_index import ShardIndex, join_indexes
+from data_prep.storage import storage
+
+SHARD_NAME = re.compile(r"(train|valid)-(\d{6})\.(tar|index\.safetensors)")
+MAX_SHARDS = 1_000_000
+"""Of a split, counted through all its versions: the digits of `SHARD_NAME`."""
+_TAR_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Record:
+    """A block of whole documents: what one key of a shard holds.
+
+    Attributes:
+        tokens: (num_tokens,) uint16 or uint32; no [CLS], [SEP], [PAD] or [MASK] among them.
+        documents: (D,) uint32 start offset of every document, the first 0.
+        sentences: (S,) uint32 start offset of every sentence, the first 0; every document start is one of
+            them.
+        sources: (D,) uint16 number of each document's source in the manifest.
+        document_ids: (D,) uint64 xxh3_64 of each document's normalised text.
+    """
+
+    tokens: np.ndarray
+    documents: np.ndarray
+    sentences: np.ndarray
+    sources: np.ndarray
+    document_ids: np.ndarray
+
+
+_MEMBER_DTYPES: dict[str, tuple[type, ...]] = {
+    "document_ids": (np.uint64,),
+    "documents": (np.uint32,),
+    "sentences": (np.uint32,),
+    "sources": (np.uint16,),
+    "tokens": (np.uint16, np.uint32),
+}
+_MEMBER_NAME = re.compile(r"([0-9-]+)\.(" + "|".join(_MEMBER_DTYPES) + r")\.npy")
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00(..)\{'descr': '(<u[248])', 'fortran_order': False, 'shape': \((\d{1,12}),\), \} *\n",
+    re.DOTALL,
+)
+
+
+def shard_name(split: Literal["train", "valid"], number: int) -> str:
+    """Name of a shard without its ending, such as `train-000000`.
+
+    Raises:
+        UserError: the number has more digits than names have.
+    """
+    if number >= MAX_SHARDS:
+        raise UserError(
+            f"the {split} split would have more shards than the {MAX_SHARDS:,} that there are names for, those of its "
+            "older versions counted; make a data set anew, with a larger shards.shard_bytes"
+        )
+    return f"{split}-{number:06d}"
+
+
+def write_shard(folder: str, name: str, records: Iterable[Record]) -> ShardRecord:
+    """Write `name`.tar and its index into `folder`, each atomically; the bytes depend on the records alone."""
+    tar_url, index_url = (
+        storage.join(folder, f"{name}.tar"),
+        storage.join(folder, f"{name}.index.safetensors"),
+    )
+    parts: list[ShardIndex] = []
+    with storage.local_write(tar_url) as path:
+        with open(path, "wb") as file:
+            parts.extend(_write_records(file, name.rpartition("-")[2], records))
+        size, sha256 = path.stat().st_size, storage.sha256_of(path)
+    index = join_indexes(parts)
+    data = safetensors.numpy.save(dataclasses.asdict(index))
+    storage.write_bytes(index_url, data)
+    return ShardRecord(
+        name=f"{name}.tar",
+        bytes=size,
+        sha256=sha256,
+        index=FileRecord(name=f"{name}.index.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()),
+        records=len(index.token_offsets),
+        documents=len(index.document_lengths),
+        sentences=len(index.sentence_lengths),
+        tokens=int(index.document_lengths.sum(dtype=np.int64)),
+        min_document_tokens=int(index.document_lengths.min(initial=np.iinfo(np.uint32).max)) if parts else 0,
+    )
+
+
+def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
+    """Read a shard's records in order, strictly: (key, record, byte offset of the token data).
+
+    Members that no shard of ours has (links, sparse files, folders in the name, other endings, keys out of order,
+    object arrays) are refused before their content is read; nothing is unpickled, evaluated or written.
+
+    Raises:
+        UserError: the tar is damaged or is no shard.
+    """
+    waiting: dict[str, np.ndarray] = {}
+    key = offset = None
+    try:
+        with _BoundedFile(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                match = _MEMBER_NAME.fullmatch(member.name)
+                # A sparse member of a few bytes, or one said to be so by a pax header, may read as any number of zeros.
+                if not match or member.type != tarfile.REGTYPE or member.issparse() or member.pax_headers:
+                    raise UserError(f"{path} holds {member.name!r}, which no shard has; make the shards again")
+                stem, field = match.groups()
+                if field in waiting or ((stem != key) if waiting else (key is not None and stem <= key)):
+                    raise UserError(f"{path} has record {stem!r} out of its place; make the shards again")
+                key = stem
+                waiting[field], header_bytes = _read_array(tar, member, path)
+                offset = member.offset_data + header_bytes if field == "tokens" else offset
+                if len(waiting) == len(_MEMBER_DTYPES):
+                    yield key, Record(**waiting), offset or 0
+                    waiting = {}
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:  # the last two: of pax headers
+        raise UserError(f"{path} is damaged ({error}); restore it, or make the shards again") from None
+    if waiting:
+        raise UserError(f"{path} ends within record {key!r}; restore it, or make the shards again")
+
+
+def index_of(record: Record, token_offset: int) -> ShardIndex:
+    """The index of a shard of this one record."""
+    total = len(record.tokens)
+    first_sentences = np.searchsorted(record.sentences, record.documents)
+    return ShardIndex(
+        document_lengths=np.diff(record.documents, append=np.uint32(total)).astype(np.uint32),
+        sentence_counts=np.diff(first_sentences, append=len(record.sentences)).astype(np.uint32),
+        sentence_lengths=np.diff(record.sentences, append=np.uint32(total)).astype(np.uint32),
+        document_ids=record.document_ids,
+        document_sources=record.sources,
+        record_document_counts=np.array([len(record.documents)], np.uint32),
+        token_offsets=np.array([token_offset], np.uint64),
+    )
+
+
+def _write_records(file: BinaryIO, prefix: str, records: Iterable[Record]) -> Iterator[ShardIndex]:
+    """Write the records to a tar and yield the index of each."""
+    # The standard library's writer, for webdataset's brings torch along where that is installed, at seconds and
+    # hundreds of MB for every process. A file object in "w:" mode is written to as it is, with no blocks of its own.
+    with tarfile.open(fileobj=file, mode="w:") as tar:
+        for number, record in enumerate(records):
+            for field in _MEMBER_DTYPES:
+                data = _array_bytes(getattr(record, field))
+                tar.addfile(_member(f"{prefix}-{number:05d}.{field}.npy", len(data)), io.BytesIO(data))
+            # The tokens come last.
+            padded = -(-len(data) // _TAR_BLOCK) * _TAR_BLOCK
+            yield index_of(record, tar.offset - padded + len(data) - record.tokens.nbytes)
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    """A header as `webdataset.TarWriter` writes it, without the clock and the user's name of tar's defaults."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = size, 0, 0o444
+    member.uname = member.gname = "bigdata"
+    return member
+
+
+def _array_bytes(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()
+
+
+class _BoundedFile(io.BufferedReader):
+    """A file of which no more is read than it holds.
+
+    tarfile reads as much as a header says that a long name or pax headers take, and asks the memory for all of it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._bytes = os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size if size is None else min(size, self._bytes))
+
+
+def _read_array(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str | Path) -> tuple[np.ndarray, int]:
+    """A member's array and the bytes of its header, which must be as `_array_bytes` writes it.
+
+    numpy's own reader evaluates the header as an expression, which a crafted one exhausts.
+    """
+    if member.offset_data + member.size > Path(path).stat().st_size:
+        raise UserError(f"{path} ends within {member.name!r}; restore it, or make the shards again")
+    file = tar.extractfile(member)
+    assert file is not None
+    data = file.read()
+    header = _NPY_HEADER.match(data)
+    field = member.name.partition(".")[2].removesuffix(".npy")
+    if header is None or int.from_bytes(header[1], "little") + 10 != header.end():
+        raise UserError(f"{path} holds a damaged array {member.name!r}; make the shards again")
+    dtype, length = np.dtype(header[2].decode()), int(header[3])
+    if (
+        dtype not in [np.dtype(kind) for kind in _MEMBER_DTYPES[field]]
+        or length * dtype.itemsize != len(data) - header.end()
+    ):
+        raise UserError(
+            f"{path} holds {member.name!r} of type {dtype} and {length} values, which no shard has; "
+            "make the shards again"
+        )
+    return np.frombuffer(data, dtype, offset=header.end()), header.end()

@@ -1,0 +1,35 @@
+"""The small files in which unfinished work notes its state: JSON with its checksum, since work may lie for weeks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import xxhash
+
+from data_prep.storage import storage
+from data_prep.storage.sealing import damaged
+
+
+def write_state(url: str, values: Any) -> None:
+    """Write values that JSON can hold, atomically."""
+    storage.write_bytes(url, json.dumps({"xxh3_64": _checksum(values), "values": values}).encode())
+
+
+def read_state(url: str) -> Any:
+    """The values as they were written.
+
+    Raises:
+        UserError: the file is damaged, or an earlier release wrote it.
+    """
+    try:
+        stored = json.loads(storage.read_bytes(url))
+    except (ValueError, RecursionError):
+        stored = None
+    if not isinstance(stored, dict) or stored.get("xxh3_64") != _checksum(stored.get("values")):
+        raise damaged(url)
+    return stored["values"]
+
+
+def _checksum(values: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(values).encode())

@@ -1,0 +1,196 @@
+"""Checking a data set: bytes against the manifest, counts against the shards, and that what was removed is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from data_prep.base.errors import UserError
+from data_prep.base.installed import own_version
+from data_prep.base.progress import Progress
+from data_prep.dataset.addition import all_configs, removed_ids
+from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
+from data_prep.dataset.data_card import card_problem
+from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, list_versions, older_version_name
+from data_prep.dataset.manifest_records import STEPS
+from data_prep.dataset.shard_check import CheckTask, Findings, check_shard
+from data_prep.dataset.versions import select_version, stray_files, unfinished_work
+from data_prep.executors.executors import Executor, run_units
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer, TokenizerInfo
+
+_SHOWN = 3
+
+
+def verify_shards(folder: str, executor: Executor | int = 1, version: str | None = None) -> tuple[Manifest, list[str]]:
+    """Check the data set at `folder`; returns its manifest and what is wrong with it, a line each.
+
+    Args:
+        version: number or digest of the version to check; by default the current one.
+
+    Raises:
+        UserError: there is no manifest that can be read, or no such version.
+    """
+    versions = list_versions(folder)
+    manifest = versions[-1] if version is None else select_version(folder, version)
+    foreign_tokenizer = list(_tokenizer_problems(folder, manifest))
+    problems = [*foreign_tokenizer, *_file_problems(folder, manifest, versions), *_arithmetic_problems(manifest)]
+    if not foreign_tokenizer:
+        problems.extend(tokenizer_file_problems(folder))
+        card = card_problem(folder, versions[-1], own_version())
+        problems.extend([card] if card else [])
+    removed = np.empty(0, np.uint64)
+    try:
+        removed = removed_ids(folder, manifest)
+    except UserError as error:
+        problems.append(str(error))
+    findings = _check_shards(folder, manifest, executor, not foreign_tokenizer)
+    damages = [finding.problem for finding in findings.values() if finding.problem is not None]
+    problems.extend(damages)
+    problems.extend(_removal_problems(folder, manifest, removed, findings))
+    if not damages:
+        problems.extend(_total_problems(folder, manifest, findings, 3 if foreign_tokenizer else len(SOURCE_COLUMNS)))
+    return manifest, sorted(problems)
+
+
+def _check_shards(folder: str, manifest: Manifest, executor: Executor | int, count_text: bool) -> dict[str, Findings]:
+    """The findings of every shard by its name."""
+    tokenizer_url = storage.join(folder, TOKENIZER_FOLDER) if count_text else None
+    tasks = [
+        CheckTask(folder, shard, len(manifest.sources), manifest.tokenizer, tokenizer_url) for shard in manifest.shards
+    ]
+    findings: dict[str, Findings] = {}
+    with Progress("verifying", sum(shard.bytes for shard in manifest.shards), "MB", 1e6) as progress:
+        for task, found in run_units(check_shard, tasks, executor):
+            findings[task.shard.name] = found
+            progress.add(task.shard.bytes)
+    return findings
+
+
+def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
+    place = storage.join(folder, TOKENIZER_FOLDER)
+    where, expected = storage.redact(place), manifest.tokenizer
+    try:
+        tokenizer = Tokenizer.load(place)
+    except UserError as error:
+        yield str(error)
+        return
+    if tokenizer.fingerprint != expected.fingerprint:
+        yield (
+            f"{where} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the shards were made with "
+            f"{expected.fingerprint}; copy the right one there, or make the shards again"
+        )
+    elif (tokenizer.vocab_size, np.dtype(tokenizer.token_dtype).name) != (expected.vocab_size, expected.token_dtype):
+        yield f"{where} has {tokenizer.vocab_size} pieces and the manifest says {expected.vocab_size}; make them again"
+
+
+def tokenizer_file_problems(folder: str) -> Iterator[str]:
+    """Files of the tokenizer that are not as they were written; those that training reads are checked elsewhere."""
+    place = storage.join(folder, TOKENIZER_FOLDER)
+    try:
+        info = TokenizerInfo.read(place)
+    except UserError:
+        return
+    for name, sha256 in sorted(info.files.items() if info is not None else ()):
+        url = storage.join(place, name)
+        where = storage.redact(url)
+        if not storage.exists(url):
+            yield f"{where} is missing; copy the whole folder of the tokenizer again"
+        elif (found := storage.sha256_of(url)) != sha256:
+            yield (
+                f"{where} has other content: its sha256 is {found}, that of {INFO_NAME} {sha256}; copy the whole "
+                "folder of the tokenizer again"
+            )
+
+
+def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]) -> Iterator[str]:
+    """What is wrong with the manifests, and files that belong to no version."""
+    where = storage.redact(folder)
+    current = versions[-1]
+    name = MANIFEST_NAME if manifest.version == current.version else older_version_name(manifest.version)
+    if storage.read_bytes(storage.join(folder, name)) != manifest.to_json().encode():
+        yield f"{storage.join(where, name)} was edited by hand: it is not as it was written; restore it"
+    for before, after in zip(versions[:-1], versions[1:], strict=True):
+        if after.version == before.version + 1 and after.parent != before.digest:
+            yield (
+                f"the manifest of version {before.version} in {where} is not the one that version {after.version} was "
+                "made from: one of them was edited by hand; restore it"
+            )
+    if not unfinished_work(folder):
+        for stray in stray_files(folder):
+            yield f"{storage.join(where, stray)} is not in the manifest of any version; remove it"
+
+
+def _arithmetic_problems(manifest: Manifest) -> Iterator[str]:
+    """What does not add up within the manifest."""
+    known = {reason for reasons in STEPS.values() for reason in reasons}
+    for source in manifest.sources:
+        for reason in sorted(set(source.dropped) - known):
+            yield f"the manifest drops documents of source {source.name!r} for a reason that no step has: {reason!r}"
+    given_out, held = manifest.steps[-1].documents_out, manifest.train.documents + manifest.valid.documents
+    if given_out != held:
+        yield f"the steps of the manifest give out {given_out} documents and its splits hold {held}"
+    removed = sum(removal.documents for removal in manifest.removals)
+    if removed != manifest.dropped.get("removed", 0):
+        yield f"the manifest's sources lost {manifest.dropped.get('removed', 0)} documents to removals of {removed}"
+
+
+def _removal_problems(
+    folder: str, manifest: Manifest, removed: np.ndarray, findings: Mapping[str, Findings]
+) -> Iterator[str]:
+    """Documents that should be gone and are there."""
+    gone = [number for number, source in enumerate(manifest.sources) if source.name in manifest.removed_sources]
+    for name, found in findings.items():
+        where = storage.redact(storage.join(folder, name))
+        present = np.intersect1d(found.document_ids, removed)
+        if len(present):
+            shown = ", ".join(f"{document:016x}" for document in present[:_SHOWN].tolist())
+            yield f"{where} holds {len(present)} documents that were removed: {shown}{' ...' * (len(present) > _SHOWN)}"
+        for number in gone:
+            if found.source_counts[number, 0]:
+                documents, source = found.source_counts[number, 0], manifest.sources[number].name
+                yield f"{where} holds {documents} documents of source {source!r}, which was removed"
+
+
+def _total_problems(
+    folder: str, manifest: Manifest, findings: Mapping[str, Findings], num_counted: int
+) -> Iterator[str]:
+    """Compare the sums of sound shards with the totals that the manifest gives.
+
+    Args:
+        num_counted: of `SOURCE_COLUMNS`, how many were counted.
+    """
+    found_counts = {}
+    for name in ("train", "valid"):
+        counts = [findings[shard.name].token_counts for shard in manifest.split(name).shards]
+        found_counts[name] = np.sum([np.zeros(manifest.tokenizer.vocab_size, np.int64), *counts], axis=0)
+    try:
+        stored = read_token_counts(folder, manifest)
+    except UserError as error:
+        yield str(error)
+    else:
+        for name, counts in found_counts.items():
+            if name not in stored or not np.array_equal(stored[name], counts):
+                where = storage.redact(storage.join(folder, manifest.token_counts.name))
+                yield f"{where} counts other {name} tokens than the shards hold; make the shards again"
+    for name, split in (("train", manifest.train), ("valid", manifest.valid)):
+        if split.unigram_entropy_nats != unigram_entropy_nats(found_counts[name]):
+            yield f"the manifest's unigram entropy of {name} is not that of its tokens"
+    nothing = np.zeros((len(manifest.sources), len(SOURCE_COLUMNS)), np.int64)
+    source_counts = np.sum([nothing, *(found.source_counts for found in findings.values())], axis=0)
+    for source, counts in zip(manifest.sources, source_counts.tolist(), strict=True):
+        # Without the right tokenizer, which is a problem of its own, words and bytes were not counted.
+        for column, count in zip(SOURCE_COLUMNS[:num_counted], counts, strict=False):
+            if getattr(source, column) != count:
+                yield f"source {source.name} has {count} {column} and the manifest says {getattr(source, column)}"
+    if all(config.get("deduplication", {}).get("exact", True) for config in all_configs(manifest)):
+        yield from _duplicate_problems(folder, findings)
+
+
+def _duplicate_problems(folder: str, findings: Mapping[str, Findings]) -> Iterator[str]:
+    ids = np.concatenate([np.empty(0, np.uint64), *(found.document_ids for found in findings.values())])
+    ids.sort()
+    twice = int((ids[1:] == ids[:-1]).sum())
+    if twice:
+        yield f"{storage.redact(folder)} holds {twice} documents twice; make the shards again"

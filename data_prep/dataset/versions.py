@@ -1,0 +1,169 @@
+"""The versions of a data set: a new manifest takes the place of the current one, which is kept; files are shared.
+
+Files are never changed: a version that adds or removes documents names new shards beside old ones. So a run goes on
+with the version that it began with for as long as nobody deletes it (`files_of_older_versions`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.data_card import CARD_NAME, write_data_card
+from data_prep.dataset.manifest import (
+    MANIFEST_NAME,
+    MAX_VERSION,
+    Manifest,
+    list_versions,
+    older_version_name,
+    read_manifest,
+    write_manifest,
+)
+from data_prep.dataset.shards import SHARD_NAME
+from data_prep.storage import storage
+
+PREPARATION_WORK = ".work"
+REMOVAL_WORK = ".removal"
+REPAIR_WORK = ".repair"
+
+_COMMANDS = {PREPARATION_WORK: "shards", REMOVAL_WORK: "remove", REPAIR_WORK: "shards --repair"}
+_MIN_DIGEST_DIGITS = 8
+_OLDER_MANIFEST = re.compile(r"manifest-\d{6}\.json")
+_NUMBERED = re.compile(r"(token_counts(-\d{6})?|removed-\d{6})\.safetensors")
+
+
+def publish(folder: str, manifest: Manifest) -> None:
+    """Make `manifest` the current version: keep the one before, write the card, and manifest.json last.
+
+    Killed at any point, the folder is the version before or the new one, and the same call again ends right. The
+    caller holds the folder's lock, and everything that the manifest names is written.
+
+    Raises:
+        UserError: the current version is not the one that the manifest was made from.
+    """
+    if storage.exists(storage.join(folder, MANIFEST_NAME)):
+        current = read_manifest(folder)
+        if current.digest != manifest.digest:
+            if manifest.parent != current.digest:
+                raise UserError(
+                    f"{storage.redact(folder)} was changed by another command: its version is {current.version} "
+                    f"({current.digest[:16]}), and not what this one began with; run the same command again"
+                )
+            url = storage.join(folder, older_version_name(current.version))
+            storage.write_bytes(url, current.to_json().encode())
+    write_data_card(folder, manifest)
+    write_manifest(folder, manifest)
+
+
+def select_version(folder: str, version: str) -> Manifest:
+    """The version of this number, or of this digest or its beginning.
+
+    Raises:
+        UserError: there is none; the message names those that there are.
+    """
+    versions = list_versions(folder)
+    for manifest in versions:
+        is_digest = len(version) >= _MIN_DIGEST_DIGITS and manifest.digest.startswith(version.lower())
+        if str(manifest.version) == version or is_digest:
+            return manifest
+    known = ", ".join(f"{manifest.version} ({manifest.digest[:16]})" for manifest in versions)
+    raise UserError(
+        f"{storage.redact(folder)} holds no version {version}, only {known}; give the number or the digest of one of "
+        "them ('remove --purge' deletes older ones)"
+    )
+
+
+def next_version(parent: Manifest) -> int:
+    """The number of the version that is made from `parent`.
+
+    Raises:
+        UserError: there are as many versions as numbers.
+    """
+    if parent.version == MAX_VERSION:
+        raise UserError(
+            f"the data set is at version {parent.version:,}, the last that there can be; make one anew, or restore "
+            f"{MANIFEST_NAME} if it was edited by hand"
+        )
+    return parent.version + 1
+
+
+def next_shard_number(folder: str) -> int:
+    """A number that no shard bears, of either split, in any version, or left by a command that was stopped.
+
+    It is asked for once when work begins and kept with the work: shards written since count too.
+    """
+    names = storage.list_names(folder)
+    if MANIFEST_NAME in names:
+        names += [shard.name for version in list_versions(folder) for shard in version.shards]
+    return max((int(match[2]) + 1 for match in map(SHARD_NAME.fullmatch, names) if match), default=0)
+
+
+def named_files(versions: Iterable[Manifest]) -> set[str]:
+    """Names of all files that these versions are made of, their manifests, the card and the tokenizer left out."""
+    named: set[str] = set()
+    for version in versions:
+        for shard in version.shards:
+            named |= {shard.name, shard.index.name}
+        named |= {version.token_counts.name, *(removal.ids.name for removal in version.removals if removal.ids)}
+    return named
+
+
+def owned_files(folder: str) -> list[str]:
+    """Names of all files in `folder` that data sets are made of, manifest.json first; the tokenizer left out."""
+    names = [name for name in storage.list_names(folder) if name == CARD_NAME or _is_numbered(name)]
+    present = [MANIFEST_NAME] if storage.exists(storage.join(folder, MANIFEST_NAME)) else []
+    return present + sorted(names, key=lambda name: (not _OLDER_MANIFEST.fullmatch(name), name))
+
+
+def files_of_older_versions(folder: str) -> list[str]:
+    """Names of the files that only older versions, or none, need: manifests first, in the order to delete them."""
+    current = read_manifest(folder)
+    kept = {MANIFEST_NAME, CARD_NAME, *named_files([current])}
+    return [name for name in owned_files(folder) if name not in kept]
+
+
+def stray_files(folder: str) -> list[str]:
+    """Names of the files that no version names: what a command that was stopped has left."""
+    versions = list_versions(folder)
+    kept = {MANIFEST_NAME, CARD_NAME, *named_files(versions), *(older_version_name(v.version) for v in versions)}
+    return [name for name in owned_files(folder) if name not in kept]
+
+
+def delete_older_versions(folder: str) -> list[str]:
+    """Delete every file that the current version does not need, manifests first; returns their names.
+
+    The caller holds the folder's lock. Killed on the way, the same call again deletes the rest.
+
+    Raises:
+        UserError: work that is not finished has files here too.
+    """
+    refuse_unfinished(folder, (PREPARATION_WORK, REMOVAL_WORK))
+    names = files_of_older_versions(folder)
+    for name in names:
+        storage.remove(storage.join(folder, name))
+    return names
+
+
+def unfinished_work(folder: str) -> list[str]:
+    """The commands that were begun in the folder and are not finished."""
+    names = storage.list_names(folder)
+    return [command for name, command in _COMMANDS.items() if name in names]
+
+
+def refuse_unfinished(folder: str, work_folders: Collection[str]) -> None:
+    """See that none of these work folders is there.
+
+    Raises:
+        UserError: names the command that was not finished.
+    """
+    for name in storage.list_names(folder):
+        if name in work_folders:
+            raise UserError(
+                f"{storage.redact(folder)} holds unfinished work of the command '{_COMMANDS[name]}'; run that command "
+                "again until it ends, or give it up with its --fresh"
+            )
+
+
+def _is_numbered(name: str) -> bool:
+    return any(pattern.fullmatch(name) for pattern in (_OLDER_MANIFEST, SHARD_NAME, _NUMBERED))

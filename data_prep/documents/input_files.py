@@ -1,0 +1,166 @@
+"""Which files a preparation reads: paths, URLs, glob patterns and brace ranges, each file once, and their units."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from braceexpand import braceexpand
+
+from data_prep.base.errors import UsageError
+from data_prep.config.preparation_config import PreparationConfig, Source
+from data_prep.documents.input_units import InputUnit, file_format, split_into_units
+from data_prep.storage import storage
+from data_prep.text.encodable import check_encodable
+from data_prep.text.sentences import check_language
+
+_MOST_NAMES, _MOST_BRACES = 100_000, 100  # of a brace pattern
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
+_REQUESTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """An input as it was when the plan was made."""
+
+    url: str
+    source: int
+    bytes: int
+    stamp: str
+
+
+def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
+    """The input files of all sources, by source and then by name.
+
+    Raises:
+        UsageError: an input is missing, named twice, a folder, of an ending that is not read or of a name that is not
+            UTF-8, or a source says what is not, or a language is not known.
+    """
+    found: list[tuple[int, str]] = []
+    for number, source in enumerate(config.sources):
+        check_language(source.language or config.documents.language)
+        for field, value in source:
+            if isinstance(value, str):
+                check_encodable(value, f"a source's {field}")
+        urls = [url for pattern in source.input for url in expand(pattern)]
+        for url in urls:
+            check_encodable(url, "input")
+            file_format(url)
+        found.extend((number, url) for url in sorted(urls))
+    _check_named_once(found, config.sources)
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        return tuple(threads.map(lambda file: _described(*file), found))
+
+
+def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[InputUnit, ...]:
+    """The units of all files, in their order; of Parquet files the footers are read.
+
+    Raises:
+        UserError: a footer cannot be fetched.
+    """
+
+    def units(file: InputFile) -> list[InputUnit]:
+        unit_bytes, txt_documents = config.shards.unit_bytes, config.documents.txt_documents
+        return split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents)
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        return tuple(unit for file_units in threads.map(units, files) for unit in file_units)
+
+
+def expand(pattern: str) -> list[str]:
+    """The files that a path, a URL or a pattern names, sorted; every name of a brace pattern must match.
+
+    Patterns are globs (`*`, `?`, `[...]`, `**` for folders in folders), and braces as in a shell: `{a,b}`, and
+    `{000..011}` with as many digits as are written. A file whose name looks like a pattern is taken by its name.
+
+    Raises:
+        UsageError: nothing matches, or a folder does.
+    """
+    files: set[str] = set()
+    for name in _without_braces(pattern):
+        matches = storage.matches(name)
+        if not matches:
+            of_what = f" (of {storage.redact(pattern)})" if name != pattern else ""
+            raise UsageError(
+                f"no input file matches {storage.redact(name)}{of_what}; check the path, or quote a pattern such as "
+                "'corpus/*.jsonl.gz'"
+            )
+        files.update(matches)
+    return sorted(files)
+
+
+def _without_braces(pattern: str) -> list[str]:
+    is_web = pattern.startswith(("http://", "https://"))
+    if "{" not in pattern or (not is_web and storage.exists(pattern)):
+        return [pattern]
+    # Both are looked at first: braceexpand goes down a stack with every brace, and makes a list of every range.
+    is_small = pattern.count("{") <= _MOST_BRACES
+    names: list[str] = []
+    try:
+        if is_small and all(_length(*found) <= _MOST_NAMES for found in _RANGE.findall(pattern)):
+            names = list(islice(braceexpand(pattern, escape=False), _MOST_NAMES + 1))
+    except ValueError:  # unbalanced braces stand for themselves
+        return [pattern]
+    if not 0 < len(names) <= _MOST_NAMES:
+        limit = f"{_MOST_NAMES:,} files" if is_small else f"{_MOST_BRACES} sets of braces"
+        raise UsageError(
+            f"{storage.redact(pattern)} names more than {limit}; name fewer in a pattern, and give several patterns "
+            "or one with *"
+        )
+    return names
+
+
+def _length(first: str, last: str, step: str) -> int:
+    """Of a range in braces."""
+    return abs(int(last) - int(first)) // max(1, abs(int(step or 1))) + 1
+
+
+def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
+    """Refuse a file that has two names (symbolic links count), and two files that the manifest could not tell apart.
+
+    Hard links are told of only: tools that save space make them of equal files, and equal documents are found later.
+    """
+    places: dict[str, tuple[int, str]] = {}
+    names: set[str] = set()
+    linked: dict[tuple[int, int], str] = {}
+    for number, url in found:
+        shown = storage.redact(url)
+        place = _place(url)
+        if place in places:
+            other, name = places[place]
+            where = "twice" if other == number else f"in two sources, {sources[other].name} and {sources[number].name}"
+            same = "" if name == shown else f" (it is the same file as {name})"
+            raise UsageError(f"input {shown} is named {where}; name every file once{same}")
+        if shown in names:
+            raise UsageError(
+                f"two inputs are both called {shown} once credentials and query are left off, and could not be told "
+                "apart in the manifest; read them from places of different names"
+            )
+        places[place] = number, shown
+        names.add(shown)
+        identity = _hard_link(url)
+        if identity is not None and (first := linked.setdefault(identity, shown)) != shown:
+            print(f"warning: {shown} is a hard link of {first}: its documents come twice", file=sys.stderr, flush=True)
+
+
+def _place(url: str) -> str:
+    """What every name of one file has in common, hard links excepted."""
+    scheme, _, rest = storage.canonical(url).rpartition("://")
+    return f"{scheme}://{rest.lstrip('/')}"
+
+
+def _hard_link(url: str) -> tuple[int, int] | None:
+    """What the hard links of a local file have in common; None for a file of one name."""
+    if storage.is_remote(url):
+        return None
+    with storage.explained(url, "read"):
+        status = storage.local_path(url).stat()
+    return (status.st_dev, status.st_ino) if status.st_nlink > 1 else None
+
+
+def _described(source: int, url: str) -> InputFile:
+    return InputFile(url, source, storage.size(url), storage.stamp(url))

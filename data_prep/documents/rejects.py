@@ -1,0 +1,104 @@
+"""What is left out while inputs are read: refused or counted by policy, and never in silence."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.lines import Line, line_number_at
+from data_prep.storage import storage
+from data_prep.text.cleaning import MAX_MARKS, TOO_MANY_MARKS
+
+TOO_LONG = "too many bytes"
+
+
+class BadInput(UserError):
+    """Input that cannot be read; `reason` is the heading under which the policy `skip` counts it."""
+
+    def __init__(self, message: str, reason: str = "unreadable", spoils_file: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.spoils_file = spoils_file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.reason, self.spoils_file)
+
+
+class Fault(Exception):
+    """Why something is no document: `what` is wrong with it, the `reason` to count it under, what to do about it."""
+
+    def __init__(self, what: str, reason: str, remedy: str = "mend it") -> None:
+        super().__init__(what)
+        self.what = what
+        self.reason = reason
+        self.remedy = remedy
+
+
+class Rejects:
+    """Of one unit of input, the documents that are left out.
+
+    Attributes:
+        where: the file, as messages name it.
+        dropped: how many were left out, by reason.
+    """
+
+    def __init__(self, url: str, settings: DocumentSettings, is_part: bool, begins_file: bool) -> None:
+        self.where = storage.redact(url)
+        self.dropped: Counter[str] = Counter()
+        self._url = url
+        self._settings = settings
+        self._is_part = is_part
+        self._begins_file = begins_file
+        self._first: dict[str, str] = {}
+        self._longest_bytes = 0
+
+    def bad(self, place: str, fault: Fault, count: int = 1) -> None:
+        """Refuse `count` documents, or count them.
+
+        Raises:
+            BadInput: the policy is `error`.
+        """
+        found = f"{place} {fault.what}".lstrip()
+        if self._settings.on_bad_input == "error":
+            advice = f"{fault.remedy}, or leave such input out with documents.on_bad_input=skip"
+            raise BadInput(f"{self.where} {found}; {advice}", fault.reason)
+        if count:
+            self.dropped[fault.reason] += count
+            self._first.setdefault(fault.reason, found)
+
+    def bad_line(self, line: Line, fault: Fault) -> None:
+        """The same for a line of text."""
+        place = f"line {line.number}"
+        if not self._begins_file and self._settings.on_bad_input == "error":
+            place = f"line {line_number_at(self._url, line.start)}"
+        elif not self._begins_file:
+            place = f"line at byte {line.start}"  # its number would cost a reading of all that is before it
+        self.bad(place, fault)
+
+    def too_long(self, num_bytes: int) -> None:
+        """Count a document of more bytes than `max_document_bytes`; no error, whatever the policy."""
+        self.dropped[TOO_LONG] += 1
+        self._longest_bytes = max(self._longest_bytes, num_bytes)
+
+    def too_many_marks(self) -> None:
+        """Count a document that `has_too_many_marks`; no error, whatever the policy."""
+        self.dropped[TOO_MANY_MARKS] += 1
+
+    def warn(self) -> None:
+        """Tell on standard error what was left out, a line for each reason."""
+        for reason, count in sorted(self.dropped.items()):
+            what = f"{reason} (the first: {self._first.get(reason)})"
+            if reason == TOO_LONG:
+                limit = f"documents.max_document_bytes={self._settings.max_document_bytes}"
+                what = f"longer than {limit} (the longest: {self._longest_bytes:,} bytes)"
+            elif reason == TOO_MANY_MARKS:
+                what = f"of more than {MAX_MARKS:,} combining marks (such as accents) in a row"
+            print(f"warning: {self.where}: {count:,} left out, {what}", file=sys.stderr, flush=True)
+
+    def warn_spoiled(self, error: BadInput) -> None:
+        """Tell on standard error that nothing of the unit is used."""
+        what = "this part of it is" if self._is_part else "all of it is"
+        print(f"warning: {error} ({what} left out)", file=sys.stderr, flush=True)

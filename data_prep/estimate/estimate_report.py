@@ -1,0 +1,96 @@
+"""What `--dry-run` says of a preparation: counts, bytes and minutes to expect, and what they were judged from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from data_prep.documents.input_units import cannot_be_split
+from data_prep.estimate.estimate import Estimate, Figures
+from data_prep.pipeline.plan import Plan
+from data_prep.storage import storage
+
+_SHOWN_FILES = 5
+
+
+def estimate_report(plan: Plan, estimate: Estimate, num_workers: int, output: str) -> Iterator[str]:
+    """The lines of the report."""
+    size = sum(file.bytes for file in plan.inputs) / 1e6
+    places = plan.destinations
+    yield (
+        f"would read {len(plan.inputs):,} files ({size:,.1f} MB) in {len(plan.units):,} units and write at most "
+        f"{places.num_train:,} train and {places.num_valid:,} valid shards to {storage.redact(output)}"
+    )
+    read = f"{estimate.sample_text_bytes / 1e6:,.2f} MB of text"
+    if estimate.is_all:
+        yield f"the inputs are small, all of them were read and encoded ({read}); the counts are exact:"
+    else:
+        yield f"an estimate, from {read} at the beginnings of files and of their parts:"
+    about = "" if estimate.is_all else "about "
+    for name, figures in estimate.sources.items():
+        yield f"  {name}: {about}{_described(figures)}"
+    if len(estimate.sources) > 1:
+        yield f"  in all: {about}{_described(estimate.total)}"
+    yield from _not_counted(plan, estimate)
+    megabytes = f"{about}{estimate.shard_bytes / 1e6:,.1f} MB of shards"
+    yield f"  {megabytes}, and about as much again for work files until they are done"
+    yield from _times(plan, estimate, num_workers)
+    documents = plan.config.documents
+    yield (
+        f"  at most {documents.worker_memory_bytes / (1 << 30):.1f} GiB of memory per process, as "
+        f"documents.max_document_bytes={documents.max_document_bytes} says, and about 100 bytes for every document "
+        "of a shard"
+    )
+    yield from _unsplittable(plan)
+
+
+def total_seconds(plan: Plan, estimate: Estimate, num_workers: int) -> float:
+    """Of the whole command."""
+    return estimate.start_seconds + estimate.read_seconds(num_workers) + _write_seconds(plan, estimate, num_workers)
+
+
+def _write_seconds(plan: Plan, estimate: Estimate, num_workers: int) -> float:
+    return estimate.write_seconds / min(num_workers, len(plan.destinations))
+
+
+def _times(plan: Plan, estimate: Estimate, num_workers: int) -> Iterator[str]:
+    yield (
+        f"  about {_duration(total_seconds(plan, estimate, num_workers))} with {num_workers} processes on cores like "
+        f"this one: {_duration(estimate.start_seconds)} to start, "
+        f"{_duration(estimate.read_seconds(num_workers))} to read and encode, "
+        f"{_duration(_write_seconds(plan, estimate, num_workers))} to write the shards onto a disk like this one's"
+    )
+
+
+def _described(figures: Figures) -> str:
+    dropped = f" and {figures.dropped:,.0f} dropped ones" if figures.dropped else ""
+    copies = f" ({figures.copies:,.0f} copies of others left out)" if figures.copies else ""
+    return (
+        f"{figures.documents:,.0f} documents{copies}{dropped}, {figures.sentences:,.0f} sentences, "
+        f"{figures.tokens:,.0f} tokens in {figures.text_bytes / 1e6:,.1f} MB of text"
+    )
+
+
+def _not_counted(plan: Plan, estimate: Estimate) -> Iterator[str]:
+    missing = []
+    if plan.config.deduplication.exact and not estimate.is_all:
+        missing.append("copies beyond the sample")
+    if plan.parent is not None:
+        missing.append("copies of what the data set holds already")
+    if plan.config.deduplication.near:
+        missing.append("near-duplicates and the time to find them")
+    if missing:
+        yield f"  not looked for here: {', '.join(missing)}"
+
+
+def _unsplittable(plan: Plan) -> Iterator[str]:
+    """Say which files are one unit each whatever their size, the largest first."""
+    whole = [file for file in plan.inputs if file.bytes > plan.config.shards.unit_bytes and cannot_be_split(file.url)]
+    if whole:
+        whole.sort(key=lambda file: -file.bytes)
+        named = ", ".join(f"{storage.redact(file.url)} ({file.bytes / 1e6:,.1f} MB)" for file in whole[:_SHOWN_FILES])
+        more = f" and {len(whole) - _SHOWN_FILES:,} more" if len(whole) > _SHOWN_FILES else ""
+        yield f"cannot be split, so one worker reads each: {named}{more}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:,.1f} seconds" if seconds < 100 else f"{seconds / 60:,.0f} minutes"

@@ -1,0 +1,130 @@
+"""From documents as they were read to ids and sentences: cleaning, length limits, sentence ends, the tokenizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.formats import Document
+from data_prep.pipeline.sections import Section
+from data_prep.text.cleaning import replace_surrogates
+from data_prep.text.sentences import batch_sentence_starts, known_language, raw_sentence_starts
+from data_prep.text.text_batch import TextBatch, normalise_batch
+from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.tokenizer.word_cache import count_long_words, pieces_of
+
+
+def document_id(normalised: str) -> int:
+    """The 64-bit id of a document: xxh3_64 of its normalised text."""
+    return xxhash.xxh3_64_intdigest(normalised.encode())
+
+
+def encode_documents(
+    documents: Sequence[Document],
+    tokenizer: Tokenizer,
+    settings: DocumentSettings,
+    language: str,
+    dropped: Counter[str],
+) -> tuple[Section, int]:
+    """Encode the documents that are neither empty nor too short or long; the others are counted in `dropped`.
+
+    Returns them, and how many of their words were encoded in parts. Of a document that names no language that is known
+    the language is `language`.
+    """
+    batch = normalise_batch([document.text for document in documents], tokenizer.normalisation)
+    kept = _kept(batch, settings, dropped)
+    languages = [known_language(documents[number].language, language) for number in np.flatnonzero(kept).tolist()]
+    if isinstance(tokenizer, ForeignTokenizer):
+        texts = [replace_surrogates(documents[number].text) for number in np.flatnonzero(kept).tolist()]
+        return _encode_raw(texts, batch.select(kept), languages, tokenizer, dropped)
+    batch = batch.select(kept)
+    return _encode(batch, languages, tokenizer), count_long_words(batch.data)
+
+
+def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -> np.ndarray:
+    """Which documents (D,) bool are within the limits."""
+    num_bytes = np.diff(batch.document_starts)
+    shortest, longest = settings.min_document_characters, settings.max_document_characters or np.iinfo(np.int64).max
+    # The space before the text is no part of it. Bytes are the characters of most texts, and these are at most four.
+    num_characters = np.maximum(num_bytes - 1, 0)
+    for number in np.flatnonzero((num_characters < 4 * shortest) | (num_characters > longest)).tolist():
+        num_characters[number] = max(0, len(batch.document(number).decode()) - 1)
+    is_empty = num_bytes == 0
+    is_short = ~is_empty & (num_characters < shortest)
+    is_long = num_characters > longest
+    for reason, is_so in (("empty", is_empty), ("too short", is_short), ("too long", is_long)):
+        if is_so.any():
+            dropped[reason] += int(is_so.sum())
+    is_kept: np.ndarray = ~(is_empty | is_short | is_long)
+    return is_kept
+
+
+def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) -> Section:
+    """The documents' ids, none of them empty; a sentence begins with the token that holds its first byte."""
+    starts_bytes = batch_sentence_starts(batch, languages)
+    tokens, sentence_starts = [np.zeros(0, tokenizer.token_dtype)], [np.zeros(0, np.int64)]
+    position = num_tokens = 0
+    for piece in pieces_of(batch.data):
+        ids = tokenizer.encode_bytes(piece)
+        has_unknown = (ids == tokenizer.special_tokens.unk).any()
+        token_stops = np.cumsum(tokenizer.token_bytes(ids, piece.decode() if has_unknown else None))
+        first, last = np.searchsorted(starts_bytes, (position, position + len(piece)))
+        # Tokens that end at or before a byte stand before the one that holds it.
+        places = np.searchsorted(token_stops, starts_bytes[first:last] - position, "right")
+        sentence_starts.append(places + num_tokens)
+        tokens.append(ids)
+        position += len(piece)
+        num_tokens += len(ids)
+    starts = np.concatenate(sentence_starts)
+    # A document begins with a sentence and a token of its own.
+    document_starts = starts[np.searchsorted(starts_bytes, batch.document_starts[:-1])]
+    starts = starts[np.diff(starts, prepend=-1) > 0]
+    return Section(
+        document_ids=_document_ids(batch),
+        document_lengths=np.diff(document_starts, append=num_tokens).astype(np.uint32),
+        sentence_counts=np.diff(np.searchsorted(starts, document_starts), append=len(starts)).astype(np.uint32),
+        sentence_lengths=np.diff(starts, append=num_tokens).astype(np.uint32),
+        tokens=np.concatenate(tokens),
+    )
+
+
+def _encode_raw(
+    texts: Sequence[str], batch: TextBatch, languages: Sequence[str], tokenizer: ForeignTokenizer, dropped: Counter[str]
+) -> tuple[Section, int]:
+    """The same for a tokenizer that takes texts as they were written; the batch holds them normalised."""
+    encoded = tokenizer.encode_texts(texts)
+    # A tokenizer may clean away what is text to us.
+    is_kept = np.array([len(text.ids) > 0 for text in encoded], bool)
+    if not is_kept.all():
+        dropped["empty"] += int((~is_kept).sum())
+    tokens, lengths, sentence_counts = [np.zeros(0, tokenizer.token_dtype)], [], []
+    sentence_lengths = [np.zeros(0, np.int64)]
+    for number in np.flatnonzero(is_kept).tolist():
+        ids, stops, _ = encoded[number]
+        places = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
+        starts = np.unique(np.append(places[places < len(ids)], 0))
+        tokens.append(ids)
+        lengths.append(len(ids))
+        sentence_counts.append(len(starts))
+        sentence_lengths.append(np.diff(starts, append=len(ids)))
+    section = Section(
+        document_ids=_document_ids(batch)[is_kept],
+        document_lengths=np.array(lengths, np.uint32),
+        sentence_counts=np.array(sentence_counts, np.uint32),
+        sentence_lengths=np.concatenate(sentence_lengths).astype(np.uint32),
+        tokens=np.concatenate(tokens),
+    )
+    return section, sum(text.cut_words for text in encoded)
+
+
+def _document_ids(batch: TextBatch) -> np.ndarray:
+    """The `document_id` of every text of the batch, (D,) uint64."""
+    data = memoryview(batch.data)
+    bounds = batch.document_starts.tolist()
+    ids = [xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return np.array(ids, np.uint64)

@@ -1,0 +1,63 @@
+"""Between map and reduce: which documents the shards leave out for reasons that no single shard can see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_prep.dataset.addition import known_ids, removed_ids
+from data_prep.deduplication.exclusions import NAME, write_exclusions
+from data_prep.deduplication.near_duplicates import (
+    SignatureTask,
+    find_near_duplicates,
+    shard_signatures,
+    shard_signatures_url,
+    signatures_url,
+)
+from data_prep.executors.phases import PhaseRunner
+from data_prep.pipeline.map_task import MapTask
+from data_prep.pipeline.plan import Plan, absolute
+from data_prep.storage import storage
+
+
+def run_exclusions(plan: Plan, tasks: Sequence[MapTask], output: str, runner: PhaseRunner) -> None:
+    """Write the exclusions that the plan asks for; the file's existence says that this is done."""
+    url = storage.join(plan.work_folder(output), NAME)
+    if storage.exists(url):
+        return
+    ids_by_reason: dict[str, np.ndarray] = {}
+    if plan.parent is not None:
+        ids_by_reason["removed earlier"] = removed_ids(output, plan.parent)
+        if plan.config.deduplication.exact:
+            ids_by_reason["in the data set already"] = known_ids(output, plan.parent)
+    if plan.config.deduplication.near:
+        ids_by_reason["near duplicate"] = _near_duplicates(plan, tasks, output, runner)
+    if ids_by_reason:
+        write_exclusions(url, ids_by_reason, len(plan.destinations), plan.destinations.of_many)
+
+
+def _near_duplicates(plan: Plan, tasks: Sequence[MapTask], output: str, runner: PhaseRunner) -> np.ndarray:
+    settings = plan.config.deduplication
+    work_folder = absolute(plan.work_folder(output))
+    parent_tasks = _parent_tasks(plan, output, work_folder)
+    if parent_tasks:
+        runner.run(
+            "signing",
+            shard_signatures,
+            parent_tasks,
+            shard_signatures_url,
+            lambda task: task.shard.documents,
+            ("documents", 1.0),
+        )
+    urls = [shard_signatures_url(task) for task in parent_tasks]
+    urls += [signatures_url(task.work_folder, task.number) for task in tasks]
+    return find_near_duplicates(urls, settings, work_folder, runner.run, len(parent_tasks))
+
+
+def _parent_tasks(plan: Plan, output: str, work_folder: str) -> list[SignatureTask]:
+    """The shards of the data set that is added to; its documents go before all new ones."""
+    if plan.parent is None:
+        return []
+    shards = (*plan.parent.train.shards, *plan.parent.valid.shards)
+    return [SignatureTask(absolute(output), shard, plan.config.deduplication, work_folder) for shard in shards]

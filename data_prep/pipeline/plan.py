@@ -1,0 +1,152 @@
+"""The plan of a preparation: what is read, in which units, and into how many shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.config.preparation_config import PreparationConfig, ShardSettings
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.shards import MAX_SHARDS
+from data_prep.dataset.versions import PREPARATION_WORK, next_version
+from data_prep.documents.input_files import InputFile, find_inputs, find_units
+from data_prep.documents.input_units import InputUnit, file_format
+from data_prep.pipeline.map_task import Destinations
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+_COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
+_TEXT_BYTES_PER_TOKEN = 4.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done; a function of configuration, inputs and tokenizer alone, not of the number of workers.
+
+    Attributes:
+        parent: the data set that is added to, if it is one.
+    """
+
+    config: PreparationConfig
+    tokenizer_fingerprint: str
+    inputs: tuple[InputFile, ...]
+    units: tuple[InputUnit, ...]
+    destinations: Destinations
+    parent: Manifest | None = None
+
+    @property
+    def first_source(self) -> int:
+        """Number in the manifest of the first source; they follow the parent's."""
+        return 0 if self.parent is None else len(self.parent.sources)
+
+    def work_folder(self, output: str) -> str:
+        return storage.join(output, PREPARATION_WORK)
+
+    def described_config(self) -> dict[str, Any]:
+        """The settings that the result depends on, without secrets."""
+        values = self.config.model_dump(mode="json", include={"sources", "documents", "deduplication", "shards"})
+        for source in values["sources"]:
+            source["input"] = [storage.redact(pattern) for pattern in source["input"]]
+            source["url"] = source["url"] and storage.redact(source["url"])
+        return values
+
+    def units_of(self, url: str) -> list[int]:
+        """Numbers of the units of an input."""
+        return [number for number, unit in enumerate(self.units) if unit.url == url]
+
+
+def make_plan(
+    config: PreparationConfig,
+    tokenizer: Tokenizer,
+    parent: Manifest | None = None,
+    inputs: tuple[InputFile, ...] | None = None,
+) -> Plan:
+    """Lay out the work; with `parent` to add to that data set.
+
+    Args:
+        inputs: those of the configuration, where they were found already.
+
+    Raises:
+        UsageError: an input is missing, named twice or of an ending that is not read, a language is not known, or
+            there would be too many shards.
+        UserError: what is added would not fit the parent, or nothing can be added to that.
+    """
+    if parent is not None:
+        _check_fits(config.shards, tokenizer, parent)
+    inputs = find_inputs(config) if inputs is None else inputs
+    units = find_units(inputs, config)
+    bytes_per_token = np.dtype(tokenizer.token_dtype).itemsize
+    destinations = _destinations(config.shards, inputs, bytes_per_token, is_addition=parent is not None)
+    return Plan(config, tokenizer.fingerprint, inputs, units, destinations, parent)
+
+
+def text_bytes(inputs: Sequence[InputFile]) -> float:
+    """About how much text the files hold, judged by their sizes alone."""
+    return sum(file.bytes * _growth(file.url) for file in inputs)
+
+
+def check_output_apart(plan: Plan, output: str) -> None:
+    """See that no input is one of the files that are written.
+
+    Raises:
+        UsageError: an input lies in the output folder.
+    """
+    folder = storage.canonical(output).rstrip("/") + "/"
+    for file in plan.inputs:
+        if storage.canonical(file.url).startswith(folder):
+            raise UsageError(
+                f"input {storage.redact(file.url)} lies in the output folder {storage.redact(output)}; choose an "
+                "output apart from the inputs"
+            )
+
+
+def absolute(url: str) -> str:
+    """The path or URL as a process that was started in another folder, or on another machine, can use it."""
+    return url if storage.is_remote(url) else os.path.abspath(storage.local_path(url))
+
+
+def _check_fits(settings: ShardSettings, tokenizer: Tokenizer, parent: Manifest) -> None:
+    if not parent.sources or not parent.train.shards:
+        raise UserError(
+            f"the manifest of the data set that is added to names no {'train shard' if parent.sources else 'source'}; "
+            "restore it if it was edited by hand, or make the data set anew"
+        )
+    next_version(parent)  # refuses where there is none, before work begins
+    if tokenizer.fingerprint != parent.tokenizer.fingerprint:
+        raise UserError(
+            f"the data set was made with another tokenizer: its fingerprint is {parent.tokenizer.fingerprint} and that "
+            f"of the tokenizer given is {tokenizer.fingerprint}; give the data set's own, which is the default"
+        )
+    fraction = parent.config.get("shards", {}).get("valid_fraction", settings.valid_fraction)
+    if fraction != settings.valid_fraction:
+        raise UsageError(
+            f"shards.valid_fraction={settings.valid_fraction:g} and the data set that is added to has {fraction:g}, so "
+            "a text could be held out in one and trained on in the other; "
+            f"give shards.valid_fraction={fraction:g}"
+        )
+
+
+def _destinations(
+    settings: ShardSettings, inputs: Sequence[InputFile], bytes_per_token: int, is_addition: bool
+) -> Destinations:
+    """As many shards as text of the inputs' size will about fill; an addition has no need of `min_shards`."""
+    token_bytes = text_bytes(inputs) / _TEXT_BYTES_PER_TOKEN * bytes_per_token
+    min_train = 1 if is_addition else settings.min_shards
+    num_train = max(min_train, round(token_bytes * (1 - settings.valid_fraction) / settings.shard_bytes))
+    num_valid = max(1, round(token_bytes * settings.valid_fraction / settings.shard_bytes))
+    if num_train + num_valid > MAX_SHARDS:
+        raise UsageError(
+            f"shards.shard_bytes={settings.shard_bytes} would make {num_train + num_valid:,} shards of the inputs, "
+            f"and there may be {MAX_SHARDS:,}; raise it"
+        )
+    return Destinations(num_train, num_valid, settings.valid_fraction)
+
+
+def _growth(url: str) -> float:
+    ending, compression = file_format(url)
+    return _COMPRESSED_GROWTH if compression or ending == ".parquet" else 1.0

@@ -1,0 +1,113 @@
+"""What differs between two preparations, in words: settings, tokenizer, inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from data_prep.base.errors import UserError
+from data_prep.documents.documents import unit_sha256
+from data_prep.pipeline.plan import Plan
+from data_prep.storage import storage
+
+
+def description(plan: Plan) -> dict[str, Any]:
+    """What a preparation's result depends on, as plain values without secrets."""
+    sources = plan.config.sources
+    return {
+        "tokenizer": plan.tokenizer_fingerprint,
+        "config": plan.described_config(),
+        "inputs": {storage.redact(file.url): [sources[file.source].name, file.bytes] for file in plan.inputs},
+    }
+
+
+def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """What differs between two descriptions; the "parent" and the "units" are compared where both have them."""
+    found = []
+    if theirs["tokenizer"] != mine["tokenizer"]:
+        found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
+    if "parent" in theirs and theirs["parent"] != mine.get("parent"):
+        found.append("the data set that is added to has changed")
+    found.extend(_config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
+    for url in sorted(set(theirs["inputs"]) | set(mine["inputs"])):
+        before, now = theirs["inputs"].get(url), mine["inputs"].get(url)
+        if now is None or before is None:
+            found.append(f"input {url} is {'gone' if now is None else 'new'}")
+        elif before != now:
+            found.append(
+                f"input {url} had {before[1]} bytes (source {before[0]}) and now has {now[1]} (source {now[0]})"
+            )
+        elif "units" in theirs and "units" in mine and theirs["units"][url] != mine["units"][url]:
+            # Of a Parquet file, whose units are ranges of its row groups.
+            found.append(f"input {url} was written again: it had {theirs['units'][url]} parts and now has other ones")
+    return found
+
+
+def rewritten_inputs(plan: Plan, fingerprints: Mapping[str, str], finished_at: float | None) -> Iterator[str]:
+    """Name the inputs of unchanged size that were written after `finished_at` and hold other bytes now.
+
+    Args:
+        fingerprints: by redacted URL, as `file_fingerprint` gives them.
+        finished_at: when the result was complete, in seconds since 1970; None where that clock is not known.
+    """
+    suspects = set()
+    for file in plan.inputs:
+        written_at = storage.modified_at(file.url)
+        if written_at is None or finished_at is None or written_at >= finished_at:
+            suspects.add(file.url)
+    for url in sorted(suspects):
+        digests = [_digest_now(plan, number) for number in plan.units_of(url)]
+        if file_fingerprint(digests) != fingerprints[storage.redact(url)]:
+            yield f"input {storage.redact(url)} has other content"
+
+
+def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
+    """See that every input still is what was read; one that was only touched or copied back is.
+
+    Args:
+        digests: of each unit, sha256 of what was read.
+
+    Raises:
+        UserError: one was written since the plan was made, with other content.
+    """
+    for file in plan.inputs:
+        if storage.stamp(file.url) == file.stamp:
+            continue
+        digests_now = (_digest_now(plan, number) for number in plan.units_of(file.url))
+        digests_then = (digests[number] for number in plan.units_of(file.url))
+        if storage.size(file.url) != file.bytes or any(map(operator.ne, digests_now, digests_then)):
+            raise UserError(
+                f"input {storage.redact(file.url)} changed while it was read; "
+                "run the command again with --fresh once it is complete"
+            )
+
+
+def _digest_now(plan: Plan, number: int) -> str:
+    unit = plan.units[number]
+    return unit_sha256(unit, plan.config.documents, plan.config.sources[unit.source].text_field)
+
+
+def file_fingerprint(digests: Sequence[str]) -> str:
+    """Fingerprint of an input from the digests of its units; of a file that is one unit, the sha256 of its bytes."""
+    if len(digests) == 1:
+        return f"sha256:{digests[0]}"
+    return f"sha256-of-{len(digests)}-parts:{hashlib.sha256(''.join(digests).encode()).hexdigest()}"
+
+
+def _without_patterns(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without the sources' patterns: the files that they match are compared themselves."""
+    sources = [{name: value for name, value in source.items() if name != "input"} for source in config["sources"]]
+    return {**config, "sources": sources}
+
+
+def _config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return [
+            difference
+            for name in sorted(set(theirs) | set(mine))
+            for difference in _config_differences(theirs.get(name), mine.get(name), f"{where}.{name}".lstrip("."))
+        ]
+    return [] if theirs == mine else [f"{where} was {json.dumps(theirs)} and is now {json.dumps(mine)}"]

@@ -1,0 +1,161 @@
+"""Making a shard set: read and encode every unit, find what to leave out, write every shard, publish.
+
+Everything that is unfinished lies in OUTPUT/.work. A stopped run goes on from the finished units; the result
+is the same, byte for byte, however often it was stopped and however many processes and machines worked on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.file_check import file_tasks, size_problems
+from data_prep.dataset.manifest import Manifest
+from data_prep.executors.executors import Executor
+from data_prep.executors.phases import PhaseRunner
+from data_prep.pipeline.exclusion_phase import run_exclusions
+from data_prep.pipeline.map_phase import check_all_mapped, map_tasks, run_map, summarise, tasks_of_range, units_left
+from data_prep.pipeline.map_task import MapTask, keep_tokenizer
+from data_prep.pipeline.plan import Plan, absolute, check_output_apart
+from data_prep.pipeline.plan_changes import check_inputs_unchanged
+from data_prep.pipeline.publication import is_own_tokenizer, publish_shards
+from data_prep.pipeline.reduce_phase import reduce_tasks, run_reduce
+from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.work_folder import (
+    begin_work,
+    check_finished_units,
+    finished_manifest,
+    forget_empty_work,
+    has_begun,
+    note_num_ranges,
+    noted_num_ranges,
+    remove_outputs,
+    remove_unfinished,
+    remove_work,
+)
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+_SHOWN = 5
+
+
+def prepare_shards(
+    plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, fresh: bool = False
+) -> tuple[Manifest, bool]:
+    """Make the shard set that `plan` describes in the folder `output`; returns its manifest, and whether it was new.
+
+    Raises:
+        UserError: input cannot be read, `output` cannot be written, holds other work or is being worked on.
+    """
+    check_output_apart(plan, output)
+    with storage.hold_lock(output) as lock:
+        if fresh:
+            remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
+        manifest = _complete_already(plan, output)
+        if manifest is not None:
+            return manifest, False
+        remove_unfinished(plan, output)
+        forget_empty_work(plan, output)
+        first_shard = begin_work(plan, output)
+        runner = PhaseRunner(executor, lock)
+        tasks = _map_tasks(plan, tokenizer, output)
+        check_finished_units(plan, output, tasks, executor)
+        run_map(tasks, runner)
+        return _finish(plan, tokenizer, output, tasks, first_shard, runner), True
+
+
+def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, shard_range: ShardRange) -> bool:
+    """Do one range's share of the first phase; returns whether there was anything to do.
+
+    All ranges of an array may run at once, and on machines that share nothing but inputs, tokenizer and output.
+
+    Raises:
+        UserError: as `prepare_shards`; or the range is being worked on.
+    """
+    check_output_apart(plan, output)
+    with storage.hold_lock(output, shard_range.name) as lock:
+        if finished_manifest(plan, output) is not None:
+            return False
+        begin_work(plan, output)
+        note_num_ranges(plan, output, shard_range.num_ranges)
+        tasks = tasks_of_range(_map_tasks(plan, tokenizer, output), shard_range)
+        check_finished_units(plan, output, tasks, executor)
+        is_work = units_left(tasks) > 0
+        run_map(tasks, PhaseRunner(executor, lock))
+        return is_work
+
+
+def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int) -> tuple[Manifest, bool]:
+    """Do what is left once every range is done; returns as `prepare_shards`.
+
+    Raises:
+        UserError: as `prepare_shards`; or units of some ranges are not done.
+    """
+    check_output_apart(plan, output)
+    with storage.hold_lock(output) as lock:
+        manifest = _complete_already(plan, output)
+        if manifest is not None:
+            return manifest, False
+        tasks = _map_tasks(plan, tokenizer, output)
+        if not has_begun(output):  # and so without a plan that ranges of other settings would be refused for
+            check_all_mapped(tasks, None)
+        first_shard = begin_work(plan, output)
+        remove_unfinished(plan, output)
+        check_all_mapped(tasks, noted_num_ranges(plan, output))
+        check_finished_units(plan, output, tasks, executor)
+        return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(executor, lock)), True
+
+
+def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
+    """Remove what preparations wrote into `output`, so that all ranges may begin anew.
+
+    Raises:
+        UserError: it is being worked on.
+    """
+    with storage.hold_lock(output):
+        remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
+
+
+def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
+    """The tasks of the first phase; those that are done in this process take the tokenizer that it has."""
+    keep_tokenizer(tokenizer, absolute(tokenizer.url))
+    return map_tasks(plan, tokenizer, output)
+
+
+def _complete_already(plan: Plan, output: str) -> Manifest | None:
+    """The manifest, where `output` holds this plan's result; what a run killed at its end has left is removed."""
+    manifest = finished_manifest(plan, output)
+    if manifest is not None:
+        remove_work(plan, output)
+        _check_sizes(manifest, output)
+    return manifest
+
+
+def _check_sizes(manifest: Manifest, output: str) -> None:
+    """See that the files of a finished data set are there and of the sizes that the manifest names.
+
+    Raises:
+        UserError: names those that are not.
+    """
+    problems = size_problems(file_tasks(output, manifest))
+    if problems:
+        shown = "; ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else "")
+        raise UserError(
+            f"{storage.redact(output)} was finished and is damaged: {shown}. Fix: run the same command with --repair, "
+            "which rebuilds what is damaged, or restore the files from a copy"
+        )
+
+
+def _finish(
+    plan: Plan, tokenizer: Tokenizer, output: str, map_tasks: Sequence[MapTask], first_shard: int, runner: PhaseRunner
+) -> Manifest:
+    """Everything after the first phase."""
+    summary = summarise(plan, map_tasks)
+    run_exclusions(plan, map_tasks, output, runner)
+    results = run_reduce(reduce_tasks(plan, tokenizer, output, summary, first_shard), runner)
+    check_inputs_unchanged(plan, summary.digests)
+    runner.lock.check()
+    remove_unfinished(plan, output)  # of workers that were killed on the way
+    manifest = publish_shards(plan, tokenizer, output, summary, results)
+    remove_work(plan, output)
+    return manifest

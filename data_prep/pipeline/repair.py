@@ -1,0 +1,184 @@
+"""Rebuilding the damaged files of a finished data set, which its inputs and settings decide byte for byte.
+
+The shards are made once more in OUTPUT/.repair, of the damaged ones alone, and take the places of those only once all
+of them are found to be what the manifest names. A stopped repair resumes from its finished units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.progress import Progress
+from data_prep.dataset.counts import token_counts_file
+from data_prep.dataset.file_check import FileTask, content_problem, file_tasks
+from data_prep.dataset.manifest import MANIFEST_NAME, Manifest
+from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.shard_check import CheckTask, check_shard
+from data_prep.dataset.versions import REPAIR_WORK
+from data_prep.executors.executors import Executor, run_units
+from data_prep.executors.phases import PhaseRunner
+from data_prep.pipeline.exclusion_phase import run_exclusions
+from data_prep.pipeline.map_phase import map_tasks, run_map, summarise
+from data_prep.pipeline.map_task import keep_tokenizer
+from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan_changes import check_inputs_unchanged, file_fingerprint
+from data_prep.pipeline.reduce_phase import reduce_tasks, run_reduce
+from data_prep.pipeline.work_folder import begin_work, check_finished_units, finished_manifest
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+_SHOWN = 5
+
+
+def find_damage(plan: Plan, output: str, executor: Executor | int) -> tuple[Manifest, list[str]]:
+    """Read every shard, index and the token counts of a finished data set; returns what is wrong, a line each.
+
+    Raises:
+        UserError: `output` holds no finished data set, or that of another preparation.
+    """
+    manifest = _manifest(plan, output)
+    return manifest, list(_damaged_files(manifest, output, executor).values())
+
+
+def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int) -> tuple[Manifest, list[str]]:
+    """Rebuild what is damaged; returns the manifest, which stays as it is, and the names of the files replaced.
+
+    Raises:
+        UserError: as `find_damage`; or what is damaged cannot be made again: its input is another one now, or another
+            command wrote it. Nothing that differs from the manifest takes a file's place.
+    """
+    with storage.hold_lock(output) as lock:
+        manifest = _manifest(plan, output)
+        damaged = _damaged_files(manifest, output, executor)
+        shards = [shard for shard in manifest.shards if {shard.name, shard.index.name} & damaged.keys()]
+        replaced, others = [], []
+        if shards:
+            built = _rebuild(plan, tokenizer, output, manifest, shards, PhaseRunner(executor, lock))
+            lock.check()
+            for file in (file for shard in built for file in (shard, shard.index) if file.name in damaged):
+                storage.copy(_url(output, file.name, REPAIR_WORK), _url(output, file.name))
+                replaced.append(file.name)
+            others = [shard.name for shard in shards if shard not in built]
+        storage.remove(storage.join(output, REPAIR_WORK))
+        if others:
+            raise UserError(
+                f"{storage.redact(output)}: {_listed(others)} cannot be rebuilt by this command, since "
+                f"'shards --add-to' or 'remove' wrote it (rebuilt: {_listed(replaced) or 'nothing'}). Fix: restore it "
+                "from a copy, or make the data set again"
+            )
+        if manifest.token_counts.name in damaged:
+            _rewrite_token_counts(output, manifest, executor)
+            replaced.append(manifest.token_counts.name)
+    return manifest, replaced
+
+
+def _manifest(plan: Plan, output: str) -> Manifest:
+    if plan.parent is not None:
+        raise UsageError(
+            "--repair and --add-to contradict each other. Fix: repair with the command that made the data set, with "
+            "its --output; restore the shards of an addition from a copy"
+        )
+    manifest = finished_manifest(plan, output)
+    if manifest is None:
+        raise UserError(
+            f"{storage.redact(output)} holds no {MANIFEST_NAME}, so there is nothing to repair. Fix: run the same "
+            "command without --repair, which makes the data set or resumes it"
+        )
+    return manifest
+
+
+def _damaged_files(manifest: Manifest, output: str, executor: Executor | int) -> dict[str, str]:
+    """What is wrong, by the file's name."""
+    tasks = file_tasks(absolute(output), manifest)
+    found = {}
+    with Progress("checking", sum(task.file.bytes for task in tasks), "MB", 1e6) as progress:
+        for task, problem in run_units(content_problem, tasks, executor):
+            if problem is not None:
+                found[task.file.name] = problem
+            progress.add(task.file.bytes)
+    return dict(sorted(found.items()))
+
+
+def _rebuild(
+    plan: Plan,
+    tokenizer: Tokenizer,
+    output: str,
+    manifest: Manifest,
+    wanted: Sequence[ShardRecord],
+    runner: PhaseRunner,
+) -> list[ShardRecord]:
+    """Make the shards once more in the work folder, those that this plan makes; returns them.
+
+    Raises:
+        UserError: an input or a shard is not what the manifest names.
+    """
+    work = storage.join(output, REPAIR_WORK)
+    keep_tokenizer(tokenizer, absolute(tokenizer.url))
+    tasks = map_tasks(plan, tokenizer, work)
+    try:
+        first_shard = begin_work(plan, work)
+        check_finished_units(plan, work, tasks, runner.executor)
+    except UserError:  # of an earlier repair, maybe with other settings or inputs: nobody needs it
+        storage.remove(work)
+        first_shard = begin_work(plan, work)
+    run_map(tasks, runner)
+    summary = summarise(plan, tasks)
+    check_inputs_unchanged(plan, summary.digests)
+    _check_inputs(plan, manifest, summary.digests)
+    run_exclusions(plan, tasks, work, runner)
+    names = {shard.name for shard in wanted}
+    mine = [task for task in reduce_tasks(plan, tokenizer, work, summary, first_shard) if f"{task.name}.tar" in names]
+    run_reduce(mine, runner)
+    built = [shard for shard in wanted if shard.name in {f"{task.name}.tar" for task in mine}]
+    for file in (file for shard in built for file in (shard, shard.index)):
+        if content_problem(FileTask(work, file)) is not None:
+            raise UserError(
+                f"{storage.redact(output)}: {file.name}, made once more, is not the one that {MANIFEST_NAME} names, so "
+                f"nothing was replaced (the data set was made with clozeworks {manifest.clozeworks_version}). Fix: "
+                "restore it from a copy, or make the data set again with --fresh"
+            )
+    return built
+
+
+def _check_inputs(plan: Plan, manifest: Manifest, digests: Sequence[str]) -> None:
+    """See that the inputs hold what the data set was made of.
+
+    Raises:
+        UserError: names the first one that does not.
+    """
+    fingerprints = {file.url: file.fingerprint for file in manifest.inputs}
+    for file in plan.inputs:
+        url = storage.redact(file.url)
+        if file_fingerprint([digests[number] for number in plan.units_of(file.url)]) != fingerprints[url]:
+            raise UserError(
+                f"input {url} has other content than when the data set was made, so nothing was replaced. Fix: restore "
+                "the input, or make the data set again with --fresh"
+            )
+
+
+def _rewrite_token_counts(output: str, manifest: Manifest, executor: Executor | int) -> None:
+    """Count the tokens of all shards, which are sound now, and write the counts."""
+    tasks = [
+        CheckTask(absolute(output), shard, len(manifest.sources), manifest.tokenizer, None) for shard in manifest.shards
+    ]
+    counts = {name: np.zeros(manifest.tokenizer.vocab_size, np.int64) for name in ("train", "valid")}
+    for task, found in run_units(check_shard, tasks, executor):
+        counts[task.shard.name.partition("-")[0]] += found.token_counts
+    record, data = token_counts_file(counts, manifest.version)
+    if record != manifest.token_counts:
+        raise UserError(
+            f"{storage.redact(output)}: {record.name} cannot be made of the shards: they hold other tokens than "
+            f"{MANIFEST_NAME} names. Fix: restore it from a copy, or make the data set again with --fresh"
+        )
+    storage.write_bytes(_url(output, record.name), data)
+
+
+def _url(output: str, name: str, folder: str = "") -> str:
+    return storage.join(storage.join(output, folder) if folder else output, name)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,220 @@
+"""The state of an output folder: nothing, work that was begun, a finished result; of this plan, or of another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from data_prep.base.errors import UserError
+from data_prep.base.progress import Progress
+from data_prep.dataset.addition import all_configs, check_source_names, config_of_source
+from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.dataset.shards import SHARD_NAME
+from data_prep.dataset.state_files import read_state, write_state
+from data_prep.dataset.versions import (
+    REMOVAL_WORK,
+    REPAIR_WORK,
+    next_shard_number,
+    owned_files,
+    refuse_unfinished,
+    stray_files,
+)
+from data_prep.executors.executors import Executor, run_units
+from data_prep.executors.phases import unfinished
+from data_prep.pipeline.map_task import MapTask, has_same_input, sections_url
+from data_prep.pipeline.plan import Plan
+from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
+from data_prep.storage import storage
+
+# Not in the work folder: it is written before that is made and removed after it, so a folder whose removal was cut
+# short is never taken for another plan's.
+_PLAN_NAME = ".plan.json"
+_RANGES_NAME = "ranges.json"
+
+
+def finished_manifest(plan: Plan, output: str) -> Manifest | None:
+    """The manifest, if `output` holds the finished result of exactly this plan; None where none is finished.
+
+    Raises:
+        UserError: it holds another preparation's result; the message names what differs.
+    """
+    if not storage.exists(storage.join(output, MANIFEST_NAME)):
+        return None
+    manifest = read_manifest(output)
+    taken = {source.name for source in plan.config.sources} & {source.name for source in manifest.sources}
+    if plan.parent is not None and not taken:
+        return None  # it is what is added to
+    found = _differences_to(plan, manifest, output, sorted(taken))
+    if found and plan.parent is not None:
+        check_source_names(manifest, taken)
+    if found:
+        raise UserError(_refusal(output, "holds the shards of another preparation", found))
+    return manifest
+
+
+def begin_work(plan: Plan, output: str) -> int:
+    """Begin work in `output`, or make sure that the work begun there is this plan's.
+
+    Work that stopped at bad input is gone on with where such input is to be left out now: what it has finished held
+    none. Returns the number of the first shard to write, of either split.
+
+    Raises:
+        UserError: other work was begun in `output`; the message names what differs.
+    """
+    url = storage.join(output, _PLAN_NAME)
+    mine = {
+        **description(plan),
+        "parent": None if plan.parent is None else plan.parent.digest,
+        "units": dict(Counter(storage.redact(unit.url) for unit in plan.units)),
+        "stamps": {storage.redact(file.url): file.stamp for file in plan.inputs},
+    }
+    if plan.parent is not None:
+        refuse_unfinished(output, (REMOVAL_WORK,))
+    begun: dict[str, Any] | None = read_state(url) if storage.exists(url) else None
+    if begun is not None and not _is_over(begun, plan, output):
+        found = differences(_with_policy_of(mine, begun), mine)
+        if found:
+            raise UserError(_refusal(output, "holds unfinished work of another preparation", found))
+        first_shard: int = begun["first_shard"]
+        if begun["config"] != mine["config"]:
+            write_state(url, {**mine, "stamps": begun["stamps"], "first_shard": first_shard})
+        return first_shard
+    if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
+        raise UserError(
+            f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be "
+            "gone on with; choose another folder, or remove them with --fresh"
+        )
+    first_shard = 0 if plan.parent is None else next_shard_number(output)
+    write_state(url, {**mine, "first_shard": first_shard})
+    return first_shard
+
+
+def check_finished_units(plan: Plan, output: str, tasks: Sequence[MapTask], executor: Executor | int) -> None:
+    """See that the finished units among the tasks were made of what their inputs hold now.
+
+    Content is compared where an input's stamp is not the one noted when the work was begun: it was written again, or
+    only touched, copied or moved. With all tasks of the plan the new stamps are noted, and not looked at twice.
+
+    Raises:
+        UserError: an input has other content than a finished unit was made of.
+    """
+    url = storage.join(output, _PLAN_NAME)
+    begun = read_state(url)
+    now = {storage.redact(file.url): file.stamp for file in plan.inputs}
+    if begun["stamps"] == now:
+        return
+    changed = {file.url for file in plan.inputs if begun["stamps"].get(storage.redact(file.url)) != file.stamp}
+    numbers = {number for input_url in changed for number in plan.units_of(input_url)}
+    left = {task.number for task in unfinished(tasks, lambda task: sections_url(task.work_folder, task.number))}
+    suspects = [task for task in tasks if task.number in numbers - left]
+    with Progress("comparing", sum(task.unit.bytes for task in suspects), "MB of changed inputs", 1e6) as progress:
+        for task, is_same in run_units(has_same_input, suspects, executor):
+            if not is_same:
+                rewritten = f"input {storage.redact(plan.units[task.number].url)} was written again with other content"
+                raise UserError(_refusal(output, "holds unfinished work of another preparation", [rewritten]))
+            progress.add(task.unit.bytes)
+    if len(tasks) == len(plan.units):
+        write_state(url, {**begun, "stamps": now})
+
+
+def forget_empty_work(plan: Plan, output: str) -> None:
+    """Forget what was begun and stopped before its first unit was done, as at bad input: it binds nobody.
+
+    Nobody else may be at work. What adds to a data set is kept, for its plan says where its shards begin.
+    """
+    if has_begun(output) and plan.parent is None and not storage.list_names(plan.work_folder(output)):
+        storage.remove(storage.join(output, _PLAN_NAME))
+
+
+def has_begun(output: str) -> bool:
+    """Whether work was begun in `output` and not finished."""
+    return storage.exists(storage.join(output, _PLAN_NAME))
+
+
+def _with_policy_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
+    """What was begun, as if its policy for bad input had been mine, where it was `error` and is `skip` now."""
+    policies = [values["config"]["documents"].get("on_bad_input") for values in (begun, mine)]
+    if policies != ["error", "skip"]:
+        return begun
+    documents = {**begun["config"]["documents"], "on_bad_input": "skip"}
+    return {**begun, "config": {**begun["config"], "documents": documents}}
+
+
+def _is_over(begun: dict[str, Any], plan: Plan, output: str) -> bool:
+    """Whether the plan is all that is left of work that made the data set that is now added to."""
+    is_earlier = plan.parent is not None and begun["parent"] != plan.parent.digest
+    return is_earlier and not storage.exists(plan.work_folder(output))
+
+
+def note_num_ranges(plan: Plan, output: str, num_ranges: int) -> None:
+    """Note of how many ranges the array is, for the message that names those that are missing."""
+    write_state(storage.join(plan.work_folder(output), _RANGES_NAME), num_ranges)
+
+
+def noted_num_ranges(plan: Plan, output: str) -> int | None:
+    """What the range that began last noted; None where none did."""
+    url = storage.join(plan.work_folder(output), _RANGES_NAME)
+    return read_state(url) if storage.exists(url) else None
+
+
+def remove_unfinished(plan: Plan, output: str) -> None:
+    """Remove what killed processes left half-written; nobody else may be at work."""
+    for folder in (output, plan.work_folder(output)):
+        storage.remove_unfinished(folder)
+
+
+def remove_work(plan: Plan, output: str) -> None:
+    """Remove all that is unfinished, or was needed until the result was."""
+    storage.remove(plan.work_folder(output))
+    storage.remove(storage.join(output, _PLAN_NAME))
+
+
+def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
+    """Remove what preparations write into `output`, the manifest first; other files stay.
+
+    Of a data set that is added to only what no version of it names is removed.
+
+    Raises:
+        UserError: a removal from the data set that is added to is not finished.
+    """
+    if plan.parent is None:
+        tokenizer = [] if keep_tokenizer else [TOKENIZER_FOLDER]
+        names = [*owned_files(output), REMOVAL_WORK, REPAIR_WORK, *tokenizer]
+    else:
+        refuse_unfinished(output, (REMOVAL_WORK,))
+        names = stray_files(output)
+    for name in names:
+        storage.remove(storage.join(output, name))
+    remove_work(plan, output)
+
+
+def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str]) -> list[str]:
+    """What differs from the preparation that made the manifest, or that part of it which has the plan's sources."""
+    removed = sorted(manifest.removed_sources.intersection(taken))
+    if removed:
+        return [f"source {name} was removed from it" for name in removed]
+    config = all_configs(manifest)[0] if plan.parent is None else config_of_source(manifest, taken[0])
+    if config is None or "sources" not in config:
+        return ["its manifest does not say with what settings it was made"]
+    names = {source["name"] for source in config["sources"]}
+    inputs = [file for file in manifest.inputs if file.source in names]
+    theirs = {
+        "tokenizer": manifest.tokenizer.fingerprint,
+        "config": config,
+        "inputs": {file.url: [file.source, file.bytes] for file in inputs},
+    }
+    finished_at = storage.modified_at(storage.join(output, MANIFEST_NAME))
+    fingerprints = {file.url: file.fingerprint for file in inputs}
+    return differences(theirs, description(plan)) or list(rewritten_inputs(plan, fingerprints, finished_at))
+
+
+def _refusal(output: str, what: str, found: list[str]) -> str:
+    return (
+        f"{storage.redact(output)} {what}: {_listed(found)}. "
+        "Choose another output folder, or begin anew there with --fresh"
+    )
+
+
+def _listed(found: list[str]) -> str:
+    return "; ".join(found[:5]) + (" ..." if len(found) > 5 else "")

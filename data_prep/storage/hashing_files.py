@@ -1,0 +1,140 @@
+"""Files that hash what is read from them, so that a digest of the inputs costs no second reading."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from data_prep.base.errors import UserError
+
+_PIECE_BYTES = 1 << 20
+
+
+def read_bytes_of(file: BinaryIO, num_bytes: int, where: str) -> bytes:
+    """Up to `num_bytes` of an input; that the disk or the network fails is no fault of the input's content.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        return file.read(num_bytes)
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error}; check the disk or the connection") from None
+
+
+class Beyond(NamedTuple):
+    """What was read of a file behind a range of it: a line that begins in the range may end there."""
+
+    num_bytes: int
+    sha256: str
+
+
+NOTHING_BEYOND = Beyond(0, hashlib.sha256().hexdigest())
+
+
+class HashingFile(io.RawIOBase):
+    """A file, from where it stands, that hashes the first `num_bytes` read from it; all without a number.
+
+    `head` is what was read of it before and comes first. What is read beyond `num_bytes` has a digest of its own.
+    """
+
+    def __init__(self, file: BinaryIO, where: str, num_bytes: int | None = None, head: bytes = b"") -> None:
+        self._file = file
+        self._where = where
+        self._left = num_bytes
+        self._digest, self._beyond = hashlib.sha256(), hashlib.sha256()
+        self._beyond_bytes = 0
+        self._head = head
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._next(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def hexdigest(self) -> str:
+        """The sha256, once what nobody asked for is read too."""
+        while self._left != 0 and self._next(_PIECE_BYTES):
+            pass
+        return self._digest.hexdigest()
+
+    def beyond(self) -> Beyond:
+        """What was read beyond the first `num_bytes`, so far."""
+        return Beyond(self._beyond_bytes, self._beyond.hexdigest())
+
+    def _next(self, num_bytes: int) -> bytes:
+        if self._head:
+            data, self._head = self._head[:num_bytes], self._head[num_bytes:]
+        else:
+            data = read_bytes_of(self._file, num_bytes, self._where)
+        if self._left is None:
+            self._digest.update(data)
+        else:
+            inside = min(len(data), self._left)
+            self._digest.update(memoryview(data)[:inside])
+            self._beyond.update(memoryview(data)[inside:])
+            self._beyond_bytes += len(data) - inside
+            self._left -= inside
+        return data
+
+
+class RangeHashingFile(io.RawIOBase):
+    """A seekable file that hashes byte ranges of it, each in order, in whatever turn they are read."""
+
+    def __init__(self, file: BinaryIO, where: str) -> None:
+        self._file = file
+        self._where = where
+        self._ranges: list[_Range] = []
+
+    def hash_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Hash from now on what is read of these (start, stop), none of which overlap."""
+        self._ranges = [_Range(start, stop) for start, stop in ranges]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int = -1) -> bytes:
+        position = self._file.tell()
+        data = read_bytes_of(self._file, size, self._where)
+        for hashed in self._ranges:
+            hashed.update(data, position)
+        return data
+
+    def hexdigest(self) -> str:
+        """The sha256 of the ranges' sha256, once what nobody asked for is read too."""
+        for hashed in self._ranges:
+            self._file.seek(hashed.position)
+            while hashed.position < hashed.stop:
+                data = read_bytes_of(self._file, min(_PIECE_BYTES, hashed.stop - hashed.position), self._where)
+                if not data:
+                    break
+                hashed.update(data, hashed.position)
+        return hashlib.sha256(b"".join(hashed.digest.digest() for hashed in self._ranges)).hexdigest()
+
+
+class _Range:
+    """The part of a file from `position`, up to which it is hashed, to `stop`."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.position, self.stop = start, stop
+        self.digest = hashlib.sha256()
+
+    def update(self, data: bytes, start: int) -> None:
+        """Hash of `data`, which stands at `start` in the file, what follows on what is hashed already."""
+        if start <= self.position < min(start + len(data), self.stop):
+            piece = memoryview(data)[self.position - start : self.stop - start]
+            self.digest.update(piece)
+            self.position += len(piece)

@@ -1,0 +1,208 @@
+"""Reading Parquet files, text columns by row group or all of it, with every kind of damage told apart from the end.
+
+pyarrow is imported where it is used: it takes 34 MB of a process, and most corpora hold no Parquet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from data_prep.storage.hashing_files import RangeHashingFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_HEAD = re.compile(rb"PAR(1\x15|E)")  # the magic bytes, and the first of the structure after them
+_READ_BYTES = 1 << 20
+_BATCH_ROWS = 64  # texts of a megabyte each stay under 100 MB; more rows are hardly faster
+_TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null"}
+
+
+class DamagedParquet(Exception):
+    """The file is damaged, cut short, or uses what the library cannot read; says what the library said.
+
+    Attributes:
+        place: where in the file, such as "row group 2 of 4, rows 101 to 200".
+    """
+
+    def __init__(self, place: str, error: BaseException) -> None:
+        super().__init__(_first_line(error))
+        self.place = place
+
+
+class RowGroup(NamedTuple):
+    """What the file's footer says of a row group.
+
+    Attributes:
+        num_rows: its rows.
+        stored_bytes: its size in the file.
+        plain_bytes: its size before compression.
+    """
+
+    num_rows: int
+    stored_bytes: int
+    plain_bytes: int
+
+
+class ParquetRows:
+    """The row groups `start` to `stop` of a Parquet file (to its end without a number).
+
+    Attributes:
+        columns: the file's columns and their types, in its order.
+        first_row: number of rows before them.
+        num_rows: their rows.
+
+    Raises:
+        DamagedParquet: the file's footer cannot be read.
+        UserError: the file cannot be read for a reason that is not its content.
+    """
+
+    def __init__(self, file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> None:
+        import pyarrow.parquet as pq
+
+        self._file = RangeHashingFile(file, where)
+        with self._footer():
+            # No read-ahead of whole row groups: pages are read as they are asked for, so memory is bounded by them.
+            self._parquet = pq.ParquetFile(
+                self._file, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
+            )
+            self.columns = [(field.name, field.type) for field in self._parquet.schema_arrow]
+            metadata = self._parquet.metadata
+            self._rows_of_groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+            if min(self._rows_of_groups, default=0) < 0:
+                raise ValueError("a row group of a negative number of rows")
+        self._groups = range(len(self._rows_of_groups))[start:stop]
+        self.first_row = sum(self._rows_of_groups[: self._groups.start])
+        self.num_rows = sum(self._rows_of_groups[group] for group in self._groups)
+
+    def row_groups(self) -> list[RowGroup]:
+        """What the footer says of each.
+
+        Raises:
+            DamagedParquet: the footer is damaged.
+        """
+        with self._footer():
+            groups = [self._parquet.metadata.row_group(number) for number in self._groups]
+            return [
+                RowGroup(
+                    group.num_rows,
+                    sum(group.column(column).total_compressed_size for column in range(group.num_columns)),
+                    group.total_byte_size,
+                )
+                for group in groups
+            ]
+
+    def hash_columns(self, names: Collection[str | None]) -> None:
+        """Let `sha256` be that of these columns, as they stand in the file; called before they are read.
+
+        Raises:
+            DamagedParquet: the footer is damaged.
+        """
+        ranges = []
+        with self._footer():
+            num_bytes = self._file.seek(0, io.SEEK_END)
+            for number in self._groups:
+                group = self._parquet.metadata.row_group(number)
+                for column in (group.column(index) for index in range(group.num_columns)):
+                    if column.path_in_schema in names:
+                        offsets = (column.dictionary_page_offset, column.data_page_offset)
+                        start = min(offset for offset in offsets if offset)  # 0 and None: there is no dictionary
+                        stop = start + column.total_compressed_size
+                        if not 0 < start <= stop <= num_bytes:
+                            raise ValueError(f"a column from byte {start} to byte {stop}")
+                        ranges.append((start, stop))
+        self._file.hash_ranges(ranges)
+
+    def sha256(self) -> str:
+        """Digest of the raw bytes of the columns named to `hash_columns`."""
+        return self._file.hexdigest()
+
+    def values(self, names: Sequence[str]) -> Iterator[tuple[bytes | None, ...]]:
+        """The rows of these columns, all of which hold text; None stands for null.
+
+        Raises:
+            DamagedParquet: the file is damaged.
+        """
+        row = self.first_row
+        for group in self._groups:
+            num_rows, num_read = self._rows_of_groups[group], 0
+            try:
+                for batch in self._parquet.iter_batches(
+                    batch_size=_BATCH_ROWS, row_groups=[group], columns=list(names), use_threads=False
+                ):
+                    num_read += batch.num_rows
+                    yield from zip(*(_bytes_of(batch.column(name)) for name in names), strict=True)
+                if num_read != num_rows:
+                    raise ValueError(f"it holds {num_read} rows")
+            except _damage() as error:
+                of_all = f"row group {group + 1} of {len(self._rows_of_groups)}"
+                raise DamagedParquet(f"{of_all}, rows {row + 1} to {row + num_rows}", error) from None
+            row += num_rows
+
+    @contextlib.contextmanager
+    def _footer(self) -> Iterator[None]:
+        """Tell what goes wrong while the footer is looked at as damage of it."""
+        try:
+            yield
+        except _damage() as error:
+            place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
+            raise DamagedParquet(place, error) from None
+
+
+def read_whole(path: Path) -> pa.Table:
+    """The file as a table, every page and every text of it checked.
+
+    Raises:
+        DamagedParquet: the file is damaged.
+        FileNotFoundError: there is no such file.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        table.validate(full=True)  # a text may hold bytes that are no UTF-8
+    except FileNotFoundError:
+        raise
+    except _damage() as error:
+        raise DamagedParquet("all of it was read", error) from None
+    return table
+
+
+def looks_like_parquet(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a Parquet file, or once was one."""
+    return bool(_HEAD.match(head))
+
+
+def is_text(column_type: Any) -> bool:
+    """Whether values of the type are text, bytes that may be UTF-8, or null."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column_type):
+        column_type = column_type.value_type
+    return str(column_type) in _TEXT_TYPES
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """What comes of a damaged file; ValueError of names that are no UTF-8 and of our own checks."""
+    import pyarrow as pa
+
+    return pa.ArrowException, OSError, MemoryError, ValueError
+
+
+def _bytes_of(column: pa.Array) -> list[bytes | None]:
+    import pyarrow as pa
+
+    # As bytes, since a file may hold in a text column what is no UTF-8.
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+    return values
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")

@@ -1,0 +1,146 @@
+"""What glob patterns name: every file that matches, and an error for whatever matches and would not be read."""
+
+from __future__ import annotations
+
+import bisect
+import fnmatch
+import glob
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from data_prep.base.errors import UsageError, UserError
+
+_SHOWN = 5
+_Identity = tuple[int, int]  # device and inode of a folder
+
+
+def local_matches(path: Path) -> list[str]:
+    """The files that a path or a pattern (`*`, `?`, `[...]`, `**`) names, sorted; none where nothing matches.
+
+    A name that is there as it is written wins over the pattern that it also is. Hidden names match where the pattern
+    says so. Links are followed, other than back into a folder that they lie in.
+
+    Raises:
+        UsageError: a folder matches of which nothing else does, a link to nothing, or what is no file (a pipe).
+        UserError: a folder on the way cannot be read or entered.
+    """
+    parts = path.parts[1:] if path.is_absolute() else path.parts
+    found = {str(path)} if _is_there(str(path)) else set(_walk(path.anchor, parts, ()))
+    files = sorted(name for name in found if os.path.isfile(name))
+    others = sorted(found.difference(files))
+    folders = [name for name in others if os.path.isdir(name)]
+    empty = [name for name in folders if name != str(path) and not _holds_something(name)]
+    refuse_unread(str(path), files, sorted(set(folders).difference(empty)))
+    if empty:
+        shown = ", ".join(empty[:_SHOWN]) + (f" and {len(empty) - _SHOWN:,} more" if empty[_SHOWN:] else "")
+        what = "empty folder" if len(empty) == 1 else "empty folders"
+        print(f"warning: input {path} matches {len(empty):,} {what}: {shown}", file=sys.stderr, flush=True)
+    for name in sorted(set(others).difference(folders)):
+        if os.path.islink(name) and not os.path.exists(name):
+            raise UsageError(
+                f"input {name} is a link to {os.readlink(name)}, which cannot be reached; restore that, or take the "
+                "link out of the inputs"
+            )
+        raise UsageError(f"input {name} is no file (a pipe or a device), or cannot be reached; name files")
+    return files
+
+
+def refuse_unread(pattern: str, files: Sequence[str], folders: Sequence[str], separator: str = os.sep) -> None:
+    """Refuse a pattern that matches a folder of which it matches no file.
+
+    Such as the folders NAME.parquet that other tools write their files into; they would be left out in silence.
+
+    Args:
+        files: what else it matches, sorted.
+
+    Raises:
+        UsageError: names the first one.
+    """
+    for folder in folders:
+        inside = folder.rstrip(separator) + separator
+        place = bisect.bisect_left(files, inside)
+        if place == len(files) or not files[place].startswith(inside):
+            also = "" if folder == pattern else f", which {pattern} matches,"
+            raise UsageError(
+                f"input {folder}{also} is a folder; name its files with a pattern such as '{inside}*.jsonl.gz'"
+            )
+
+
+def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...], was_found: bool = False) -> Iterator[str]:
+    """Paths below `folder` that match; `above` are the folders that `**` came through.
+
+    What may not be looked at below a folder that `was_found` by a wildcard, such as a disk's lost+found, is told of.
+    """
+    first, rest = parts[0], parts[1:]
+    if not glob.has_magic(first):
+        path = os.path.join(folder, first)
+        try:
+            if rest and _is_folder(path):
+                yield from _walk(path, rest, above, was_found)
+            elif not rest and _is_there(path):
+                yield path
+        except _Forbidden as error:
+            if not was_found:
+                raise
+            print(f"warning: {error}; it is left out", file=sys.stderr, flush=True)
+        return
+    if first == "**" and rest:
+        yield from _walk(folder, rest, above, was_found=True)
+    for name in _names(folder):
+        path = os.path.join(folder, name)
+        if (name.startswith(".") and not first.startswith(".")) or not fnmatch.fnmatchcase(name, first):
+            continue
+        if not rest:
+            yield path
+        if not _is_folder(path):
+            continue
+        if first != "**" and rest:
+            yield from _walk(path, rest, above, was_found=True)
+        elif first == "**" and (identity := _identity(path)) not in (*above, _identity(folder or os.curdir)):
+            yield from _walk(path, parts, (*above, _identity(folder or os.curdir), identity), was_found=True)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder or os.curdir))
+    except OSError as error:
+        raise UserError(
+            f"folder {folder or os.curdir} cannot be read: {error.strerror or error}; see to it, or leave it out of "
+            "the pattern"
+        ) from None
+
+
+class _Forbidden(UserError):
+    """The system does not let us look at a path."""
+
+
+def _is_there(path: str) -> bool:
+    return _status(path, follow_links=False) is not None
+
+
+def _is_folder(path: str) -> bool:
+    status = _status(path, follow_links=True)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _status(path: str, follow_links: bool) -> os.stat_result | None:
+    """What the system says of a path; None where there is nothing, which is another thing than what may not be seen."""
+    try:
+        return os.stat(path, follow_symlinks=follow_links)
+    except PermissionError as error:
+        raise _Forbidden(f"{path} cannot be read: {error.strerror}; see to it, or leave it out of the inputs") from None
+    except (OSError, ValueError):
+        return None
+
+
+def _identity(folder: str) -> _Identity:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _holds_something(path: str) -> bool:
+    """Whether there are names in a folder that are not hidden."""
+    return any(not name.startswith(".") for name in _names(path))

@@ -1,0 +1,301 @@
+"""Files in object stores and on web servers: every request through fsspec, tried again where the store is busy.
+
+fsspec's caches of listings are off, for they hide what other processes wrote. Its filesystems may be used by several
+threads, but not by forked processes: workers are spawned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import posixpath
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.urls import WEB_SCHEMES, redact, scheme
+from data_prep.storage.patterns import refuse_unread
+from data_prep.storage.remote_reader import open_ranges
+from data_prep.storage.remote_reader import tag as tag
+from data_prep.storage.retries import with_retries
+from data_prep.storage.storage_options import hide_secrets, options_for
+from data_prep.storage.store_errors import IncompleteTransfer, explained, http_status, store_code
+
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
+
+_PART_BYTES = 16 << 20  # of a multipart upload; four are under way at once
+# One layer tries again, ours: botocore's and s3fs's own would multiply its attempts and hide them from the user.
+_S3_DEFAULTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 1}}
+
+Result = TypeVar("Result")
+
+
+def info(url: str, seconds: float | None = None) -> dict[str, Any] | None:
+    """What the store says of a file or folder (`size` in bytes, `type` file or directory, tags); None if not there.
+
+    Here and below a busy store is waited for `seconds`, by default as long as `data_prep.storage.retries` says.
+    """
+    with explained(url, "read"):
+        filesystem, path = _filesystem(url)
+        try:
+            found: dict[str, Any] = with_retries(url, "read", lambda: filesystem.info(path), seconds)
+            return found
+        except FileNotFoundError as error:
+            _raise_if_elsewhere(error)
+            return None
+
+
+def open_file(url: str) -> BinaryIO:
+    """Open for reading; seekable. Reading fails once the object is another one than when it was opened."""
+    with explained(url, "read"):
+        filesystem, path = _filesystem(url)
+        return open_ranges(url, filesystem, path)
+
+
+def download(url: str, file: Path) -> None:
+    """Copy a remote file to a local path, block by block, each tried again by itself."""
+    with open_file(url) as source, open(file, "wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+
+
+def read_bytes(url: str, seconds: float | None = None) -> bytes:
+    """The whole file in one request."""
+    with explained(url, "read"):
+        filesystem, path = _filesystem(url)
+        data: bytes = with_retries(url, "read", lambda: filesystem.cat_file(path), seconds)
+        return data
+
+
+def write_bytes(url: str, data: bytes) -> None:
+    """Publish the bytes at `url`, whole or not at all."""
+    _publish(url, len(data), lambda filesystem, path: filesystem.pipe_file(path, data))
+
+
+def upload(file: Path, url: str) -> None:
+    """Publish a local file at `url`, whole or not at all: the name appears with the last part."""
+    _publish(url, file.stat().st_size, lambda filesystem, path: _put(filesystem, str(file), path))
+
+
+def create(url: str, data: bytes, seconds: float | None = None) -> bool:
+    """Publish the bytes unless there is a file already: False then. Only as exclusive as the store can make it."""
+
+    def create_or_check(filesystem: Any, path: str) -> None:
+        try:
+            filesystem.pipe_file(path, data, mode="create")
+        except (NotImplementedError, TypeError, ValueError):
+            _write_if(not filesystem.exists(path), filesystem, path, data)
+        except OSError as error:
+            if http_status(error) != 501:
+                raise
+            _write_if(not filesystem.exists(path), filesystem, path, data)
+
+    return _conditional(url, create_or_check, seconds)
+
+
+def replace(url: str, data: bytes, expected: Mapping[str, Any], seconds: float | None = None) -> bool:
+    """Publish the bytes if the file still is the one that `info` described as `expected`; False if it is not."""
+
+    def replace_or_check(filesystem: Any, path: str) -> None:
+        if _is_s3(filesystem):
+            with contextlib.suppress(NotImplementedError):
+                filesystem.pipe_file(path, data, IfMatch=expected["ETag"])
+                return
+        _write_if(tag(filesystem.info(path)) == tag(expected), filesystem, path, data)
+
+    return _conditional(url, replace_or_check, seconds)
+
+
+def list_folder(url: str) -> list[dict[str, Any]]:
+    """What lies directly in a folder, as `info` describes it, sorted by name; empty where there is no such folder."""
+    with explained(url, "read"):
+        filesystem, path = _filesystem(url)
+        return _list(url, filesystem, path)
+
+
+def matching(pattern: str) -> list[str]:
+    """URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the one file so named.
+
+    Raises:
+        UsageError: it names a folder of whose files it matches none, or is a pattern of web addresses, which cannot be
+            listed.
+    """
+    if scheme(pattern) in WEB_SCHEMES and "*" in pattern:
+        raise UsageError(f"{redact(pattern)} is a pattern, and a web server lists no files; name every file")
+    found = info(pattern)
+    if found is not None and found["type"] == "directory":
+        refuse_unread(redact(pattern), (), [redact(pattern)], "/")
+    if found is not None:
+        return [pattern]
+    with explained(pattern, "read"):
+        filesystem, path = _filesystem(pattern)
+        if scheme(pattern) in WEB_SCHEMES or not glob.has_magic(path):
+            return []
+        root, _, rest = path.partition("/") if path[:1] != "/" else ("/", "", path[1:])
+        matches: dict[str, bool] = {}
+        for match, is_folder in _walk(pattern, filesystem, root, rest):
+            matches[f"{scheme(pattern)}://{match.lstrip('/')}"] = is_folder
+        files = sorted(match for match, is_folder in matches.items() if not is_folder)
+        refuse_unread(redact(pattern), files, sorted(matches.keys() - set(files)), "/")
+        return files
+
+
+def remove(url: str, seconds: float | None = None) -> None:
+    """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    _refuse_web(url, "removed")
+    with explained(url, "removed"):
+        filesystem, path = _filesystem(url)
+
+        def remove_all() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                filesystem.rm(path, recursive=True)
+            # s3fs is silent about keys that the store did not delete.
+            if filesystem.exists(path):
+                raise IncompleteTransfer("that files are left")
+
+        if with_retries(url, "removed", lambda: filesystem.exists(path), seconds):
+            with_retries(url, "removed", remove_all, seconds)
+
+
+def abort_uploads(url: str) -> None:
+    """Abort the multipart uploads of this name, or of all below this folder, that killed processes left behind.
+
+    They bear no name, but a store charges for them. Stores without a way to list them are left alone.
+    """
+    with contextlib.suppress(Exception):
+        filesystem, path = _filesystem(url)
+        if _is_s3(filesystem):
+            _abort_uploads(filesystem, path)
+
+
+def _publish(url: str, size: int, put: Callable[[Any, str], None]) -> None:
+    _refuse_web(url, "written")
+    failures = 0
+    with explained(url, "written"):
+        filesystem, path = _filesystem(url)
+
+        def attempt() -> None:
+            nonlocal failures
+            try:
+                put(filesystem, path)
+                arrived = filesystem.info(path)["size"]
+            except Exception:
+                failures += 1
+                abort_uploads(url)
+                raise
+            if arrived != size:
+                raise IncompleteTransfer(f"that {arrived} of {size} bytes arrived")
+
+        with_retries(url, "written", attempt)
+    if failures:  # a store that was down took no request to abort either
+        abort_uploads(url)
+
+
+def _put(filesystem: Any, file: str, path: str) -> None:
+    if _is_s3(filesystem):
+        filesystem.put_file(file, path, chunksize=_PART_BYTES, max_concurrency=4)
+    else:
+        filesystem.put_file(file, path)
+
+
+def _conditional(url: str, write: Callable[[Any, str], None], seconds: float | None) -> bool:
+    _refuse_web(url, "written")
+    with explained(url, "written"):
+        filesystem, path = _filesystem(url)
+        try:
+            with_retries(url, "written", lambda: write(filesystem, path), seconds)
+        except (FileExistsError, FileNotFoundError):
+            return False
+        except OSError as error:
+            if http_status(error) != 412:
+                raise
+            return False
+        return True
+
+
+def _write_if(condition: bool, filesystem: Any, path: str, data: bytes) -> None:
+    if not condition:
+        raise FileExistsError(path)
+    filesystem.pipe_file(path, data)
+
+
+def _abort_uploads(filesystem: Any, path: str) -> None:
+    bucket, key, _ = filesystem.split_path(path)
+    answer = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)
+    for found in answer.get("Uploads", []):
+        if found["Key"] == key or found["Key"].startswith(key.rstrip("/") + "/"):
+            filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=found["Key"], UploadId=found["UploadId"])
+
+
+def _list(url: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
+    try:
+        found = with_retries(url, "read", lambda: filesystem.ls(path, detail=True))
+    except FileNotFoundError as error:
+        _raise_if_elsewhere(error)
+        return []
+    # A store may list the folder's own placeholder, and lists a file for itself.
+    inside = [entry for entry in found if entry["name"].strip("/") != path.strip("/")]
+    return sorted(inside, key=lambda entry: entry["name"])
+
+
+def _raise_if_elsewhere(error: FileNotFoundError) -> None:
+    """Raise what is more than a missing file: no bucket, or no permission, which fsspec's web files hide."""
+    if store_code(error) == "NoSuchBucket":
+        raise error
+    if http_status(error) in (401, 403):
+        raise PermissionError(str(error)) from None
+
+
+def _walk(url: str, filesystem: Any, folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
+    """Paths below `folder` that match, and whether they are folders.
+
+    Not fsspec's glob: it takes a folder whose listing fails for an empty one.
+    """
+    first, _, rest = pattern.partition("/")
+    if rest and not glob.has_magic(first):
+        yield from _walk(url, filesystem, posixpath.join(folder, first), rest)
+        return
+    if first == "**" and rest:
+        yield from _walk(url, filesystem, folder, rest)
+    for entry in _list(url, filesystem, folder):
+        path, is_folder = entry["name"].rstrip("/"), entry["type"] == "directory"
+        name = path.rpartition("/")[2]
+        if (name.startswith(".") and not first.startswith(".")) or not fnmatch.fnmatchcase(name, first):
+            continue
+        if not rest:
+            yield entry["name"], is_folder
+        if is_folder and first == "**":
+            yield from _walk(url, filesystem, path, pattern)
+        elif is_folder and rest:
+            yield from _walk(url, filesystem, path, rest)
+
+
+def _is_s3(filesystem: Any) -> bool:
+    return "s3" in filesystem.protocol
+
+
+def _refuse_web(url: str, what: str) -> None:
+    if scheme(url) in WEB_SCHEMES:
+        raise UserError(f"{redact(url)} cannot be {what}: web addresses are for reading; give a folder or a bucket")
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """The filesystem of fsspec for the URL, with its options, and the path on it."""
+    import fsspec  # here, for work on local files needs none of it and starts sooner
+
+    given = options_for(url)
+    if scheme(url) in ("s3", "s3a"):
+        given = {"max_concurrency": 1} | given | {"config_kwargs": _S3_DEFAULTS | given.get("config_kwargs", {})}
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url, **{"use_listings_cache": False} | given)
+    except ImportError as error:
+        extra = EXTRAS.get(scheme(url))
+        remedy = f"pip install 'clozeworks[{extra}]'" if extra else "install the package that it names"
+        raise UsageError(f"{redact(url)} cannot be opened: {error}; {remedy}") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{redact(url)} cannot be opened: {hide_secrets(str(error))}; check it") from None
+    if _is_s3(filesystem):
+        filesystem.retries = 1
+    return filesystem, path

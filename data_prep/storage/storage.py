@@ -1,0 +1,335 @@
+"""Files at paths and URLs: the one place that knows whether data lies on a disk or in an object store.
+
+A local write goes to a temporary name, is flushed to the disk and renamed; a remote one is a single completed
+put. So a file under its final name is always whole, and its existence says that the work that made it was
+done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from data_prep.base import urls
+from data_prep.base.errors import UserError
+from data_prep.base.urls import is_remote as is_remote
+from data_prep.base.urls import join as join
+from data_prep.base.urls import local_path as local_path
+from data_prep.base.urls import redact as redact
+from data_prep.storage import remote_files
+from data_prep.storage.locks import hold_lock as hold_lock
+from data_prep.storage.patterns import local_matches
+from data_prep.storage.storage_options import configure as configure
+from data_prep.storage.storage_options import hide_secrets as hide_secrets
+from data_prep.storage.storage_options import options as options
+from data_prep.storage.storage_options import redacted_options as redacted_options
+from data_prep.storage.storage_options import redacted_settings as redacted_settings
+
+PARTIAL_SUFFIX = ".partial"
+_COPY_BYTES = 1 << 20
+
+
+def exists(url: str | Path) -> bool:
+    """Whether there is a file or a folder at `url`."""
+    if is_remote(url):
+        return remote_files.info(str(url)) is not None
+    with explained(url, "read"):
+        try:
+            return local_path(url).exists()
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # such as a pattern of many braces: no file is called so
+                return False
+            raise
+
+
+def folder_of_file(url: str | Path) -> str | None:
+    """The folder of a local file that was given where a folder is asked for; None where `url` is no local file."""
+    with explained(url, "read"):
+        return urls.folder_of_file(url)
+
+
+def size(url: str | Path) -> int:
+    """Size of the file in bytes."""
+    if is_remote(url):
+        size_bytes: int = _remote_info(url)["size"]
+        return size_bytes
+    with explained(url, "read"):
+        return local_path(url).stat().st_size
+
+
+def stamp(url: str | Path) -> str:
+    """A cheap mark that changes when the file is written again, or only touched or copied.
+
+    It is the store's own tag, or size, times and inode of a local file: its time of writing alone can be set back.
+    """
+    if is_remote(url):
+        return remote_files.tag(_remote_info(url))
+    with explained(url, "read"):
+        status = local_path(url).stat()
+        return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
+
+
+def modified_at(url: str | Path) -> float | None:
+    """When a local file was last written, in seconds since 1970; None for a remote one, whose clock is another's."""
+    if is_remote(url):
+        return None
+    with explained(url, "read"):
+        status = local_path(url).stat()
+        return max(status.st_mtime, status.st_ctime)  # a copied time of writing does not hide a change
+
+
+def canonical(url: str | Path) -> str:
+    """One spelling for every name of a local file; a URL is its own."""
+    return str(url) if is_remote(url) else os.path.realpath(local_path(url))
+
+
+def open_read(url: str | Path) -> BinaryIO:
+    """Open for reading bytes; seekable."""
+    if is_remote(url):
+        return remote_files.open_file(str(url))
+    with explained(url, "read"):
+        return open(local_path(url), "rb")
+
+
+def read_bytes(url: str | Path) -> bytes:
+    """The whole file."""
+    if is_remote(url):
+        return remote_files.read_bytes(str(url))
+    with explained(url, "read"):
+        return local_path(url).read_bytes()
+
+
+def write_bytes(url: str | Path, data: bytes) -> None:
+    """Write the whole file atomically, making the local folder where it is missing."""
+    if is_remote(url):
+        remote_files.write_bytes(str(url), data)
+        return
+    with local_write(url) as path, explained(url, "written"):
+        path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def local_write(url: str | Path) -> Iterator[Path]:
+    """Give a temporary local path to write to, and publish it at `url` when the block ends well.
+
+    Raises:
+        UserError: the place cannot be written (disk full, no permission, a file where a folder should be), or there is
+            a device or a pipe, which a file would take the place of; or the block cannot use another file.
+    """
+    if is_remote(url):
+        with _staged(url) as staged:
+            yield staged
+            remote_files.upload(staged, str(url))
+        return
+    final = local_path(url)
+    # A name of its own for every attempt: threads of one process may write the same file.
+    partial = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    try:
+        with explained(url, "written"):
+            if final.exists() and not (final.is_file() or final.is_dir()):
+                raise UserError(f"{url} is a device or a pipe, where no file can be put; name another place")
+            final.parent.mkdir(parents=True, exist_ok=True)
+            with _others_named(url, partial):
+                yield partial
+            flush(partial)
+            os.replace(partial, final)
+            flush(final.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def copy(url: str | Path, to: str | Path) -> None:
+    """Copy a file to another place, whole or not at all."""
+    with local_write(to) as path, open_read(url) as source, open(path, "wb") as target:
+        shutil.copyfileobj(source, target, _COPY_BYTES)
+
+
+def flush(path: Path) -> None:
+    """Wait until the content of a local file or folder is on the disk itself; of a folder that is its names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def list_names(folder: str | Path) -> list[str]:
+    """Sorted names of what lies directly in `folder`; empty where there is no such folder."""
+    if is_remote(folder):
+        entries = remote_files.list_folder(str(folder))
+        return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries)
+    path = local_path(folder)
+    with explained(folder, "read"):
+        return sorted(os.listdir(path)) if path.is_dir() else []
+
+
+def remove(url: str | Path) -> None:
+    """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    if is_remote(url):
+        remote_files.remove(str(url))
+        return
+    with explained(url, "removed"):
+        path = local_path(url)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: str | Path) -> None:
+    """Remove what killed processes left of files they were writing in `folder`; the caller holds its lock."""
+    if is_remote(folder):
+        remote_files.abort_uploads(str(folder))
+        return
+    for name in list_names(folder):
+        if name.endswith(PARTIAL_SUFFIX):
+            remove(join(folder, name))
+
+
+def sha256_of(url: str | Path) -> str:
+    """sha256 of the file's bytes in hex, read in pieces."""
+    digest = hashlib.sha256()
+    with open_read(url) as file, explained(url, "read"):
+        while piece := file.read(_COPY_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
+    """A local path of the file: its own if it is local, else that of a copy in `cache_dir`, fetched once.
+
+    A fetched copy is checked against `sha256`; a local file is not read. Several processes and threads may ask for
+    the same copy at once.
+
+    Raises:
+        UserError: the file is not there, or what came is not what `sha256` names.
+    """
+    if not is_remote(url):
+        with explained(url, "read"):
+            is_there = local_path(url).is_file()
+        if not is_there:
+            raise UserError(f"{url} is missing; restore it, or make the data set again")
+        return local_path(url)
+    copy = Path(cache_dir) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
+    if not copy.is_file():
+        with local_write(copy) as partial:
+            remote_files.download(str(url), partial)
+            found = sha256_of(partial)
+            if found != sha256:
+                raise UserError(
+                    f"{redact(url)} is damaged: its sha256 is {found} and should be {sha256}; upload it again"
+                )
+    return copy
+
+
+def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path | None = None) -> Path:
+    """The folder itself if it is local, else a copy of those of its files that bear one of the names.
+
+    The copy is made anew when the tag of one of them in the store changes. What else is there stays there: beside a
+    tokenizer there may lie a model.
+
+    Raises:
+        UserError: there is no file of such a name in it.
+    """
+    if not is_remote(url):
+        return local_path(url)
+    entries = [entry for entry in remote_files.list_folder(str(url)) if entry["type"] == "file"]
+    tags = {entry["name"].rpartition("/")[2]: remote_files.tag(entry) for entry in entries}
+    wanted = {name: tag for name, tag in tags.items() if name in names}
+    if not wanted:
+        raise UserError(f"{redact(url)} holds none of {', '.join(names)}; check its name")
+    key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
+    copy = Path(cache_dir or _cache_dir()) / f"{key}-{urlsplit(str(url)).path.strip('/').rpartition('/')[2]}"
+    if not copy.is_dir():
+        with explained(copy, "written"):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=copy.parent, prefix=".clozeworks-") as partial:
+                whole = Path(partial) / "whole"
+                whole.mkdir()
+                for name in wanted:
+                    remote_files.download(join(url, name), whole / name)
+                _rename_folder(whole, copy)
+    return copy
+
+
+def matches(pattern: str) -> list[str]:
+    """The files that a path, URL or glob pattern names, sorted; none where nothing matches.
+
+    A name that is there as it is written wins over the pattern that it also is.
+
+    Raises:
+        UsageError: it names a folder or what is no file, or is a pattern of web addresses, which cannot be listed.
+    """
+    if is_remote(pattern):
+        return remote_files.matching(pattern)
+    return local_matches(local_path(pattern))
+
+
+@contextlib.contextmanager
+def explained(url: str | Path, what: str) -> Iterator[None]:
+    """Turn the system's refusal into the user's paragraph; `what` is read, written or removed."""
+    try:
+        yield
+    except OSError as error:
+        remedy = (
+            "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
+        )
+        raise UserError(f"{redact(url)} cannot be {what}: {error.strerror or error}; {remedy}") from None
+
+
+def _remote_info(url: str | Path) -> dict[str, Any]:
+    found = remote_files.info(str(url))
+    if found is None:
+        raise UserError(f"{redact(url)} cannot be read: there is no such file; check its name")
+    return found
+
+
+@contextlib.contextmanager
+def _staged(url: str | Path) -> Iterator[Path]:
+    """A temporary local file for what will be uploaded to `url`."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder, _others_named(url, Path(folder)):
+            yield Path(folder) / "upload"
+    except OSError as error:
+        raise UserError(
+            f"{redact(url)} cannot be written: {error.strerror or error} in {tempfile.gettempdir()}, where files wait "
+            "for their upload; make space there or set TMPDIR to another folder, and run the same command again, "
+            "which goes on from there"
+        ) from None
+
+
+@contextlib.contextmanager
+def _others_named(url: str | Path, own: Path) -> Iterator[None]:
+    """Tell the refusal of another file than those below `own`, such as the source of a copy, of that file."""
+    try:
+        yield
+    except OSError as error:
+        other = error.filename
+        if not isinstance(other, str | Path) or str(other).startswith(str(own)):
+            raise
+        raise UserError(
+            f"{redact(other)} cannot be used while {redact(url)} is written: {error.strerror or error}; see to it and "
+            "run the same command again, which goes on from there"
+        ) from None
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
+
+
+def _rename_folder(folder: Path, final: Path) -> None:
+    try:
+        folder.rename(final)
+    except OSError:
+        if not final.is_dir():  # another process's copy serves as well
+            raise

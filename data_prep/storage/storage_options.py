@@ -1,0 +1,81 @@
+"""Options of remote stores by URL prefix: which apply to a URL, and how they are shown without their secrets.
+
+The options are a process's own: a process that is started gives them on (`options()`) to those it starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from data_prep.base.errors import UsageError
+from data_prep.base.urls import redact, redact_text
+from data_prep.storage.known_secrets import HIDDEN, is_secret_option, secret_options, without_secrets
+
+_options: dict[str, dict[str, Any]] = {}
+
+
+def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set the options of remote stores for this process, by URL prefix; the longest prefix of a URL wins.
+
+    The values are what the store's fsspec package takes: `profile`, `endpoint_url`, `key`, `secret`,
+    `client_kwargs`, ... for s3:// (s3fs); `token`, `project`, ... for gs:// (gcsfs).
+
+    Raises:
+        UsageError: a prefix is no URL, or its options are no mapping.
+    """
+    for prefix, values in options.items():
+        if "://" not in prefix:
+            raise UsageError(
+                f"storage_options has {redact_text(prefix)!r}, which is no URL prefix; write one such as s3:// or "
+                "s3://bucket/folder"
+            )
+        if not isinstance(values, Mapping):
+            raise UsageError(
+                f"storage_options of {redact_text(prefix)} is no mapping; write options such as {{profile: research}}"
+            )
+    _options.clear()
+    _options.update({prefix: dict(values) for prefix, values in options.items()})
+
+
+def options() -> dict[str, dict[str, Any]]:
+    """What `configure` set, secrets included: for the processes that this one starts, never for a file or a log."""
+    return {prefix: dict(values) for prefix, values in _options.items()}
+
+
+def options_for(url: str) -> dict[str, Any]:
+    """The options of the longest prefix that the URL lies under; none where no prefix fits."""
+    fitting = [prefix for prefix in _options if _lies_under(url, prefix)]
+    return dict(_options[max(fitting, key=len)]) if fitting else {}
+
+
+def redacted_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options as a manifest may hold them: secrets hidden, endpoint and profile shown."""
+    return {redact(prefix): redacted_settings(values) for prefix, values in options.items()}
+
+
+def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of another library as they may be kept and shown: what has the name of a secret is hidden."""
+    return {name: _redacted(str(name), value) for name, value in values.items()}
+
+
+def hide_secrets(text: str) -> str:
+    """The text without the secrets of these options and of the environment, and without users and queries in URLs."""
+    known = {value for values in _options.values() for value in secret_options(values)}
+    return without_secrets(text, known, os.environ)
+
+
+def _lies_under(url: str, prefix: str) -> bool:
+    # s3://corpus is not the bucket s3://corpus-two.
+    return url == prefix or url.startswith(prefix if prefix.endswith("/") else prefix + "/")
+
+
+def _redacted(name: str, value: Any) -> Any:
+    if is_secret_option(name):
+        return value if value is None or isinstance(value, bool) else HIDDEN
+    if isinstance(value, Mapping):
+        return redacted_settings(value)
+    if isinstance(value, (list, tuple)):
+        return [_redacted(name, item) for item in value]
+    return redact_text(value) if isinstance(value, str) else value

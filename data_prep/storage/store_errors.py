@@ -1,0 +1,173 @@
+"""What a store's refusal means: whether trying again helps, and what a user is told.
+
+The stores' packages are extras, so their exceptions are known by what they carry (a response, a status, the
+names of their classes) and not by their types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+from data_prep.base.errors import UserError
+from data_prep.base.urls import redact
+from data_prep.storage.storage_options import hide_secrets
+
+GO_ON = "see to it and run the same command again, which goes on from there"
+
+_TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504, 509}
+_TRANSIENT_CODES = {
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "InternalError",
+    "ServiceUnavailable",
+    "IncompleteBody",
+    "BadDigest",
+    "XAmzContentSHA256Mismatch",
+    "OperationAborted",
+    "ConditionalRequestConflict",
+}
+# Of botocore, aiohttp, urllib3 and http.client.
+_TRANSIENT_TYPES = {
+    "HTTPClientError",
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ProxyConnectionError",
+    "ResponseParserError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "IncompleteRead",
+}
+_TRANSIENT_ERRNOS = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
+_PACKAGES = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "urllib3"}
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+
+
+class IncompleteTransfer(ConnectionError):
+    """Fewer bytes came than were asked for, or arrived than were sent."""
+
+
+class ChangedWhileRead(OSError):
+    """The object is another one than when it was opened."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may well succeed later: the store is busy, or the connection broke."""
+    causes = list(_chain(error))
+    if isinstance(error, UserError) or any(_UNTRUSTED in str(cause) for cause in causes):
+        return False
+    return any(_is_transient_itself(cause) for cause in causes)
+
+
+def http_status(error: BaseException) -> int | None:
+    """The HTTP status behind the error, where there is one."""
+    for cause in _chain(error):
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status
+        if _has_transient_type(cause):  # aiohttp gives its own findings a code too
+            return None
+        for name in ("status", "code"):
+            if isinstance(status := getattr(cause, name, None), int):
+                return status
+    return None
+
+
+def store_code(error: BaseException) -> str:
+    """The store's own name of the error, such as SlowDown; empty where it gave none."""
+    for cause in _chain(error):
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            code = str(response.get("Error", {}).get("Code", ""))
+            return "" if code.isdigit() else code  # the answer to a HEAD request has no body, only a status
+    return ""
+
+
+def answer(error: BaseException) -> str:
+    """What the store answers, in two or three words: "SlowDown", "HTTP status 500", "nothing in time"."""
+    # Not what went wrong while the packages cleaned up after it.
+    cause = next((cause for cause in _chain(error) if _is_transient_itself(cause)), error)
+    if code := store_code(cause):
+        return code
+    if status := http_status(cause):
+        return f"HTTP status {status}"
+    if isinstance(cause, IncompleteTransfer):
+        return str(cause)
+    if any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in _chain(cause)):
+        return "nothing in time"
+    return "with a broken connection"
+
+
+@contextlib.contextmanager
+def explained(url: str, what: str) -> Iterator[None]:
+    """Turn a store's refusal into the user's paragraph; `what` is read, written or removed."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not _is_refusal(error):
+            raise
+        raise UserError(f"{redact(url)} cannot be {what}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    status, code, name = http_status(error), store_code(error), type(error).__name__
+    said = hide_secrets(getattr(error, "strerror", None) or str(error) or name)
+    if isinstance(error, ChangedWhileRead):
+        return "it changed while it was read; start again once nothing writes to it"
+    if code == "NoSuchBucket":
+        return "there is no such bucket; check its name and the endpoint"
+    if isinstance(error, PermissionError) or status in (401, 403):
+        reason = answer(error) if code or status else said
+        return f"permission denied ({reason}); check the credentials (AWS_PROFILE, or storage_options for this URL)"
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file; check its name"
+    if "Credential" in name:
+        return f"{said}; set AWS_PROFILE or AWS_ACCESS_KEY_ID, or storage_options for this URL"
+    if isinstance(error, TypeError):
+        return f"its storage_options are refused: {said}; check their names"
+    return f"{said}; {GO_ON}"
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the error comes from the store or its package, rather than from a mistake of ours."""
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _PACKAGES:
+        return True
+    # What a package says to an option that it does not know.
+    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+
+
+def _is_transient_itself(error: BaseException) -> bool:
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return True
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status in _TRANSIENT_STATUSES or response.get("Error", {}).get("Code") in _TRANSIENT_CODES
+    if any(getattr(error, name, None) in _TRANSIENT_STATUSES for name in ("status", "code")):
+        return True
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
+        return True
+    return _has_transient_type(error)
+
+
+def _has_transient_type(error: BaseException) -> bool:
+    return any(base.__name__ in _TRANSIENT_TYPES for base in type(error).__mro__)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that it was raised from: packages wrap, translate and hide the first cause."""
+    seen: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if current is not None and not any(current is other for other in seen):
+            seen.append(current)
+            waiting += [current.__cause__, current.__context__]
+            yield current

@@ -1,0 +1,177 @@
+"""The files of a foreign tokenizer: what they say of special tokens and vocabulary, and their fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from data_prep.text.cleaning import METASPACE
+from data_prep.tokenizer.sentencepiece_model import Piece
+from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS, SpecialTokens
+
+TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP_NAME = "special_tokens_map.json"
+FILE_NAMES = (TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, SPECIAL_TOKENS_MAP_NAME)
+
+_ROLES = ("pad", "unk", "cls", "sep", "mask")
+_IDS_DO_NOT_DEPEND_ON = ("version", "truncation", "padding", "decoder", "post_processor")
+_UNKNOWN = "\ufffd".encode()
+
+
+def read_files(url: str) -> dict[str, bytes]:
+    """The tokenizer's files by name, those that are there.
+
+    Raises:
+        UserError: there is no tokenizer.json.
+    """
+    places = {name: storage.join(url, name) for name in FILE_NAMES}
+    files = {name: storage.read_bytes(place) for name, place in places.items() if storage.exists(place)}
+    if TOKENIZER_NAME not in files:
+        raise UserError(f"{storage.redact(url)} holds no {TOKENIZER_NAME}; copy the tokenizer's whole folder again")
+    return files
+
+
+def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes], where: str) -> SpecialTokens:
+    """The special tokens that the files name, else those of BERT's names.
+
+    Raises:
+        UserError: one that an encoder needs is not there, or a text is not put between [CLS] and [SEP].
+    """
+    said = {**_read_json(files, SPECIAL_TOKENS_MAP_NAME, where), **_read_json(files, TOKENIZER_CONFIG_NAME, where)}
+    names = {
+        role: _content(said.get(f"{role}_token")) or default
+        for role, default in zip(_ROLES, SPECIAL_TOKENS, strict=True)
+    }
+    found = {role: encoder.token_to_id(name) for role, name in names.items()}
+    ids = {role: number for role, number in found.items() if number is not None}
+    missing = [f"{role}_token {names[role]!r}" for role in _ROLES if role not in ids and role != "unk"]
+    if missing:
+        raise UserError(
+            f"{where} has no {', '.join(missing)} in its vocabulary, which an encoder of masked text needs; name the "
+            f"special tokens in {TOKENIZER_CONFIG_NAME}, or take the tokenizer of a BERT or ModernBERT"
+        )
+    named = list(ids.values())
+    if len(set(named)) < len(named):
+        raise UserError(f"{where} has one id for two of its special tokens ({names}); give each its own")
+    _check_template(encoder, ids["cls"], ids["sep"], where)
+    others = [
+        number
+        for number, token in sorted(encoder.get_added_tokens_decoder().items())
+        if token.special and number not in named and not _becomes_itself(encoder, token.content, number)
+    ]
+    return SpecialTokens(
+        pad=ids["pad"], unk=ids.get("unk"), cls=ids["cls"], sep=ids["sep"], mask=ids["mask"], others=tuple(others)
+    )
+
+
+def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens) -> str:
+    """sha256 of what decides the ids; not of how a file is written, nor of what is done to ids afterwards."""
+    values = json.loads(files[TOKENIZER_NAME])
+    what = {key: value for key, value in values.items() if key not in _IDS_DO_NOT_DEPEND_ON}
+    if "merges" in what.get("model", {}):  # pairs, or both with a space between in older files
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in what["model"]["merges"]]
+        what["model"] = {**what["model"], "merges": merges}
+    what["special_tokens"] = special_tokens.model_dump(mode="json")
+    return hashlib.sha256(json.dumps(what, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def vocabulary_of(
+    encoder: tokenizers.Tokenizer, special_tokens: SpecialTokens, vocab_size: int
+) -> tuple[tuple[Piece, ...], list[bytes]]:
+    """Every id's piece, with U+2581 for a space before a word, and the bytes of text that it is shown as.
+
+    In WordPiece a piece without the prefix of continuations begins a word. An id without a piece is empty. Bytes that
+    are no text alone are written as "<0xE4><0xB8>".
+    """
+    values = json.loads(encoder.to_str())
+    names = {number: name for name, number in encoder.get_vocab(with_added_tokens=True).items()}
+    added = encoder.get_added_tokens_decoder()
+    prefix = values["model"].get("continuing_subword_prefix") or ""
+    steps = json.dumps([values[step] for step in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False)
+    is_byte_level, has_metaspace = "ByteLevel" in steps, METASPACE in steps
+    pieces, shown = [], []
+    for number in range(vocab_size):
+        name = names.get(number, "")
+        if number in special_tokens.ids:
+            is_unknown = number == special_tokens.unk
+            pieces.append(Piece(name, 0.0, "unknown" if is_unknown else "control"))
+            shown.append(_UNKNOWN if is_unknown else b"")
+            continue
+        if number in added:
+            text = name.encode()
+        elif is_byte_level:
+            text = bytes(_BYTE_OF.get(character, ord("?")) for character in name)
+        elif prefix and name.startswith(prefix):
+            text = name.removeprefix(prefix).encode()
+        elif has_metaspace:
+            text = name.replace(METASPACE, " ").encode()
+        else:
+            text = f" {name}".encode() if name else b""
+        pieces.append(Piece(_as_piece(text), 0.0, "user" if number in added else "normal"))
+        shown.append(text)
+    return tuple(pieces), shown
+
+
+def _as_piece(text: bytes) -> str:
+    space, rest = (METASPACE, text[1:]) if text.startswith(b" ") else ("", text)
+    try:
+        return space + rest.decode().replace(" ", METASPACE)
+    except UnicodeDecodeError:
+        return space + "".join(f"<0x{byte:02X}>" for byte in rest)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (Radford et al. 2019): itself where it can
+    be seen, the others in their order from U+0100 on."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = np.setdiff1d(np.arange(256), seen).tolist()
+    return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _check_template(encoder: tokenizers.Tokenizer, cls_id: int, sep_id: int, where: str) -> None:
+    first, second = (encoder.encode(text, add_special_tokens=False).ids for text in ("a", "b"))
+    expected = {
+        "a text": (encoder.encode("a").ids, [cls_id, *first, sep_id]),
+        "a pair": (encoder.encode("a", "b").ids, [cls_id, *first, sep_id, *second, sep_id]),
+    }
+    for what, (found, wanted) in expected.items():
+        if found != wanted:
+            raise UserError(
+                f"{where} makes {found} of {what}, where an encoder here is trained on [CLS] A [SEP] and [CLS] A [SEP] "
+                f"B [SEP], {wanted}; its post-processor in {TOKENIZER_NAME} has to write these, as BERT's and "
+                "ModernBERT's do"
+            )
+
+
+def _becomes_itself(encoder: tokenizers.Tokenizer, content: str, number: int) -> bool:
+    """Whether the characters of a special token, read as text, are the token: then it is text like any other."""
+    encoder.encode_special_tokens = True
+    try:
+        return number in encoder.encode(content, add_special_tokens=False).ids
+    finally:
+        encoder.encode_special_tokens = False
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token that is written as text, or with its properties."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else None
+
+
+def _read_json(files: Mapping[str, bytes], name: str, where: str) -> dict[str, Any]:
+    try:
+        values = json.loads(files.get(name, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{storage.join(where, name)} is not valid JSON ({error}); copy it again") from None
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,244 @@
+"""A tokenizer that came with a checkpoint: tokenizer.json, which does to a raw text all that is to be done.
+
+Text is encoded by the `tokenizers` library as it was written, normalisation is the tokenizer's own, and so are the ids
+of the special tokens, which tokenizer_config.json and special_tokens_map.json name. A literal "[MASK]" in a text is
+ordinary characters, as everywhere in preparation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+
+from data_prep.base.errors import UserError
+from data_prep.base.terminal import printable
+from data_prep.storage import storage
+from data_prep.text.cleaning import Normalisation, replace_surrogates
+from data_prep.text.text_batch import pieces_of_text
+from data_prep.tokenizer.foreign_files import (
+    TOKENIZER_NAME,
+    fingerprint_of,
+    read_files,
+    read_special_tokens,
+    vocabulary_of,
+)
+from data_prep.tokenizer.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer
+from data_prep.tokenizer.tokenizer_info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
+
+_LONGEST_REASON = 300  # characters
+_GROUP_CHARACTERS = 1 << 18
+_MOST_HOLES = 1_000  # ids without a piece, beyond one for each piece
+
+
+class EncodedText(NamedTuple):
+    """The ids of a text, and for each the first character behind those it stands for."""
+
+    ids: np.ndarray
+    """(num_tokens,) token_dtype."""
+    stops: np.ndarray
+    """(num_tokens,) int64, never falling."""
+    cut_words: int = 0
+    """Runs of characters that no space cuts and that are too long to be encoded whole."""
+
+
+def is_foreign(url: str) -> bool:
+    """Whether the folder holds a foreign tokenizer: one that says so, or tokenizer.json without one of ours."""
+    info = TokenizerInfo.read(url)
+    if info is not None:
+        return info.kind == "hugging_face"
+    return storage.exists(storage.join(url, TOKENIZER_NAME)) and not storage.exists(storage.join(url, MODEL_NAME))
+
+
+class ForeignTokenizer(Tokenizer):
+    """Turns raw text into the ids that the checkpoint it came with was trained on."""
+
+    def __init__(self, url: str, info: TokenizerInfo, files: dict[str, bytes], encoder: tokenizers.Tokenizer) -> None:
+        """Use `Tokenizer.load`."""
+        vocabulary, shown = vocabulary_of(encoder, info.special_tokens, info.vocab_size)
+        # Only for the hash that finds duplicates: no id depends on it.
+        self._describe(Path(url), info, url, Normalisation(), vocabulary, shown)
+        self._files = files
+        self._encoder = encoder
+
+    @classmethod
+    def open(cls, url: str) -> ForeignTokenizer:
+        """Read the tokenizer's files, no others: the folder may hold the weights of a model.
+
+        Raises:
+            UserError: a file is damaged, is not the one that the folder says, or the special tokens are not those of an
+                encoder.
+        """
+        # A process is one core's worth of work; many of them work beside each other.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        files = read_files(url)
+        where = storage.redact(url)
+        with _told_by_the_library(where):
+            encoder = tokenizers.Tokenizer.from_str(files[TOKENIZER_NAME].decode())
+            encoder.no_truncation()
+            encoder.no_padding()
+            special_tokens = read_special_tokens(encoder, files, where)
+            encoder.encode_special_tokens = True
+            fingerprint = fingerprint_of(files, special_tokens)
+        found = TokenizerInfo(
+            format_version=1,
+            fingerprint=fingerprint,
+            vocab_size=_vocab_size(encoder, where),
+            settings=None,
+            inputs={},
+            libraries={"tokenizers": tokenizers.__version__},
+            files={name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+            kind="hugging_face",
+            special_tokens=special_tokens,
+        )
+        said = TokenizerInfo.read(url)
+        if said is not None and said.special_tokens != special_tokens:
+            raise UserError(f"{where} has other special tokens than {INFO_NAME} says; copy the whole folder again")
+        if said is not None and (said.fingerprint, said.vocab_size) != (found.fingerprint, found.vocab_size):
+            raise UserError(
+                f"{where} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found.fingerprint}, not "
+                f"{said.fingerprint}; a file of it was changed, copy the whole folder again"
+            )
+        tokenizer = cls(url, said or found, files, encoder)
+        tokenizer._check_literals(where)
+        return tokenizer
+
+    def write_files(self, folder: str | Path) -> None:
+        """Write the tokenizer's files and, last, what makes the folder one of ours."""
+        for name, data in self._files.items():
+            storage.write_bytes(storage.join(folder, name), data)
+        self.info.write(folder)
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """Return the ids of a raw text, (num_tokens,) token_dtype; a lone surrogate counts as U+FFFD."""
+        return self.encode_texts([text])[0].ids
+
+    def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Encode raw texts; long ones in pieces, so that memory is bounded by the text.
+
+        They are cut before a space between ASCII words, where the pre-tokenizers of encoders cut too; the space begins
+        the second piece, as it begins the word for a byte-level vocabulary.
+        """
+        texts = [replace_surrogates(text) for text in texts]
+        ids: list[list[np.ndarray]] = [[np.zeros(0, self.token_dtype)] for _ in texts]
+        stops: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in texts]
+        positions, cut_words, was_cut = [0] * len(texts), [0] * len(texts), [False] * len(texts)
+        for group in _groups(texts):
+            with _told_by_the_library(storage.redact(self.url)):
+                encoded = self._encoder.encode_batch([piece.text for piece in group], add_special_tokens=False)
+            for (number, text, goes_on), encoding in zip(group, encoded, strict=True):
+                ids[number].append(np.array(encoding.ids, self.token_dtype))
+                stops[number].append(np.array([stop for _, stop in encoding.offsets], np.int64) + positions[number])
+                positions[number] += len(text)
+                cut_words[number] += goes_on and not was_cut[number]
+                was_cut[number] = goes_on
+        # The second half of a character's bytes has the offsets of the first.
+        return [
+            EncodedText(np.concatenate(own_ids), np.maximum.accumulate(np.concatenate(own_stops)), count)
+            for own_ids, own_stops, count in zip(ids, stops, cut_words, strict=True)
+        ]
+
+    def encode_marked(self, text: str) -> list[int]:
+        """The ids of a text in which "[MASK]" and the like are the special tokens, as transformers takes them."""
+        self._encoder.encode_special_tokens = False
+        try:
+            return list(self._encoder.encode(text, add_special_tokens=False).ids)
+        finally:
+            self._encoder.encode_special_tokens = True
+
+    def encode(self, normalised_text: str) -> np.ndarray:
+        """As `encode_text`: what is normalised here is raw to this tokenizer."""
+        return self.encode_text(normalised_text)
+
+    def encode_many(self, normalised_texts: list[str]) -> list[np.ndarray]:
+        return [encoded.ids for encoded in self.encode_texts(normalised_texts)]
+
+    def encode_bytes(self, normalised: bytes) -> np.ndarray:
+        return self.encode_text(normalised.decode())
+
+    def _check_literals(self, where: str) -> None:
+        """Refuse a tokenizer that would take the name of a special token in a text for the token."""
+        special_tokens = self.special_tokens
+        for token_id in (special_tokens.pad, special_tokens.cls, special_tokens.sep, special_tokens.mask):
+            name = self.vocabulary[token_id].text
+            for text in (name, f"a {name} b", f"a{name}b"):
+                if np.isin(self.encode_text(text), special_tokens.never_in_text).any():
+                    raise UserError(
+                        f"{where} turns the characters {name!r} in a text into its special token of that name, so any "
+                        f"text could hold it; let its pre-tokenizer part them, as BertPreTokenizer does"
+                    )
+
+
+class _Piece(NamedTuple):
+    """A piece of the text of this number; it may go on with a word that was cut."""
+
+    number: int
+    text: str
+    goes_on: bool
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[_Piece]]:
+    """The pieces of all texts, as many at once as keep the library's own objects small: 100 bytes a token and more."""
+    group: list[_Piece] = []
+    characters = 0
+    for number, text in enumerate(texts):
+        for piece, goes_on in pieces_of_text(text):
+            group.append(_Piece(number, piece, goes_on))
+            characters += len(piece)
+            if characters >= _GROUP_CHARACTERS:
+                yield group
+                group, characters = [], 0
+    if group:
+        yield group
+
+
+@contextlib.contextmanager
+def _told_by_the_library(where: str) -> Iterator[None]:
+    """Turn what the library makes of a damaged tokenizer.json, bare exceptions and panics, into a user's paragraph."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:  # a panic of its Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = printable(" ".join(str(error).split()))[:_LONGEST_REASON]
+        raise UserError(
+            f"{storage.join(where, TOKENIZER_NAME)} cannot be read as a tokenizer ({reason}); copy it again"
+        ) from None
+
+
+def _vocab_size(encoder: tokenizers.Tokenizer, where: str) -> int:
+    """One more than the largest id; of the ids below it there may be some without a piece."""
+    ids = encoder.get_vocab(with_added_tokens=True).values()
+    vocab_size = max(ids) + 1
+    if not MIN_VOCAB_SIZE <= vocab_size <= 2 * len(ids) + _MOST_HOLES:
+        raise UserError(
+            f"{storage.join(where, TOKENIZER_NAME)} numbers {len(ids):,} pieces up to {max(ids):,}, as no tokenizer "
+            "does; copy it again"
+        )
+    return vocab_size
+
+
+def copy_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
+    """Write the tokenizer's files into another `folder`, which is emptied; what makes the folder one last.
+
+    Nothing else is copied: the tokenizer's own folder may be that of an exported model.
+
+    Raises:
+        UserError: a file cannot be read or written.
+    """
+    storage.remove(folder)
+    if isinstance(tokenizer, ForeignTokenizer):
+        tokenizer.write_files(folder)
+        return
+    for name in FILE_NAMES:
+        path = Path(tokenizer.folder) / name
+        if path.is_file():  # one of earlier releases has no report
+            storage.write_bytes(storage.join(folder, name), storage.read_bytes(path))

@@ -1,0 +1,223 @@
+"""The same tokenizer in Hugging Face's format: tokenizer.json, which does to raw text all that preparation does.
+
+Normalisation, BPE merges, byte fallback and special tokens are written out for the `tokenizers` library, and a
+comparison over real and tricky text refuses a file that gives other ids than preparation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from data_prep.text.cleaning import (
+    ACCENTS,
+    METASPACE,
+    REMOVED,
+    WHITE_SPACE,
+    Normalisation,
+    Ranges,
+    character_class,
+    normalise,
+    replace_surrogates,
+)
+from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES, lines_with_symbols
+from data_prep.tokenizer.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
+from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
+from data_prep.tokenizer.sentencepiece_model import Piece
+from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS, UNK_TOKEN_ID
+from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.tokenizer.user_symbols import isolation
+
+
+def write_hugging_face_tokenizer(
+    folder: str | Path, output: str | Path | None = None, model_max_length: int | None = None
+) -> None:
+    """Write tokenizer.json and tokenizer_config.json for the tokenizer in `folder`, there or into `output`.
+
+    `model_max_length` is the longest input of the model it goes with, in tokens. Of a foreign tokenizer all but that
+    stays as it came, and transformers is told to take tokenizer.json as it is.
+    """
+    tokenizer = Tokenizer.load(folder)
+    if isinstance(tokenizer, ForeignTokenizer):
+        _write_foreign_files(tokenizer, Path(output or folder), model_max_length)
+        return
+    write_hugging_face_files(tokenizer, Path(output or folder), model_max_length)
+
+
+def check_parity(folder: str | Path, texts: Iterable[str], hugging_face_folder: str | Path | None = None) -> None:
+    """Compare the ids of raw texts by `tokenizer.json` (of another folder, if given) with those of preparation.
+
+    Raises:
+        UserError: they differ; it shows the first text that does.
+    """
+    compare_with_hugging_face(Tokenizer.load(folder), Path(hugging_face_folder or folder), list(texts))
+
+
+def write_hugging_face_files(tokenizer: Tokenizer, output: Path, model_max_length: int | None = None) -> None:
+    """Write tokenizer.json and tokenizer_config.json of an open tokenizer."""
+    text = build(tokenizer).to_str(pretty=True)
+    storage.write_bytes(output / TOKENIZER_NAME, (text + "\n").encode())
+    config = json.dumps(_config(model_max_length), indent=2, ensure_ascii=False)
+    storage.write_bytes(output / TOKENIZER_CONFIG_NAME, (config + "\n").encode())
+
+
+def _write_foreign_files(tokenizer: ForeignTokenizer, output: Path, model_max_length: int | None) -> None:
+    tokenizer.write_files(output)
+    path = output / TOKENIZER_CONFIG_NAME
+    settings = json.loads(storage.read_bytes(path)) if path.is_file() else {}
+    ids, names = tokenizer.special_tokens, tokenizer.pieces
+    roles = {"pad": ids.pad, "unk": ids.unk, "cls": ids.cls, "sep": ids.sep, "mask": ids.mask}
+    tokens = {f"{role}_token": names[number] for role, number in roles.items() if number is not None}
+    longest = {} if model_max_length is None else {"model_max_length": model_max_length}
+    inputs = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    settings = {**tokens, **inputs, **settings, "tokenizer_class": "PreTrainedTokenizerFast", **longest}
+    storage.write_bytes(path, (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, texts: Sequence[str]) -> None:
+    """The check of `check_parity` for an open tokenizer, over adversarial lines too: each alone, and with the next."""
+    path = hugging_face_folder / TOKENIZER_NAME
+    try:
+        other = tokenizers.Tokenizer.from_str(storage.read_bytes(path).decode())
+    except Exception as error:  # noqa: BLE001 - the library raises bare exceptions
+        raise UserError(f"{path} cannot be read as a tokenizer ({error}); write it again") from None
+    # A literal "[MASK]" is the mask in tokenizer.json and text in preparation: read as text, all else can be compared.
+    other.encode_special_tokens = True
+    texts = [*texts, *ADVERSARIAL_LINES, *lines_with_symbols(tokenizer.settings.user_symbols)]
+    raw = [replace_surrogates(text) for text in texts]
+    if tokenizer.settings.user_symbols and not tokenizer.settings.byte_fallback:
+        # Beside a symbol, a name of which no character is known is one [UNK] there and its token here (`isolation`).
+        raw = [_without_special_tokens(text) for text in raw]
+    normalised = [normalise(text, tokenizer.normalisation) for text in raw]
+    expected = [ids.tolist() for ids in tokenizer.encode_many(normalised)]
+    for text, ids in zip(raw, expected, strict=True):
+        _compare(path, text, ids, other.encode(text, add_special_tokens=False).ids)
+    for (first, ids), (second, second_ids) in pairwise(zip(raw, expected, strict=True)):
+        pair = other.encode(first, second)
+        _compare(path, f"{first} / {second}", [CLS_TOKEN_ID, *ids, SEP_TOKEN_ID, *second_ids, SEP_TOKEN_ID], pair.ids)
+        types = [0] * (len(ids) + 2) + [1] * (len(second_ids) + 1)
+        _compare(path, f"{first} / {second}", types, pair.type_ids)
+
+
+def build(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """Build the same tokenizer for the `tokenizers` library: its pieces and the normalisation before them."""
+    vocabulary = tokenizer.vocabulary
+    symbols = [piece.text for piece in vocabulary if piece.kind == "user"]
+    has_bytes = any(piece.kind == "byte" for piece in vocabulary)
+    result = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={piece.text: number for number, piece in enumerate(vocabulary)},
+            merges=_merges(vocabulary),
+            unk_token=SPECIAL_TOKENS[UNK_TOKEN_ID],
+            byte_fallback=has_bytes,
+            fuse_unk=True,
+            ignore_merges=bool(symbols),
+        )
+    )
+    result.normalizer = _normalizer(tokenizer.normalisation)
+    # Only a text's first word lacks its space: not what follows a [MASK], as in "[MASK].".
+    words = pre_tokenizers.Metaspace(replacement=METASPACE, prepend_scheme="first", split=True)
+    result.pre_tokenizer = pre_tokenizers.Sequence([words, *isolation(tokenizer, symbols)]) if symbols else words
+    bytes_to_text = [decoders.ByteFallback()] if has_bytes else []
+    result.decoder = decoders.Sequence(
+        [decoders.Replace(METASPACE, " "), *bytes_to_text, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    result.add_special_tokens(
+        [AddedToken(token, lstrip=token == "[MASK]", normalized=False, special=True) for token in SPECIAL_TOKENS]
+    )
+    result.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", CLS_TOKEN_ID), ("[SEP]", SEP_TOKEN_ID)],
+    )
+    return result
+
+
+def _merges(vocabulary: Sequence[Piece]) -> list[tuple[str, str]]:
+    """All ways to join two pieces into a third, best score first; only normal pieces merge in SentencePiece."""
+    ids = {piece.text: number for number, piece in enumerate(vocabulary) if piece.kind == "normal"}
+    merges: list[tuple[float, int, int, tuple[str, str]]] = []
+    for text in ids:
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in ids and right in ids:
+                merges.append((-vocabulary[ids[text]].score, ids[left], ids[right], (left, right)))
+    return [merge for *_, merge in sorted(merges)]
+
+
+def _normalizer(normalisation: Normalisation) -> normalizers.Normalizer:
+    """The rules of `data_prep.text.cleaning`, in their order.
+
+    The space in front is not put here but by the pre-tokenizer, which knows where a text begins.
+    """
+    forms: dict[str, list[normalizers.Normalizer]]
+    forms = {"NFC": [normalizers.NFC()], "NFKC": [normalizers.NFKC()], "none": []}
+    form = forms[normalisation.form]
+    steps = [*_remove(REMOVED), *form]
+    if normalisation.lowercase:
+        steps += [normalizers.Lowercase(), *form]
+    if normalisation.strip_accents:
+        steps += [normalizers.NFD(), *_remove(ACCENTS), *form]
+    steps += [
+        normalizers.Replace(Regex(character_class(WHITE_SPACE) + "+"), " "),
+        normalizers.Replace(Regex(r" \z"), ""),
+    ]
+    return normalizers.Sequence(steps)
+
+
+def _remove(ranges: Ranges) -> list[normalizers.Normalizer]:
+    """Take characters away; at a text's start a space replaces them.
+
+    Without it the text would seem to the pre-tokenizer to begin later, and its first word would get no space.
+    """
+    characters = character_class(ranges)
+    return [normalizers.Replace(Regex(rf"\A{characters}+"), " "), normalizers.Replace(Regex(characters), "")]
+
+
+def _config(model_max_length: int | None) -> dict[str, Any]:
+    pad, unk, cls, sep, mask = SPECIAL_TOKENS
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": pad,
+        "unk_token": unk,
+        "cls_token": cls,
+        "sep_token": sep,
+        "mask_token": {
+            "__type": "AddedToken",
+            "content": mask,
+            "lstrip": True,
+            "rstrip": False,
+            "normalized": False,
+            "single_word": False,
+            "special": True,
+        },
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        **({} if model_max_length is None else {"model_max_length": model_max_length}),
+    }
+
+
+def _without_special_tokens(text: str) -> str:
+    for token in SPECIAL_TOKENS:
+        text = text.replace(token, " ")
+    return text
+
+
+def _compare(path: Path, text: str, expected: list[int], found: list[int]) -> None:
+    if expected == found:
+        return
+    shorter = min(len(expected), len(found))
+    place = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
+    raise UserError(
+        f"{path} does not give the ids of preparation for the text beginning {text[:60]!r}: at place {place} it gives "
+        f"{found[place : place + 8]} and preparation {expected[place : place + 8]}; write it again with this release, "
+        f"with the release of the tokenizers library named in the constraints (here {tokenizers.__version__})"
+    )

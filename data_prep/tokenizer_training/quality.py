@@ -1,0 +1,178 @@
+"""How well a tokenizer does on held-out text: measured by source and language, and described in lines.
+
+Fertility is tokens a word (Rust et al. 2021, section 3.1), and means little in scripts that write no spaces: so
+tokens a character stand beside it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice, zip_longest
+
+import numpy as np
+
+from data_prep.text.cleaning import normalise
+from data_prep.tokenizer.special_tokens import UNK_TOKEN_ID
+from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.tokenizer.tokenizer_report import GroupReport, LeftOutCharacters, TokenizerReport
+from data_prep.tokenizer_training.alphabet import Alphabet
+from data_prep.tokenizer_training.sampling import CorpusCounts
+from data_prep.tokenizer_training.training_sample import HeldOutDocument, TrainingSample
+
+_LONGEST_PIECES = 12
+_LEFT_OUT_IN_REPORT, _LEFT_OUT_IN_LINES = 100, 20
+_EXAMPLE_CHARACTERS = 100
+_EXAMPLES = 6
+
+
+def measure(
+    tokenizer: Tokenizer,
+    sample: TrainingSample,
+    counts: CorpusCounts,
+    held_out: Sequence[HeldOutDocument],
+    alphabet: Alphabet,
+) -> TokenizerReport:
+    """Measure the tokenizer on the documents that `TrainingSample.set_aside` returned."""
+    texts = [normalise(document.text, tokenizer.normalisation) for document in held_out]
+    tokens = tokenizer.encode_many(texts)
+    is_byte = np.array([piece.kind == "byte" for piece in tokenizer.vocabulary])
+    measured = [_measured(text, ids, is_byte) for text, ids in zip(texts, tokens, strict=True)]
+    dropped: dict[str, dict[str, int]] = {}
+    for (source, reason), count in sorted(counts.dropped.items()):
+        dropped.setdefault(source, {})[reason] = count
+
+    def grouped(kind: str) -> dict[str, GroupReport]:
+        corpus, chosen = counts.bytes_by(kind), sample.bytes_by(kind)
+        names = [getattr(document, kind) for document in held_out]
+        return {
+            name: _total(
+                [item for item, of in zip(measured, names, strict=True) if of == name],
+                corpus_share=round(corpus[name] / max(1, corpus.total()), 6),
+                sample_share=round(chosen[name] / max(1, chosen.total()), 6),
+            )
+            for name in sorted({*names, *corpus})
+        }
+
+    used = np.unique(np.concatenate(tokens)) if tokens else np.empty(0)
+    longest = sorted((p.text for p in tokenizer.vocabulary if p.kind == "normal"), key=lambda text: (-len(text), text))
+    return TokenizerReport(
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        sample_documents=sample.num_documents,
+        sample_bytes=sample.num_bytes,
+        corpus_documents=counts.documents.total(),
+        corpus_bytes=counts.text_bytes.total(),
+        held_out_in_sample=sum(document.document_hash in sample.choice for document in held_out),
+        pieces_used=round(len(used) / tokenizer.vocab_size, 4),
+        left_out_characters=LeftOutCharacters(
+            distinct=len(alphabet.left_out),
+            share=round(alphabet.left_out_share, 8),
+            commonest=dict(islice(alphabet.left_out.items(), _LEFT_OUT_IN_REPORT)),
+        ),
+        everything=_total(measured),
+        sources=grouped("source"),
+        languages=grouped("language"),
+        longest_pieces=longest[:_LONGEST_PIECES],
+        examples=[_example(tokenizer, text) for text in _some_of_each(held_out, texts)],
+        dropped=dropped,
+    )
+
+
+def report_lines(report: TokenizerReport) -> Iterator[str]:
+    """Describe the tokenizer, a line each."""
+    everything = report.everything
+    inside = "held out, not learned from"
+    if report.held_out_in_sample:
+        inside = f"{report.held_out_in_sample:,} of them also learned from (too few documents to hold any out)"
+    yield f"fingerprint         {report.fingerprint}"
+    yield f"pieces              {report.vocab_size:,}, {report.pieces_used:.1%} of them in the measured documents"
+    yield (
+        f"learned from        {report.sample_documents:,} documents, {report.sample_bytes / 1e6:.2f} MB, of "
+        f"{report.corpus_documents:,} documents, {report.corpus_bytes / 1e6:.2f} MB"
+    )
+    yield f"measured on         {everything.documents:,} documents, {everything.text_bytes / 1e6:.2f} MB, {inside}"
+    if report.left_out_characters is not None:
+        yield f"without a token     {_left_out(report.left_out_characters)}"
+    yield ""
+    yield (
+        f"{'':<24}{'bytes':>8}{'tokens':>9}{'tokens a':>11}{'unknown':>10}{'single':>10}{'share of':>12}{'in the':>9}"
+    )
+    yield f"{'':<24}{'a token':>8}{'a word':>9}{'character':>11}{'':>10}{'bytes':>10}{'the corpus':>12}{'sample':>9}"
+    yield _row("everything", everything)
+    if len(report.sources) > 1:
+        yield from ("", "by source", *(_row(f"  {name}", group) for name, group in report.sources.items()))
+    if len(report.languages) > 1:
+        yield from ("", "by language", *(_row(f"  {name}", group) for name, group in report.languages.items()))
+    yield ""
+    yield f"longest pieces      {'  '.join(report.longest_pieces)}"
+    for source, reasons in report.dropped.items():
+        yield f"left out of {source}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+    yield ""
+    for pieces in report.examples:
+        yield f"  {' '.join(pieces)}"
+
+
+def _measured(text: str, ids: np.ndarray, is_byte: np.ndarray) -> GroupReport:
+    words = text.count(" ")
+    return GroupReport(
+        documents=1,
+        text_bytes=len(text.encode()),
+        characters=len(text) - words,
+        words=words,
+        tokens=len(ids),
+        byte_tokens=int(is_byte[ids].sum()),
+        unknown_tokens=int((ids == UNK_TOKEN_ID).sum()),
+    )
+
+
+def _total(
+    measured: Sequence[GroupReport], corpus_share: float | None = None, sample_share: float | None = None
+) -> GroupReport:
+    counts: Counter[str] = Counter()
+    for item in measured:
+        counts.update(item.model_dump(exclude={"corpus_share", "sample_share"}))
+    names = [name for name in GroupReport.model_fields if not name.endswith("_share")]
+    return GroupReport(**{name: counts[name] for name in names}, corpus_share=corpus_share, sample_share=sample_share)
+
+
+def _row(name: str, group: GroupReport) -> str:
+    shares = (group.corpus_share, group.sample_share)
+    shown = [f"{share:.2%}" if share is not None else "" for share in shares]
+    figures = f"{'-':>8}{'-':>9}{'-':>11}{'-':>10}{'-':>10}"  # nothing of it was held out
+    if group.tokens:
+        figures = (
+            f"{group.bytes_per_token:>8.2f}{group.tokens_per_word:>9.3f}{group.tokens_per_character:>11.3f}"
+            f"{group.unknown_tokens / group.tokens:>10.4%}{group.byte_tokens / group.tokens:>10.4%}"
+        )
+    return f"{name:<24}{figures}{shown[0]:>12}{shown[1]:>9}".rstrip()
+
+
+def _left_out(characters: LeftOutCharacters) -> str:
+    """How many characters have no token, and the commonest with their counts."""
+    if not characters.distinct:
+        return "no character of the learned text"
+    commonest = islice(characters.commonest.items(), _LEFT_OUT_IN_LINES)
+    listed = ", ".join(f"{_visible(character)} {count:,}" for character, count in commonest)
+    more = ", ..." if characters.distinct > _LEFT_OUT_IN_LINES else ""
+    return f"{characters.distinct:,} characters, {characters.share:.4%} of the learned text: {listed}{more}"
+
+
+def _visible(character: str) -> str:
+    """The character, or its code point where it shows nothing or joins the one before it."""
+    shows = character.isprintable() and not unicodedata.category(character).startswith("M")
+    return character if shows else f"U+{ord(character):04X}"
+
+
+def _some_of_each(held_out: Sequence[HeldOutDocument], texts: Sequence[str]) -> list[str]:
+    """Texts of all sources and languages in turn, `_EXAMPLES` if there are so many."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for document, text in zip(held_out, texts, strict=True):
+        groups.setdefault((document.source, document.language), []).append(text)
+    in_turn = [text for texts_in_turn in zip_longest(*groups.values()) for text in texts_in_turn if text is not None]
+    return in_turn[:_EXAMPLES]
+
+
+def _example(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [tokenizer.vocabulary[number].text for number in tokenizer.encode(text[:_EXAMPLE_CHARACTERS]).tolist()]

@@ -1,0 +1,183 @@
+"""Growing: an addition leaves the old as it is, knows what is there and what was removed, and adds the rest."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.dataset.addition import check_source_names, config_of_source, grow, known_ids, removed_ids
+from data_prep.dataset.counts import read_token_counts, unigram_entropy_nats
+from data_prep.dataset.manifest import Manifest, list_versions, read_manifest
+from data_prep.dataset.removal import remove_documents
+from data_prep.dataset.removal_request import RemovalRequest
+from data_prep.dataset.verification import verify_shards
+from tests.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
+
+
+@pytest.fixture(scope="module")
+def texts(small_corpus: Path) -> list[str]:
+    return read_texts(small_corpus)
+
+
+@pytest.fixture(scope="module")
+def original(texts: list[str], small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources north (80 documents) and south (40)."""
+    folder = tmp_path_factory.mktemp("growing") / "shards"
+    make_data_set(folder, {"north": texts[:80], "south": texts[80:120]}, small_tokenizer)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "shards"))
+
+
+def remove(folder: Path, request: RemovalRequest) -> Manifest:
+    return remove_documents(str(folder), request, 1)[0]
+
+
+def test_the_ids_of_all_documents_are_known(folder: Path) -> None:
+    found = known_ids(str(folder), read_manifest(str(folder)))
+    assert found.dtype == np.uint64 and found.tolist() == document_ids(folder) and len(found) == 120
+
+
+def test_documents_that_no_memory_holds_are_not_believed(folder: Path) -> None:
+    values = json.loads((folder / "manifest.json").read_bytes())
+    more = 2**62 - values["train"]["shards"][0]["documents"]
+    values["train"]["shards"][0]["documents"] += more
+    values["train"]["documents"] += more
+    with pytest.raises(UserError, match="counts other documents"):
+        known_ids(str(folder), Manifest.model_validate(values))
+
+
+def test_an_addition_is_the_union_with_what_stands_apart(
+    folder: Path, texts: list[str], small_tokenizer: Path, tmp_path: Path
+) -> None:
+    first, before = read_manifest(str(folder)), contents(folder)
+    stats = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".tar", ".safetensors")}
+    manifest = make_data_set(folder, {"east": texts[110:]}, small_tokenizer, add=True)
+    alone = tmp_path / "alone"
+    make_data_set(alone, {"east": texts[110:]}, small_tokenizer)
+    known = {document for _, _, document, _, _ in before}
+    new = Counter({document: n for document, n in contents(alone).items() if document[2] not in known})
+    assert contents(folder) == before + new and len(new) == 80
+    assert verify_shards(str(folder)) == (manifest, [])
+    assert (manifest.version, manifest.parent) == (2, first.digest)
+    assert manifest.sources[:2] == first.sources and manifest.inputs[:2] == first.inputs
+    east = manifest.sources[2]
+    assert (east.documents, east.dropped) == (80, {"in the data set already": 10})
+    assert stats.items() <= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}.items()
+    assert contents(folder, first.digest) == before, "a run that began with it goes on"
+    counts = read_token_counts(str(folder), manifest)
+    for split in ("train", "valid"):
+        assert counts[split].sum() == manifest.split(split).tokens
+        assert manifest.split(split).unigram_entropy_nats == unigram_entropy_nats(counts[split])
+
+
+def test_the_same_addition_again_does_nothing(folder: Path, texts: list[str], small_tokenizer: Path) -> None:
+    manifest = make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)
+    assert make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True) == manifest
+    assert [version.version for version in list_versions(str(folder))] == [1, 2]
+
+
+def test_what_was_removed_by_id_stays_out_of_additions(folder: Path, texts: list[str], small_tokenizer: Path) -> None:
+    ids = document_ids(folder, "south")[:7]
+    manifest = remove(folder, RemovalRequest(ids=np.array(ids, np.uint64)))
+    assert removed_ids(str(folder), manifest).tolist() == ids
+    manifest = make_data_set(folder, {"again": texts[80:130]}, small_tokenizer, add=True)
+    assert manifest.sources[2].dropped == {"in the data set already": 33, "removed earlier": 7}
+    assert manifest.sources[2].documents == 10
+    assert verify_shards(str(folder)) == (manifest, [])
+
+
+def test_texts_of_a_removed_source_may_come_from_another(folder: Path, texts: list[str], small_tokenizer: Path) -> None:
+    remove(folder, RemovalRequest("south"))
+    manifest = make_data_set(folder, {"licensed": texts[80:120]}, small_tokenizer, add=True)
+    assert [source.documents for source in manifest.sources] == [80, 0, 40]
+    assert verify_shards(str(folder)) == (manifest, [])
+    manifest = remove(folder, RemovalRequest("licensed"))
+    assert [source.documents for source in manifest.sources] == [80, 0, 0] and manifest.version == 4
+    assert verify_shards(str(folder)) == (manifest, [])
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_name_that_the_data_set_has_or_had_is_refused(
+    folder: Path, texts: list[str], small_tokenizer: Path, removed: bool
+) -> None:
+    if removed:
+        remove(folder, RemovalRequest("south"))
+    version = read_manifest(str(folder)).version
+    with pytest.raises(UsageError, match="'south' is one that the data set " + ("had, and lost" if removed else "has")):
+        make_data_set(folder, {"south": texts[120:]}, small_tokenizer, add=True)
+    assert read_manifest(str(folder)).version == version
+    assert verify_shards(str(folder))[1] == []
+
+
+def test_grown_manifests_join_what_both_say(original: Path, texts: list[str], small_tokenizer: Path) -> None:
+    parent = read_manifest(str(original))
+    addition = parent.model_copy(
+        update={
+            "sources": (parent.sources[0].model_copy(update={"name": "east"}),),
+            "config": {"sources": [{"name": "east"}], "documents": {"language": "other"}},
+            "train": parent.train.model_copy(
+                update={"shards": (parent.train.shards[0].model_copy(update={"name": "train-000009.tar"}),)}
+            ),
+            "valid": parent.valid.model_copy(update={"shards": ()}),
+        }
+    )
+    counts = {"train": np.full(800, 2), "valid": np.zeros(800, np.int64)}
+    grown = grow(parent, addition, counts)
+    assert [shard.name for shard in grown.train.shards][-1] == "train-000009.tar"
+    assert grown.train.documents == parent.train.documents + parent.train.shards[0].documents
+    assert grown.train.unigram_entropy_nats == pytest.approx(np.log(800))
+    assert grown.valid.shards == parent.valid.shards and grown.valid.unigram_entropy_nats is None
+    assert grown.token_counts.name == "token_counts-000002.safetensors"
+    assert config_of_source(grown, "east") == addition.config
+    assert config_of_source(grown, "north") == parent.config
+    assert config_of_source(grown, "west") is None
+    with pytest.raises(UsageError, match="'east' is one that the data set has already"):
+        check_source_names(grown, ["west", "east"])
+
+
+def test_stopped_after_any_write_the_same_addition_ends_with_the_same_bytes(
+    original: Path, texts: list[str], small_tokenizer: Path, tmp_path: Path
+) -> None:
+    def add(folder: Path) -> None:
+        make_data_set(folder, {"east": texts[110:]}, small_tokenizer, add=True, inputs=tmp_path / "inputs")
+
+    expected = Path(shutil.copytree(original, tmp_path / "expected"))
+    add(expected)
+    for num_writes in itertools.count():
+        folder = Path(shutil.copytree(original, tmp_path / f"stopped-{num_writes}"))
+        with stopped_after(num_writes):
+            try:
+                add(folder)
+            except KeyboardInterrupt:
+                assert read_manifest(str(folder)).version == 1
+            else:
+                break
+        add(folder)
+        assert file_bytes(folder) == file_bytes(expected)
+    assert num_writes > 10
+
+
+def test_a_removal_that_was_stopped_ends_before_an_addition(
+    folder: Path, texts: list[str], small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.dataset.removal.publish", lambda *_: pytest.fail("stopped", pytrace=False))
+        with pytest.raises(pytest.fail.Exception, match="stopped"):
+            remove(folder, RemovalRequest("south"))
+    with pytest.raises(UserError, match="holds unfinished work of the command 'remove'"):
+        make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)
+    remove(folder, RemovalRequest("south"))
+    manifest = make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)
+    assert [source.documents for source in manifest.sources] == [80, 0, 80] and manifest.version == 3
+    assert verify_shards(str(folder)) == (manifest, [])

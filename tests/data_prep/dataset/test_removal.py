@@ -1,0 +1,327 @@
+"""Removal: what is named is gone from every record, all else is as it was, and a killed removal goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_prep.base.errors import UserError
+from data_prep.dataset import removal
+from data_prep.dataset.addition import removed_ids
+from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, list_versions, read_manifest
+from data_prep.dataset.removal import remove_documents
+from data_prep.dataset.removal_request import RemovalRequest, read_document_ids
+from data_prep.dataset.shard_rewrite import RewriteTask
+from data_prep.dataset.shards import read_records
+from data_prep.dataset.verification import verify_shards
+from data_prep.dataset.versions import delete_older_versions
+from data_prep.storage import storage
+from tests.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
+from tests.s3_server import S3Bucket
+
+
+@pytest.fixture(scope="module")
+def original(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources north (90 documents), south (60) and east (50) in 3 train shards and 1 valid shard."""
+    texts = read_texts(small_corpus)
+    folder = tmp_path_factory.mktemp("living") / "shards"
+    make_data_set(folder, {"north": texts[:90], "south": texts[90:150], "east": texts[150:]}, small_tokenizer)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "shards"))
+
+
+def remove(folder: Path, *, source: str | None = None, ids: list[int] | None = None) -> tuple[Manifest, bool]:
+    request = RemovalRequest(source, None if ids is None else np.unique(np.array(ids, np.uint64)))
+    return remove_documents(str(folder), request, 1)
+
+
+def test_a_removed_source_is_gone_and_all_else_is_as_it_was(folder: Path) -> None:
+    before = contents(folder)
+    manifest, is_new = remove(folder, source="south")
+    assert is_new and manifest == read_manifest(str(folder))
+    after = contents(folder)
+    assert after == Counter({document: n for document, n in before.items() if document[1] != "south"})
+    assert len(before) == 200 and len(after) == 140
+    assert verify_shards(str(folder)) == (manifest, [])
+    first = list_versions(str(folder))[0]
+    assert (manifest.version, manifest.parent) == (2, first.digest)
+    assert contents(folder, first.digest) == before, "a run that began with it goes on"
+    south = manifest.sources[1]
+    assert (south.name, south.documents, south.tokens, south.dropped) == ("south", 0, 0, {"removed": 60})
+    assert [(r.version, r.source, r.documents) for r in manifest.removals] == [(2, "south", 60)]
+    assert manifest.steps[-1].dropped == {"removed": 60} and manifest.steps[-1].documents_out == 140
+
+
+def test_only_shards_that_hold_it_are_written_anew(folder: Path) -> None:
+    shard = read_manifest(str(folder)).train.shards[1]
+    _, record, _ = next(read_records(folder / shard.name))
+    manifest, _ = remove(folder, ids=record.document_ids[:2].tolist())
+    names = [shard.name for shard in manifest.shards]
+    assert names == ["train-000000.tar", "train-000003.tar", "train-000002.tar", "valid-000000.tar"]
+    assert manifest.train.shards[1].documents == shard.documents - 2
+    assert (folder / shard.name).exists(), "the old shard stays"
+    assert verify_shards(str(folder))[1] == [] and verify_shards(str(folder), version="1")[1] == []
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_removed_the_complement_stays(
+    original: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = Path(shutil.copytree(original, tmp_path_factory.mktemp("any") / "shards"))
+    before = contents(folder)
+    ids = data.draw(st.lists(st.sampled_from(document_ids(folder)), min_size=1, max_size=120, unique=True))
+    manifest, _ = remove(folder, ids=ids)
+    gone = set(ids)
+    assert contents(folder) == Counter({document: n for document, n in before.items() if document[2] not in gone})
+    assert verify_shards(str(folder)) == (manifest, [])
+    assert removed_ids(str(folder), manifest).tolist() == sorted(gone)
+    assert manifest.dropped["removed"] == len(gone)
+
+
+def test_a_shard_of_which_nothing_is_left_is_dropped(folder: Path) -> None:
+    shard = read_manifest(str(folder)).train.shards[0]
+    ids = [document for _, record, _ in read_records(folder / shard.name) for document in record.document_ids.tolist()]
+    manifest, _ = remove(folder, ids=ids)
+    assert [shard.name for shard in manifest.train.shards] == ["train-000001.tar", "train-000002.tar"]
+    assert verify_shards(str(folder))[1] == []
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_data_set_is_not_emptied(folder: Path, split: str) -> None:
+    ids = [document for name, _, document, _, _ in contents(folder) if name == split]
+    with pytest.raises(UserError, match=f"nothing would be left in the {split} split"):
+        remove(folder, ids=ids)
+    assert read_manifest(str(folder)).version == 1 and not (folder / ".removal").exists()
+
+
+def test_unknown_sources_and_ids_are_named(folder: Path) -> None:
+    with pytest.raises(UserError, match="has no source 'west'; its sources are 'north', 'south', 'east'"):
+        remove(folder, source="west")
+    with pytest.raises(UserError, match=r"holds no document 0000000000000007, 00000000000000ff \(2 unknown ids\)"):
+        remove(folder, ids=[7, 255, document_ids(folder)[0]])
+    assert read_manifest(str(folder)).version == 1 and not (folder / ".removal").exists()
+
+
+def test_of_the_sources_of_a_data_set_those_with_documents_are_named(folder: Path) -> None:
+    remove(folder, source="south")
+    with pytest.raises(UserError, match="has no source 'west'; its sources are 'north', 'east'$"):
+        remove(folder, source="west")
+
+
+def test_the_same_removal_again_does_nothing(folder: Path) -> None:
+    ids = document_ids(folder, "east")[:3]
+    first, _ = remove(folder, ids=ids)
+    assert remove(folder, ids=ids) == (first, False)
+    second, _ = remove(folder, source="south")
+    assert remove(folder, source="south") == (second, False)
+    third, is_new = remove(folder, ids=[*ids, *document_ids(folder, "east")[:1]])
+    assert is_new and third.removals[-1].documents == 1, "what was removed before is not counted again"
+    assert len(removed_ids(str(folder), third)) == 4
+    assert verify_shards(str(folder))[1] == []
+
+
+def test_a_source_without_documents_can_be_removed(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
+    texts = read_texts(small_corpus)[:60]
+    make_data_set(tmp_path / "shards", {"one": texts, "two": texts[:5]}, small_tokenizer)
+    manifest, is_new = remove(tmp_path / "shards", source="two")
+    assert is_new and manifest.removed_sources == {"two"} and manifest.removals[0].documents == 0
+    assert verify_shards(str(tmp_path / "shards"))[1] == []
+
+
+def test_a_note_stands_in_manifest_and_card(folder: Path) -> None:
+    note = "asked for by the owner | 2026-05-01"
+    manifest, _ = remove_documents(str(folder), RemovalRequest("south", note=note), 1)
+    assert manifest.removals[0].note == note
+    assert r"asked for by the owner \| 2026-05-01" in (folder / "DATA_CARD.md").read_text(encoding="utf-8")
+
+
+def test_purging_leaves_no_file_that_holds_it(folder: Path) -> None:
+    gone = set(document_ids(folder, "south"))
+    manifest, _ = remove(folder, source="south")
+    delete_older_versions(str(folder))
+    assert verify_shards(str(folder)) == (manifest, [])
+    for path in folder.glob("*.tar"):
+        assert not gone & {i for _, record, _ in read_records(path) for i in record.document_ids.tolist()}
+    assert sorted(path.name for path in folder.glob("manifest*")) == [MANIFEST_NAME]
+    assert len(list(folder.glob("*.tar"))) == len(manifest.shards)
+
+
+def test_a_damaged_shard_is_not_written_anew(folder: Path) -> None:
+    path = folder / "train-000001.tar"
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="train-000001.tar is damaged"):
+        remove(folder, source="south")
+    assert read_manifest(str(folder)).version == 1
+
+
+def test_an_unfinished_removal_of_something_else_is_not_mixed_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.dataset.removal.publish", lambda *_: pytest.fail("stopped", pytrace=False))
+        with pytest.raises(pytest.fail.Exception, match="stopped"):
+            remove(folder, source="south")
+    assert (folder / "train-000004.tar").exists() and verify_shards(str(folder))[1] == []
+    with pytest.raises(UserError, match="holds an unfinished removal of source 'south'"):
+        remove(folder, source="east")
+    manifest, _ = remove_documents(str(folder), RemovalRequest("east"), 1, fresh=True)
+    assert manifest.removed_sources == {"east"} and len(contents(folder)) == 150
+    assert verify_shards(str(folder)) == (manifest, []), "no shard of the other one is left"
+
+
+def test_a_damaged_removal_is_told_and_given_up_with_fresh(folder: Path) -> None:
+    (folder / ".removal").mkdir()
+    for damage in ("[]", "{}", "", '{"parent": 3}'):
+        (folder / ".removal" / "plan.json").write_text(damage)
+        with pytest.raises(UserError, match=r"plan.json is damaged.*--fresh"):
+            remove(folder, source="south")
+    manifest, _ = remove_documents(str(folder), RemovalRequest("south"), 1, fresh=True)
+    assert manifest.removed_sources == {"south"} and not (folder / ".removal").exists()
+
+
+def test_a_removal_that_another_command_overtook_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.dataset.removal.publish", lambda *_: pytest.fail("stopped", pytrace=False))
+        with pytest.raises(pytest.fail.Exception, match="stopped"):
+            remove(folder, source="south")
+    begun = (folder / ".removal").rename(folder.parent / "begun")
+    remove(folder, ids=document_ids(folder, "east")[:1])
+    begun.rename(folder / ".removal")
+    manifest, is_new = remove(folder, source="south")
+    assert is_new and manifest.version == 3 and len(contents(folder)) == 139
+    assert verify_shards(str(folder)) == (manifest, [])
+
+
+def test_unfinished_shards_are_not_removed_from(folder: Path) -> None:
+    (folder / ".work").mkdir()
+    with pytest.raises(UserError, match="holds unfinished work of the command 'shards'"):
+        remove(folder, source="south")
+
+
+def test_ids_are_read_as_inspect_shows_them(tmp_path: Path) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_bytes(b"\xef\xbb\xbf# asked for on 2026-05-01\r\n00000000000000FF # a page\r\n\r\n0000000000000007\r\n")
+    assert read_document_ids(str(path)).tolist() == [7, 255]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_comment_may_hold_what_is_no_line_end_in_a_text_file(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_bytes(f"00000000000000FF # of\u2028two \u0085lines\x0c{end}0000000000000007{end}hello".encode())
+    with pytest.raises(UserError, match="line 3 is no id of a document: 'hello'"):
+        read_document_ids(str(path))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"7\n", "line 1 is no id of a document: '7'"),
+        (b"0000000000000007\nhello\n", "line 2 is no id of a document: 'hello'"),
+        (b"# nothing\n", "holds no id"),
+        (b"\xff\xfe", "is no text file"),
+        (None, "is missing"),
+    ],
+)
+def test_a_file_of_something_else_is_named(tmp_path: Path, data: bytes | None, message: str) -> None:
+    if data is not None:
+        (tmp_path / "ids.txt").write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        read_document_ids(str(tmp_path / "ids.txt"))
+
+
+@pytest.mark.spawn
+def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "data_prep", "remove", str(folder), "--source", "south", "--workers", "1"]
+    expected = Path(shutil.copytree(folder, tmp_path / "expected"))
+    started_at = time.monotonic()
+    subprocess.run([*command[:4], str(expected), *command[5:]], check=True, capture_output=True, timeout=500)
+    whole_seconds = time.monotonic() - started_at
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (folder / ".removal" / "plan.json").exists():
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    for share in (0.5, 0.8, 0.9, 0.95, 1.0):  # some of which may come too late
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(whole_seconds * share)
+        process.kill()
+        process.wait()
+        assert verify_shards(str(folder))[1] == [], "the old version or the new"
+    subprocess.run(command, check=True, capture_output=True, timeout=500)
+    assert file_bytes(folder) == file_bytes(expected)
+    assert json.loads(file_bytes(folder)[MANIFEST_NAME])["version"] == 2
+
+
+def test_stopped_after_any_write_the_same_removal_ends_with_the_same_bytes(original: Path, tmp_path: Path) -> None:
+    expected = Path(shutil.copytree(original, tmp_path / "expected"))
+    ids = document_ids(expected, "east")
+    remove(expected, ids=ids)
+    for num_writes in itertools.count():
+        folder = Path(shutil.copytree(original, tmp_path / f"stopped-{num_writes}"))
+        with stopped_after(num_writes):
+            try:
+                remove(folder, ids=ids)
+            except KeyboardInterrupt:
+                assert read_manifest(str(folder)).version == 1
+                assert verify_shards(str(folder))[1] == []
+            else:
+                break
+        remove(folder, ids=ids)
+        assert file_bytes(folder) == file_bytes(expected) and not (folder / ".removal").exists()
+    assert num_writes > 15
+
+
+def test_what_is_left_of_the_work_of_a_removal_killed_at_its_end_blocks_nothing(folder: Path) -> None:
+    remove(folder, source="south")
+    after = file_bytes(folder)
+    for ids in (None, document_ids(folder)[:1]):
+        (folder / ".removal").mkdir()
+        (folder / ".removal" / "train-000003.done.json").write_text("{}")
+        _, is_new = remove(folder, source="south") if ids is None else remove(folder, ids=ids)
+        assert is_new is (ids is not None) and not (folder / ".removal").exists()
+        assert ids is not None or file_bytes(folder) == after
+
+
+def test_a_remote_data_set_is_removed_from_in_place(folder: Path, s3_bucket: S3Bucket, tmp_path: Path) -> None:
+    url = f"{s3_bucket.url}/shards"
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        storage.write_bytes(f"{url}/{path.relative_to(folder)}", path.read_bytes())
+    local, _ = remove(folder, source="south")
+    remote, _ = remove_documents(url, RemovalRequest("south"), 1)
+    assert remote == local, "the same version, to the digest"
+    assert verify_shards(url) == (remote, []) and verify_shards(url, version="1")[1] == []
+    with storage.hold_lock(url):
+        delete_older_versions(url)
+    assert verify_shards(url) == (remote, [])
+    assert sorted(name for name in storage.list_names(url) if name.endswith(".tar")) == sorted(
+        shard.name for shard in remote.shards
+    )
+
+
+def test_what_a_killed_worker_left_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite_shard = removal.rewrite_shard
+
+    def killed_once(task: RewriteTask) -> int:
+        (folder / f".{task.name}.tar.1-ab.partial").write_bytes(b"half")
+        return rewrite_shard(task)
+
+    monkeypatch.setattr(removal, "rewrite_shard", killed_once)
+    remove(folder, source=read_manifest(str(folder)).sources[-1].name)
+    assert not list(folder.glob(".*.partial"))

@@ -1,0 +1,173 @@
+"""Versions of a data set: the one before is kept, and a stopped command leaves the old version or the new."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.counts import split_record
+from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, UnknownVersion, list_versions, read_manifest
+from data_prep.dataset.shards import shard_name
+from data_prep.dataset.verification import verify_shards
+from data_prep.dataset.versions import (
+    PREPARATION_WORK,
+    delete_older_versions,
+    next_shard_number,
+    next_version,
+    owned_files,
+    publish,
+    select_version,
+    stray_files,
+    unfinished_work,
+)
+from data_prep.storage import storage
+
+
+@pytest.fixture
+def folder(small_shards: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_shards, tmp_path / "shards"))
+
+
+def child_of(manifest: Manifest) -> Manifest:
+    """A version without the last train shard's twin: the same data under another number."""
+    return manifest.model_copy(update={"version": manifest.version + 1, "parent": manifest.digest})
+
+
+def smaller_child_of(manifest: Manifest) -> Manifest:
+    """A version of the first two train shards."""
+    kept = split_record(manifest.train.shards[:2], np.ones(1, np.int64))
+    return child_of(manifest).model_copy(update={"train": kept})
+
+
+def test_the_version_before_is_kept_byte_for_byte(folder: Path) -> None:
+    before = (folder / MANIFEST_NAME).read_bytes()
+    first = read_manifest(str(folder))
+    second = child_of(first)
+    publish(str(folder), second)
+    assert (folder / "manifest-000001.json").read_bytes() == before
+    assert read_manifest(str(folder)) == second
+    assert read_manifest(str(folder), first.digest) == first
+    assert list_versions(str(folder)) == [first, second]
+    assert [select_version(str(folder), text).version for text in ("1", "2", first.digest, second.digest[:12])] == [
+        1,
+        2,
+        1,
+        2,
+    ]
+
+
+def test_a_damaged_manifest_of_an_older_version_is_told_with_the_way_out(folder: Path) -> None:
+    publish(str(folder), child_of(read_manifest(str(folder))))
+    (folder / "manifest-000001.json").write_text("{")
+    with pytest.raises(UserError, match=r"manifest-000001.json is not JSON .*; it was .*, restore it, or .* --purge'"):
+        verify_shards(str(folder))
+    delete_older_versions(str(folder))
+    assert verify_shards(str(folder))[1] == []
+
+
+def test_the_digest_is_the_sha256_of_the_file(folder: Path) -> None:
+    manifest = read_manifest(str(folder))
+    assert hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest() == manifest.digest
+
+
+def test_a_version_that_is_not_there_is_named_with_those_that_are(folder: Path) -> None:
+    known = read_manifest(str(folder)).digest[:16]
+    with pytest.raises(UnknownVersion, match=f"digest {'f' * 16}, only 1 .{known}.*remove --purge"):
+        read_manifest(str(folder), "f" * 64)
+    for name in ("2", "f" * 64, known[:3]):
+        with pytest.raises(UserError, match=f"holds no version {name}, only 1"):
+            select_version(str(folder), name)
+
+
+def test_a_version_that_was_not_made_from_the_current_one_is_refused(folder: Path) -> None:
+    first = read_manifest(str(folder))
+    publish(str(folder), child_of(first))
+    rival = child_of(first).model_copy(update={"config": {"other": True}})
+    with pytest.raises(UserError, match="was changed by another command: its version is 2"):
+        publish(str(folder), rival)
+
+
+def test_stopped_at_any_write_it_is_the_old_version_or_the_new_and_ends_right(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = read_manifest(str(folder))
+    second = child_of(first)
+    write_bytes = storage.write_bytes
+    for num_writes in range(4):
+        left = num_writes
+
+        def failing(url: str, data: bytes) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            write_bytes(url, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "write_bytes", failing)
+            try:
+                publish(str(folder), second)
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert num_writes == 3, "manifest kept, card, manifest: three writes"
+        manifest, problems = verify_shards(str(folder))
+        assert manifest == (second if num_writes == 3 else first) and problems == []
+    publish(str(folder), second)
+    assert list_versions(str(folder)) == [first, second]
+
+
+def test_after_the_last_version_and_the_last_shard_there_is_none(folder: Path) -> None:
+    manifest = read_manifest(str(folder))
+    assert next_version(manifest) == 2 and shard_name("train", 999_999) == "train-999999"
+    with pytest.raises(UserError, match="the last that there can be"):
+        next_version(manifest.model_copy(update={"version": 999_999}))
+    with pytest.raises(UserError, match="more shards than the 1,000,000 that there are names for"):
+        shard_name("train", 1_000_000)
+
+
+def test_numbers_of_shards_are_never_used_again(folder: Path) -> None:
+    assert next_shard_number(str(folder)) == 4
+    first = read_manifest(str(folder))
+    publish(str(folder), smaller_child_of(first))
+    (folder / "train-000003.tar").unlink()
+    assert next_shard_number(str(folder)) == 4, "version 1 names it though its file is gone"
+    (folder / "valid-000011.index.safetensors").write_bytes(b"left by a command that was stopped")
+    assert next_shard_number(str(folder)) == 12
+    assert next_shard_number(str(folder.parent / "nothing")) == 0
+
+
+def test_purging_deletes_what_the_current_version_does_not_need(folder: Path) -> None:
+    first = read_manifest(str(folder))
+    publish(str(folder), smaller_child_of(first))
+    (folder / "notes.txt").write_text("the user's own")
+    assert stray_files(str(folder)) == []
+    gone = ["manifest-000001.json", *(f"train-00000{n}.{end}" for n in (2, 3) for end in ("index.safetensors", "tar"))]
+    assert delete_older_versions(str(folder)) == gone
+    assert not [name for name in gone if (folder / name).exists()]
+    assert (folder / "notes.txt").exists() and (folder / "tokenizer").is_dir()
+    assert len(owned_files(str(folder))) == 3 + 2 * 3
+    assert delete_older_versions(str(folder)) == []
+    with pytest.raises(UnknownVersion):
+        read_manifest(str(folder), first.digest)
+
+
+def test_stopped_in_a_purge_the_rest_is_named_and_goes_next_time(folder: Path) -> None:
+    first = read_manifest(str(folder))
+    publish(str(folder), smaller_child_of(first))
+    (folder / "manifest-000001.json").unlink()  # the first that goes
+    assert len(stray_files(str(folder))) == 4
+    assert len(delete_older_versions(str(folder))) == 4
+
+
+def test_unfinished_work_is_not_purged(folder: Path) -> None:
+    assert unfinished_work(str(folder)) == []
+    (folder / PREPARATION_WORK).mkdir()
+    assert unfinished_work(str(folder)) == ["shards"]
+    with pytest.raises(UserError, match="unfinished work of the command 'shards'"):
+        delete_older_versions(str(folder))

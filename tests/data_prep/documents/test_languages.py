@@ -1,0 +1,36 @@
+"""What documents say of their language: nothing at all, or what is no code, is told."""
+
+from __future__ import annotations
+
+from data_prep.documents.languages import DocumentLanguages
+
+
+def counted(*languages: str | None) -> DocumentLanguages:
+    found = DocumentLanguages()
+    for language in languages:
+        found.add(language)
+    return found
+
+
+def test_documents_that_name_known_languages_or_some_none_are_nothing_to_tell() -> None:
+    assert not list(counted("de", "pt-BR", None).warnings("lang"))
+    assert not list(counted().warnings("lang"))
+
+
+def test_a_field_that_no_document_has_is_told() -> None:
+    assert list(counted(None, None).warnings("lnag")) == [
+        "none of its 2 documents names a language in the field 'lnag'"
+    ]
+
+
+def test_unknown_languages_are_counted_and_the_first_shown_in_part() -> None:
+    (warning,) = counted("de", "German" * 20, "xx", None).warnings("lang")
+    assert warning.startswith("2 of its documents name a language in the field 'lang' that is not known")
+    assert "'GermanGermanGermanGermanGermanGermanGerm'" in warning
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    parts, whole = counted("de", None), counted("de", None, "xx", "yy", None)
+    parts.merge(counted("xx", "yy"))
+    parts.merge(counted(None))
+    assert parts == whole

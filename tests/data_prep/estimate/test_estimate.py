@@ -1,0 +1,193 @@
+"""The estimate of --dry-run against what the preparation then makes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.dataset.manifest import Manifest
+from data_prep.estimate import estimate as estimate_module
+from data_prep.estimate.estimate import estimate
+from data_prep.estimate.estimate_report import estimate_report, total_seconds
+from data_prep.estimate.startup import measure_start
+from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer)
+
+
+def plan_of(tokenizer: Tokenizer, sources: dict[str, list[Path]], **documents: object) -> Plan:
+    config = PreparationConfig.model_validate(
+        {
+            "sources": [{"name": name, "input": list(map(str, paths))} for name, paths in sources.items()],
+            "documents": documents,
+            "deduplication": {"exact": False},
+            "shards": {"min_shards": 2, "valid_fraction": 0.1, "unit_bytes": 20000},
+        }
+    )
+    return make_plan(config, tokenizer)
+
+
+def made(plan: Plan, tokenizer: Tokenizer, folder: Path) -> Manifest:
+    return prepare_shards(plan, tokenizer, str(folder), 1)[0]
+
+
+def formats_of(corpus: Path, folder: Path) -> dict[str, list[Path]]:
+    """The corpus in every format, as three sources."""
+    data = corpus.read_bytes()
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(data))
+    (folder / "a.jsonl.xz").write_bytes(lzma.compress(data))
+    (folder / "a.txt").write_text("One document. It has two sentences.")
+    texts = [json.loads(line)["text"] for line in data.decode().splitlines()]
+    pq.write_table(pa.table({"text": texts}), folder / "a.parquet", row_group_size=50)
+    (folder / "b.parquet.gz").write_bytes(gzip.compress((folder / "a.parquet").read_bytes()))
+    return {
+        "plain": [corpus],
+        "packed": [folder / "a.jsonl.gz", folder / "a.jsonl.xz"],
+        "other": [folder / "a.parquet", folder / "a.txt", folder / "b.parquet.gz"],
+    }
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_small_corpus_is_read_whole_and_counted_exactly(
+    exact: bool, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate_module, "SAMPLED_UNITS", 1000)
+    blank = tmp_path / "blank.jsonl"
+    blank.write_bytes(b'\n\n{"text": " "}\n\n{"text": "One more text."}\n\n')
+    (tmp_path / "empty.jsonl").touch()
+    sources = formats_of(small_corpus, tmp_path) | {"blank": [blank, tmp_path / "empty.jsonl"]}
+    plan = plan_of(tokenizer, sources)
+    deduplication = plan.config.deduplication.model_copy(update={"exact": exact})
+    plan = replace(plan, config=plan.config.model_copy(update={"deduplication": deduplication}))
+    found = estimate(plan, tokenizer)
+    manifest = made(plan, tokenizer, tmp_path / "out")
+    assert found.is_all
+    for source in manifest.sources:
+        figures = found.sources[source.name]
+        for name in ("documents", "sentences", "tokens", "words", "text_bytes"):
+            assert getattr(figures, name) == pytest.approx(getattr(source, name), rel=1e-9), (source.name, name)
+        reasons = dict(source.dropped)
+        assert figures.copies == pytest.approx(reasons.pop("duplicate", 0))
+        assert figures.dropped == pytest.approx(sum(reasons.values()))
+    size = sum(shard.bytes + shard.index.bytes for shard in manifest.shards)
+    assert found.shard_bytes == size
+    report = "\n".join(estimate_report(plan, found, 4, "out"))
+    assert "the counts are exact" in report and "not looked for here" not in report
+    assert ("copies of others left out" in report) == exact
+    assert list(tmp_path.glob("out/.work")) == []
+
+
+@pytest.mark.parametrize(("sample_characters", "sampled_units"), [(500_000, 1000), (200_000, 20)])
+def test_of_a_larger_corpus_the_estimate_of_every_format_is_near_what_is_made(
+    sample_characters: int,
+    sampled_units: int,
+    small_corpus: Path,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(estimate_module, "SAMPLE_CHARACTERS", sample_characters)
+    monkeypatch.setattr(estimate_module, "SAMPLED_UNITS", sampled_units)
+    plan = plan_of(tokenizer, formats_of(small_corpus, tmp_path))
+    found = estimate(plan, tokenizer)
+    manifest = made(plan, tokenizer, tmp_path / "out")
+    assert not found.is_all
+    for source in manifest.sources:
+        for name in ("documents", "sentences", "tokens", "text_bytes"):
+            told, real = getattr(found.sources[source.name], name), getattr(source, name)
+            assert told == pytest.approx(real, rel=0.25), (source.name, name)
+    size = sum(shard.bytes + shard.index.bytes for shard in manifest.shards)
+    assert found.shard_bytes == pytest.approx(size, rel=0.3)
+    report = "\n".join(estimate_report(plan, found, 4, "out"))
+    assert "an estimate, from" in report and "in all: about" in report and "with 4 processes" in report
+    unsplittable = report.partition("cannot be split, so one worker reads each: ")[2]
+    assert all(f"{tmp_path / name} (" in unsplittable for name in ("a.jsonl.gz", "a.jsonl.xz", "b.parquet.gz"))
+    assert "a.parquet (" not in unsplittable
+
+
+def test_blank_lines_count_as_bytes_and_not_as_documents(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate_module, "SAMPLE_CHARACTERS", 2_000)
+    lines = [json.dumps({"text": f"The old teacher crossed river {number}."}) + "\n\n \n" for number in range(400)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    texts = [f"The old teacher crossed\nriver {number}.\n\n\n" for number in range(400)]
+    (tmp_path / "c.txt").write_text("".join(texts))
+    sources = {name: [tmp_path / name] for name in ("a.jsonl", "b.jsonl.gz", "c.txt")}
+    found = estimate(plan_of(tokenizer, sources, txt_documents="blank_lines"), tokenizer)
+    for name in sources:
+        assert found.sources[name].documents == pytest.approx(400, rel=0.1), name
+
+
+def test_documents_that_are_files_are_counted_by_files_and_their_text_by_bytes(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate_module, "SAMPLED_UNITS", 4)
+    files = [tmp_path / f"{number:02d}.txt" for number in range(40)]
+    for number, path in enumerate(files):
+        path.write_text(f"The teacher crossed river {number}. " * (1 if number % 10 else 200))
+    found = estimate(plan_of(tokenizer, {"files": files}), tokenizer).sources["files"]
+    assert found.documents == 40
+    assert found.text_bytes == pytest.approx(sum(path.stat().st_size for path in files), rel=0.1)
+
+
+def test_time_is_that_of_the_start_of_the_work_measured_and_of_the_longest_unit(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate_module, "SAMPLED_UNITS", 1000)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(small_corpus.read_bytes() * 5))
+    plan = plan_of(tokenizer, {"one": [tmp_path / "a.jsonl.gz"], "plain": [small_corpus]})
+    started_at = time.perf_counter()
+    found = estimate(plan, tokenizer, 7.0)
+    elapsed_seconds = time.perf_counter() - started_at
+    assert found.is_all
+    measured = found.total.seconds + found.write_seconds
+    assert 0 < found.write_seconds < measured <= elapsed_seconds
+    assert total_seconds(plan, found, 1) == pytest.approx(7.0 + measured)
+    longest = found.sources["one"].seconds  # one unit; those of the plain file are small
+    assert found.longest_unit_seconds == pytest.approx(longest) and found.read_seconds(1000) == pytest.approx(longest)
+    assert total_seconds(plan, found, 1000) >= 7.0 + longest
+
+
+@pytest.mark.spawn
+def test_the_start_is_measured_with_the_workers_of_a_real_run(tokenizer: Tokenizer) -> None:
+    alone, two = measure_start(tokenizer, 1), measure_start(tokenizer, 2)
+    assert 0 < alone < two
+
+
+def test_bad_input_in_the_sample_is_told_or_counted_by_policy(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate_module, "SAMPLED_UNITS", 1000)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(small_corpus.read_bytes() + b'{"text": 5}\n{"text": " "}\n')
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(small_corpus.read_bytes())[:3000])
+    with pytest.raises(UserError, match="bad.jsonl line 201"):
+        estimate(plan_of(tokenizer, {"bad": [bad]}), tokenizer)
+    sources = {"bad": [bad], "cut": [tmp_path / "cut.jsonl.gz"]}
+    estimates = estimate(plan_of(tokenizer, sources, on_bad_input="skip"), tokenizer)
+    assert (estimates.sources["bad"].documents, estimates.sources["bad"].dropped) == (200, 2)
+    assert (estimates.sources["cut"].documents, estimates.sources["cut"].dropped) == (0, 1)
+
+
+def test_a_dry_run_of_nothing_but_empty_files_says_so(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    plan = plan_of(tokenizer, {"empty": [tmp_path / "empty.jsonl"]})
+    report = "\n".join(estimate_report(plan, estimate(plan, tokenizer), 1, "out"))
+    assert "empty: 0 documents and 1 dropped ones" in report

@@ -1,0 +1,151 @@
+"""The Dask executor with a real scheduler and real workers: the same bytes as one process, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.config.preparation_config import load_config
+from data_prep.documents.rejects import BadInput
+from data_prep.executors import dask_executor
+from data_prep.executors.dask_executor import DaskExecutor
+from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.data_prep_command import files_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=2000"]
+
+pytestmark = pytest.mark.spawn
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """A Dask process of its own, as a user starts it on another machine."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _address(file: Path, scheduler: subprocess.Popen[bytes]) -> str:
+    """What the scheduler writes down, which may be there in part for a moment."""
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            address: str = json.loads(file.read_text())["address"]
+            return address
+        except (OSError, ValueError):
+            assert scheduler.poll() is None and time.monotonic() < deadline, "the scheduler does not start"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a scheduler without workers."""
+    file = tmp_path_factory.mktemp("dask") / "scheduler.json"
+    process = start("distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+    try:
+        yield _address(file, process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def workers(scheduler: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two workers of the scheduler."""
+    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60")
+    folder = str(tmp_path_factory.mktemp("workers"))
+    processes = [
+        start("distributed.cli.dask_worker", scheduler, *options, "--local-directory", folder) for _ in range(2)
+    ]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer)
+
+
+def plan_of(corpus: Path, tokenizer: Tokenizer) -> Plan:
+    return make_plan(load_config(None, OVERRIDES, [str(corpus)]), tokenizer)
+
+
+def configured_prefixes(unit: int) -> tuple[int, list[str], int]:
+    return unit, list(storage.options()), os.getpid()
+
+
+def test_no_scheduler_and_no_worker_are_told(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_executor, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(dask_executor, "WORKER_SECONDS", 0.2)
+    with pytest.raises(UserError, match="no Dask scheduler answers at tcp://127.0.0.1:9 "):
+        DaskExecutor("tcp://127.0.0.1:9")
+    with pytest.raises(UsageError, match="is no address"):
+        DaskExecutor("nonsense://x")
+    monkeypatch.setattr(dask_executor, "CONNECT_SECONDS", 20)
+    with pytest.raises(UserError, match="has no worker; start some"):
+        DaskExecutor(scheduler)
+
+
+@pytest.mark.fault(
+    row=12,
+    fault="one of two Dask workers killed half-way",
+    required="its units are done again by others, no loss, no double",
+)
+def test_row_12_half_of_the_dask_workers_killed_half_way_gives_the_bytes_of_one_process(
+    small_corpus: Path, tokenizer: Tokenizer, scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    plan = plan_of(small_corpus, tokenizer)
+    prepare_shards(plan, tokenizer, str(tmp_path / "one"), 1)
+    work, done_at_the_kill = tmp_path / "out" / ".work", []
+
+    def kill_one() -> None:
+        while len(done := list(work.glob("map-*.sections"))) < 3:
+            time.sleep(0.001)
+        done_at_the_kill.append(len(done))
+        workers[0].send_signal(signal.SIGKILL)
+
+    with DaskExecutor(scheduler) as executor:
+        executor._client.wait_for_workers(2, timeout=60)
+        killer = threading.Thread(target=kill_one)
+        killer.start()
+        prepare_shards(plan, tokenizer, str(tmp_path / "out"), executor)
+        killer.join()
+    assert workers[0].wait(10) == -signal.SIGKILL and workers[1].poll() is None
+    assert 3 <= done_at_the_kill[0] < len(plan.units)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
+
+
+def test_errors_come_back_as_themselves_and_options_go_along(
+    small_corpus: Path, tokenizer: Tokenizer, scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "bad.jsonl"
+    corpus.write_bytes(small_corpus.read_bytes() + b'{"text": 5}\n')
+    with DaskExecutor(scheduler) as executor:
+        with pytest.raises(BadInput, match="bad.jsonl line 201 has a number for 'text'"):
+            prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(tmp_path / "out"), executor)
+        assert not (tmp_path / "out" / "manifest.json").exists()
+        storage.configure({"s3://somewhere": {"profile": "research"}})
+        try:
+            found = sorted(result for _, result in executor.run(configured_prefixes, [3, 1, 2]))
+        finally:
+            storage.configure({})
+    assert [unit for unit, _, _ in found] == [1, 2, 3]
+    assert all(prefixes == ["s3://somewhere"] and pid != os.getpid() for _, prefixes, pid in found)

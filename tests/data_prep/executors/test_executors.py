@@ -1,0 +1,270 @@
+"""Executors: every unit once, killed processes survived, a user's mistake told as such."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.executors.executors import run_units
+
+_TASKS = textwrap.dedent(
+    """
+    import os, signal, sys, threading, time
+    from pathlib import Path
+    import psutil
+    from data_prep.errors import UserError
+    from data_prep.files import storage
+    from data_prep.execution import worker_server
+    from data_prep.execution.executors import ProcessExecutor, run_units
+
+    def whoami(task):
+        folder, run, number = task
+        (folder / f"here-{run}-{os.getpid()}").touch()
+        while len(list(folder.glob(f"here-{run}-*"))) < 2:
+            time.sleep(0.01)
+        return os.getpid(), list(storage.options())
+
+    def killed_once(unit):
+        folder, number = unit
+        if number == 3 and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    def always_killed(unit):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def refused(unit):
+        raise UserError(f"unit {unit} is bad; mend it")
+
+    def endless(folder):
+        (folder / f"worker-{os.getpid()}").touch()
+        time.sleep(600)
+
+    def warm(folder):
+        (folder / f"warm-{os.getpid()}").touch()
+        time.sleep(0.2)
+        raise UserError("warming up went wrong")
+
+    def waits(folder):
+        (folder / f"begun-{os.getpid()}").touch()
+        time.sleep(600)
+
+    def large(unit):
+        return bytes(20_000_000)  # more than a pipe holds
+
+    def wait_until_all_send(executor):
+        while not all(worker.connection.poll() for worker in executor._workers):
+            time.sleep(0.01)
+
+    def helpers(name):
+        children = psutil.Process().children()
+        return [child for child in children if f"multiprocessing.{name} import main" in " ".join(child.cmdline())]
+
+    def goes_on(task):
+        folder, number = task
+        (folder / f"run-{os.getpid()}").touch()
+        while not (folder / "killed").exists():
+            time.sleep(0.01)
+        return number
+
+    def kill_when_running(name, folder):
+        while len(list(folder.glob("run-*"))) < 2:
+            time.sleep(0.01)
+        for helper in helpers(name):
+            helper.kill()
+        (folder / "killed").touch()
+
+    if __name__ == "__main__":
+        folder = Path(sys.argv[2])
+        if sys.argv[1] == "killed_once":
+            print(sorted(result for _, result in run_units(killed_once, [(folder, n) for n in range(8)], 2)))
+        elif sys.argv[1] == "whoami":
+            storage.configure({"s3://somewhere": {"profile": "research"}})
+            with ProcessExecutor(2) as executor:
+                tasks = [[(folder, run, number) for number in range(4)] for run in range(2)]
+                runs = [[result for _, result in run_units(whoami, run, executor)] for run in tasks]
+            pids = [{pid for pid, _ in run} for run in runs]
+            print(pids[0] == pids[1], len(pids[0]), os.getpid() in pids[0], {tuple(names) for _, names in runs[1]})
+        elif sys.argv[1] == "warm":
+            with ProcessExecutor(2) as executor:
+                executor.warm_up(warm, folder)
+                pids = {pid for _, (pid, _) in executor.run(whoami, [(folder, 0, number) for number in range(8)])}
+            print({int(path.name[5:]) for path in folder.glob("warm-*")} <= pids | {0}, len(pids))
+        elif sys.argv[1] == "given_up":
+            try:
+                with ProcessExecutor(2) as executor:
+                    executor.warm_up(waits, folder)
+                    while not list(folder.glob("begun-*")):
+                        time.sleep(0.02)
+                    raise UserError("the plan is bad")
+            except UserError as error:
+                print("user error:", error)
+        elif sys.argv[1] == "server_killed_at_start":
+            worker_server.start_worker_server()
+            server, = helpers("forkserver")
+            server.suspend()  # so that it is asked for a process, and answers nothing
+            threading.Timer(0.5, server.kill).start()
+            print(sorted(result for _, result in run_units(abs, [-1, -2, -3], 2)))
+        elif sys.argv[1] == "server_killed_at_work":
+            threading.Thread(target=kill_when_running, args=("forkserver", folder), daemon=True).start()
+            print(sorted(result for _, result in run_units(goes_on, [(folder, n) for n in range(5)], 2)))
+        elif sys.argv[1] == "tracker_killed":
+            with ProcessExecutor(2) as executor:
+                print(sorted(result for _, result in executor.run(abs, [-1, -2, -3])))
+                tracker, = helpers("resource_tracker")
+                tracker.kill()
+                print(sorted(result for _, result in executor.run(abs, [-1, -2, -3])))
+            print(sorted(result for _, result in run_units(abs, [-1, -2, -3], 2)))
+        elif sys.argv[1] == "killed_while_sending":
+            try:
+                with ProcessExecutor(2) as executor:
+                    results = executor.run(large, [1, 2, 3, 4])
+                    next(results)
+                    wait_until_all_send(executor)
+                    executor._workers[0]._process.kill()
+                    print(len(list(results)))
+                    for _ in executor.run(large, [1, 2, 3, 4]):
+                        wait_until_all_send(executor)
+                        raise UserError("the disk is full")
+            except UserError as error:
+                print("user error:", error)
+        elif sys.argv[1] == "endless":
+            list(run_units(endless, [folder, folder], 2))
+        else:
+            try:
+                list(run_units({"always_killed": always_killed, "refused": refused}[sys.argv[1]], [1, 2, 3], 2))
+            except UserError as error:
+                print("user error:", error)
+    """
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.py"
+    path.write_text(_TASKS)
+    return path
+
+
+def _start(script: Path, case: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    return subprocess.Popen(
+        [sys.executable, str(script), case, str(script.parent)],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_one_worker_runs_the_units_here_and_in_order() -> None:
+    assert list(run_units(lambda number: (number * number, os.getpid()), [3, 1, 2], 1)) == [
+        (number, (number * number, os.getpid())) for number in (3, 1, 2)
+    ]
+    assert list(run_units(abs, [], 4)) == []
+
+
+def test_one_workers_error_reaches_the_caller() -> None:
+    def refuse(unit: int) -> None:
+        raise UserError(f"unit {unit} is bad")
+
+    with pytest.raises(UserError, match="unit 5 is bad"):
+        list(run_units(refuse, [5], 1))
+
+
+@pytest.mark.spawn
+def test_processes_are_kept_from_run_to_run_and_know_the_stores_options(script: Path) -> None:
+    output, _ = _start(script, "whoami").communicate(timeout=60)
+    assert output.strip() == "True 2 False {('s3://somewhere',)}"
+
+
+@pytest.mark.spawn
+def test_units_of_a_killed_worker_are_done_again(script: Path) -> None:
+    output, errors = _start(script, "killed_once").communicate(timeout=60)
+    assert output.strip() == str(list(range(8)))
+    assert (script.parent / "killed").exists() and "a worker process was killed" in errors
+
+
+@pytest.mark.spawn
+def test_a_unit_that_always_kills_its_worker_is_given_up(script: Path) -> None:
+    output, _ = _start(script, "always_killed").communicate(timeout=60)
+    assert "user error: worker processes were killed 3 times" in output
+
+
+@pytest.mark.spawn
+def test_the_server_of_workers_killed_while_the_first_is_asked_for_costs_nothing(script: Path) -> None:
+    output, errors = _start(script, "server_killed_at_start").communicate(timeout=60)
+    assert output.strip() == "[1, 2, 3]" and errors.count("\n") == 1, errors
+    assert "a worker process was killed; 3 units that are not done are submitted again (time 1 of 3)" in errors
+
+
+@pytest.mark.spawn
+def test_the_server_of_workers_killed_at_work_costs_nothing_and_leaves_no_worker_behind(script: Path) -> None:
+    output, errors = _start(script, "server_killed_at_work").communicate(timeout=60)
+    assert (output.strip(), errors) == ("[0, 1, 2, 3, 4]", "")
+    workers = [int(path.name.partition("-")[2]) for path in script.parent.glob("run-*")]
+    assert len(workers) == 2 and not any(map(_is_alive, workers))
+
+
+@pytest.mark.spawn
+def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
+    process = _start(script, "tracker_killed")
+    output, errors = process.communicate(timeout=60)  # to the end of all that writes there, the new tracker too
+    assert output.splitlines() == ["[1, 2, 3]"] * 3 and errors == ""
+
+
+@pytest.mark.spawn
+def test_a_workers_error_reaches_the_caller(script: Path) -> None:
+    output, _ = _start(script, "refused").communicate(timeout=60)
+    assert "is bad; mend it" in output
+
+
+@pytest.mark.spawn
+def test_a_worker_that_is_killed_or_ended_while_it_sends_a_result_costs_nothing(script: Path) -> None:
+    output, errors = _start(script, "killed_while_sending").communicate(timeout=60)
+    assert output.splitlines() == ["3", "user error: the disk is full"] and "Traceback" not in errors, errors
+
+
+@pytest.mark.spawn
+def test_workers_are_warmed_up_before_their_units_and_a_failure_of_it_is_the_units_own(script: Path) -> None:
+    output, _ = _start(script, "warm").communicate(timeout=60)
+    assert output.strip() == "True 2"
+    assert list(script.parent.glob("warm-*"))
+
+
+@pytest.mark.spawn
+def test_an_error_before_the_units_does_not_wait_for_the_warming_up(script: Path) -> None:
+    output, _ = _start(script, "given_up").communicate(timeout=60)
+    assert output.strip() == "user error: the plan is bad"
+
+
+@pytest.mark.spawn
+def test_workers_end_when_their_parent_is_killed(script: Path) -> None:
+    process = _start(script, "endless")
+    deadline = time.monotonic() + 180
+    while len(workers := list(script.parent.glob("worker-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    numbers = [int(path.name.partition("-")[2]) for path in workers]
+    assert len(numbers) == 2
+    while any(map(_is_alive, numbers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(_is_alive, numbers))
+
+
+def _is_alive(number: int) -> bool:
+    """Whether the process runs; one that ended and was not collected by anybody does not count."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

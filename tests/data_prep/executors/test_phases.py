@@ -1,0 +1,58 @@
+"""Phases: what is done is not done again, the largest first, and results that nobody sees are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.executors import phases
+from data_prep.executors.phases import PhaseRunner, unfinished
+from data_prep.storage import storage
+
+
+class Lock:
+    """A lock that is lost after a number of looks at it."""
+
+    def __init__(self, looks: int = 1000) -> None:
+        self.looks = looks
+
+    def check(self) -> None:
+        self.looks -= 1
+        if self.looks < 0:
+            raise UserError("the lock was lost")
+
+
+def run(folder: Path, tasks: list[int], lock: Lock, write: bool = True) -> list[int]:
+    """Run tasks, each as large as its number; returns those that were begun, in order."""
+    begun: list[int] = []
+
+    def work(task: int) -> None:
+        begun.append(task)
+        if write:
+            storage.write_bytes(folder / str(task), b"done")
+
+    runner = PhaseRunner(1, lock)
+    runner.run("working", work, tasks, lambda task: f"{folder}/{task}", lambda task: task, ("units", 1.0))
+    return begun
+
+
+def test_the_largest_comes_first_and_nothing_is_done_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, [3, 9], Lock()) == [9, 3]
+    assert unfinished([1, 3, 5, 9], lambda task: f"{tmp_path}/{task}") == [1, 5]
+    assert run(tmp_path, [1, 3, 5, 9], Lock()) == [5, 1]
+    assert run(tmp_path, [1, 3, 5, 9], Lock()) == []
+    assert capsys.readouterr().err.splitlines()[-1] == "working: finished by an earlier run"
+
+
+def test_a_lost_lock_stops_the_phase(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the lock was lost"):
+        run(tmp_path, [1, 2, 3], Lock(looks=1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
+
+
+def test_results_that_lie_on_another_machine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases, "_APPEARANCE_SECONDS", 0.1)
+    with pytest.raises(UserError, match="workers on other machines need an --output that all of them share"):
+        run(tmp_path, [1, 2], Lock(), write=False)

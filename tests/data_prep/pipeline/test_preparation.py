@@ -1,0 +1,554 @@
+"""Preparation: every text once, the same bytes however it is run, and work that is gone on with or refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.config.preparation_config import PreparationConfig, load_config
+from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.shards import read_records
+from data_prep.pipeline import map_phase, map_task, reduce_phase
+from data_prep.pipeline.map_task import Destinations, document_id
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.pipeline.reduce_task import ReduceTask, seeded_order
+from data_prep.storage import storage
+from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
+from data_prep.text.sentences import sentence_starts
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+OVERRIDES = [
+    "shards.min_shards=3",
+    "shards.valid_fraction=0.1",
+    "shards.record_tokens=1500",
+    "shards.unit_bytes=30000",
+]
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer)
+
+
+def config_for(inputs: Iterable[Path], *overrides: str) -> PreparationConfig:
+    return load_config(None, [*OVERRIDES, *overrides], [str(path) for path in inputs])
+
+
+def make(
+    inputs: Iterable[Path],
+    tokenizer: Tokenizer,
+    output: Path,
+    *overrides: str,
+    num_workers: int = 1,
+    fresh: bool = False,
+) -> Manifest:
+    plan = make_plan(config_for(inputs, *overrides), tokenizer)
+    return prepare_shards(plan, tokenizer, str(output), num_workers, fresh)[0]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def decoded(folder: Path, tokenizer: Tokenizer, split: str) -> list[str]:
+    """All texts of a split, in order."""
+    texts = []
+    for path in sorted(folder.glob(f"{split}-*.tar")):
+        for _, record, _ in read_records(path):
+            stops = [*record.documents.tolist()[1:], len(record.tokens)]
+            for start, stop in zip(record.documents.tolist(), stops, strict=True):
+                texts.append(tokenizer.decode(record.tokens[start:stop]))
+    return texts
+
+
+def write_lines(path: Path, texts: Iterable[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def texts_of(corpus: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_text_comes_back_exactly_once(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    manifest = make([small_corpus], tokenizer, tmp_path)
+    found = decoded(tmp_path, tokenizer, "train") + decoded(tmp_path, tokenizer, "valid")
+    expected = [normalise(text, Normalisation()) for text in texts_of(small_corpus)]
+    assert Counter(found) == Counter(expected)
+    assert max(Counter(expected).values()) == 1
+    assert manifest.train.documents + manifest.valid.documents == len(expected)
+    assert not (tmp_path / ".work").exists()
+
+
+def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    make([small_corpus], tokenizer, tmp_path)
+    paragraphs = {
+        document_id(normalise(text, Normalisation())): clean_paragraphs(text, Normalisation())
+        for text in texts_of(small_corpus)
+    }
+    for path in tmp_path.glob("*.tar"):
+        for _, record, _ in read_records(path):
+            stops = [*record.documents.tolist()[1:], len(record.tokens)]
+            for number, (start, stop) in enumerate(zip(record.documents.tolist(), stops, strict=True)):
+                own = record.sentences[(record.sentences >= start) & (record.sentences < stop)] - start
+                source = paragraphs.pop(int(record.document_ids[number]))
+                tokens = tokenizer.encode("".join(f" {paragraph}" for paragraph in source))
+                assert np.array_equal(tokens, record.tokens[start:stop])
+                expected = tokenizer.sentence_token_starts(tokens, sentence_starts(source, "en"))
+                assert own.tolist() == expected.tolist()
+    assert not paragraphs
+
+
+def test_records_hold_whole_documents_up_to_their_size(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    long_text = " ".join(texts_of(small_corpus)[:40])
+    other = write_lines(tmp_path / "long.jsonl", [long_text])
+    make([small_corpus, other], tokenizer, tmp_path / "out")
+    sizes = [
+        (len(record.tokens), len(record.documents))
+        for path in (tmp_path / "out").glob("*.tar")
+        for _, record, _ in read_records(path)
+    ]
+    assert len(sizes) > 10
+    assert [documents for tokens, documents in sizes if tokens > 1500] == [1]
+
+
+def test_a_text_in_two_files_is_kept_once_and_counted(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    texts = texts_of(small_corpus)
+    copies = write_lines(tmp_path / "copies.jsonl", [texts[3].replace(" ", "  "), "A new text.", texts[3], texts[7]])
+    manifest = make([small_corpus, copies], tokenizer, tmp_path / "out")
+    found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
+    assert manifest.dropped == {"duplicate": 3}
+    assert Counter(found) == Counter(normalise(text, Normalisation()) for text in [*texts, "A new text."])
+
+
+def test_of_equal_texts_the_first_sources_copy_survives(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    texts = texts_of(small_corpus)
+    first, second = (
+        write_lines(tmp_path / "z.jsonl", texts[:20]),
+        write_lines(tmp_path / "a.jsonl", texts[10:40]),
+    )
+    config = PreparationConfig.model_validate(
+        {
+            "sources": [
+                {"name": "one", "input": str(first)},
+                {"name": "two", "input": str(second), "licence": "CC0-1.0"},
+            ],
+            "shards": {"min_shards": 2, "valid_fraction": 0.1},
+        }
+    )
+    manifest, _ = prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "out"), 1)
+    assert [(source.name, source.documents, source.licence) for source in manifest.sources] == [
+        ("one", 20, None),
+        ("two", 20, "CC0-1.0"),
+    ]
+    assert sum(source.tokens for source in manifest.sources) == manifest.train.tokens + manifest.valid.tokens
+
+
+def test_adding_a_file_moves_no_document_between_train_and_valid(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    texts = texts_of(small_corpus)
+    old, new = (
+        write_lines(tmp_path / "old.jsonl", texts[:100]),
+        write_lines(tmp_path / "new.jsonl", texts[100:]),
+    )
+    make([old], tokenizer, tmp_path / "before")
+    make([old, new], tokenizer, tmp_path / "after", "shards.min_shards=5")
+    for split in ("train", "valid"):
+        before = set(decoded(tmp_path / "before", tokenizer, split))
+        assert before and before <= set(decoded(tmp_path / "after", tokenizer, split))
+
+
+def test_figures_of_the_manifest_are_those_of_the_shards(small_shards: Path) -> None:
+    manifest = read_manifest(str(small_shards))
+    stored = safetensors.numpy.load((small_shards / "token_counts.safetensors").read_bytes())
+    for name in ("train", "valid"):
+        tokens = np.concatenate(
+            [record.tokens for path in small_shards.glob(f"{name}-*.tar") for _, record, _ in read_records(path)]
+        )
+        counts = Counter(tokens.tolist())
+        entropy = -sum(count / len(tokens) * math.log(count / len(tokens)) for count in counts.values())
+        assert manifest.split(name).tokens == len(tokens)
+        assert manifest.split(name).unigram_entropy_nats == pytest.approx(entropy, rel=1e-12)
+        assert np.array_equal(stored[name], np.bincount(tokens, minlength=manifest.tokenizer.vocab_size))
+
+
+def test_a_compressed_copy_gives_the_same_shards(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    packed = tmp_path / "small.jsonl.gz"
+    packed.write_bytes(gzip.compress(small_corpus.read_bytes()))
+    make([small_corpus], tokenizer, tmp_path / "plain")
+    make([packed], tokenizer, tmp_path / "packed")
+    plain, packed_files = files_of(tmp_path / "plain"), files_of(tmp_path / "packed")
+    assert plain.keys() == packed_files.keys()
+    assert [name for name in plain if plain[name] != packed_files[name]] == ["DATA_CARD.md", "manifest.json"]
+
+
+def test_small_buffers_give_the_same_shards(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make([small_corpus], tokenizer, tmp_path / "large")
+    monkeypatch.setattr("data_prep.pipeline.sections.FLUSH_BYTES", 2_000)
+    monkeypatch.setattr("data_prep.pipeline.map_task._BATCH_CHARACTERS", 900)
+    monkeypatch.setattr("data_prep.pipeline.reduce_task.HELD_TOKENS", 2_000)
+    make([small_corpus], tokenizer, tmp_path / "small")
+    assert files_of(tmp_path / "large") == files_of(tmp_path / "small")
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_seed_orders_the_documents_of_a_shard(seed: int) -> None:
+    ids = np.array([9, 4, 9, 2**64 - 1, 4, 77], np.uint64)
+    order = seeded_order(ids, seed)
+    assert sorted(order.tolist()) == list(range(6))
+    assert ids[order].tolist() == ids[::-1][seeded_order(ids[::-1], seed)].tolist()
+    assert order.tolist().index(0) < order.tolist().index(2) and order.tolist().index(1) < order.tolist().index(4)
+    many = np.arange(100, dtype=np.uint64)
+    assert seeded_order(many, seed).tolist() != seeded_order(many, seed + 1).tolist()
+
+
+def test_train_or_valid_depends_on_the_high_half_and_the_shard_on_the_low() -> None:
+    places = Destinations(num_train=3, num_valid=2, valid_fraction=0.5)
+    assert places.of((1 << 63) + 4) == 1 and places.split(places.of((1 << 63) + 4)) == "train"
+    assert places.of((1 << 63) - (1 << 32) + 3) == 4 and places.split(4) == "valid"
+
+
+def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    texts = [f"Document number {number} says hello." for number in range(6)]
+    ids = [document_id(normalise(text, Normalisation())) for text in texts]
+    assert min(ids) >> 32 >= 0.0001 * 2**32
+    corpus = write_lines(tmp_path / "tiny.jsonl", [*texts, *texts])
+    manifest = make([corpus], tokenizer, tmp_path / "out", "shards.valid_fraction=0.0001")
+    assert decoded(tmp_path / "out", tokenizer, "valid") == [" " + texts[ids.index(min(ids))]]
+    assert (manifest.train.documents, manifest.valid.documents, manifest.dropped) == (5, 1, {"duplicate": 6})
+    assert [shard.name for shard in manifest.train.shards] == [
+        f"train-{number:06d}.tar" for number in range(len(manifest.train.shards))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([" \n\t", "\u200b", ""], "nothing is left of the inputs .3 empty."),
+        ([], "nothing is left of the inputs .1 empty file."),
+        (["Only one text.", "Only  one text."], "no document is left to train on"),
+        (["tiny"], "nothing is left of the inputs .1 too short."),
+    ],
+)
+def test_a_corpus_of_which_nothing_is_left_is_an_error(
+    texts: list[str], message: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", texts)
+    with pytest.raises(UserError, match=message):
+        make([corpus], tokenizer, tmp_path / "out", "documents.min_document_characters=5")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_bad_input_stops_or_is_counted_by_reason(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "A good line."}\n{"text": 5}\n{"txt": "x"}\n{"text": "  "}\n')
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(small_corpus.read_bytes())[:5000])
+    (tmp_path / "empty.txt").write_bytes(b"")
+    inputs = [small_corpus, *(tmp_path / name for name in ("bad.jsonl", "cut.jsonl.gz", "empty.txt"))]
+    with pytest.raises(UserError, match=r"bad.jsonl line 2 has a number for 'text'"):
+        make(inputs[:2], tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    manifest = make(inputs, tokenizer, tmp_path / "skipped", "documents.on_bad_input=skip")
+    assert manifest.dropped == {
+        "damaged file": 1,
+        "empty": 1,
+        "empty file": 1,
+        "missing field": 1,
+        "not text": 1,
+    }
+    assert manifest.train.documents + manifest.valid.documents == len(texts_of(small_corpus)) + 1
+
+
+def test_the_same_command_again_does_nothing(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    plan = make_plan(config_for([small_corpus]), tokenizer)
+    assert prepare_shards(plan, tokenizer, str(tmp_path), 1)[1]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    os.utime(small_corpus)
+    manifest, is_new = prepare_shards(make_plan(config_for([small_corpus]), tokenizer), tokenizer, str(tmp_path), 1)
+    assert not is_new and manifest == read_manifest(str(tmp_path))
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("unit_bytes", [40_000, 1 << 20])
+def test_a_changed_input_is_named_and_fresh_starts_over(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, unit_bytes: int
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    data = small_corpus.read_bytes()
+    corpus.write_bytes(data)
+    unit = f"shards.unit_bytes={unit_bytes}"
+    make([corpus], tokenizer, tmp_path / "out", unit)
+    corpus.write_bytes(data.replace(b"river", b"raven", 1))
+    with pytest.raises(UserError, match="corpus.jsonl has other content.*--fresh"):
+        make([corpus], tokenizer, tmp_path / "out", unit)
+    corpus.write_bytes(data + b'{"text": "more"}\n')
+    with pytest.raises(UserError, match=rf"corpus.jsonl had {len(data)} bytes"):
+        make([corpus], tokenizer, tmp_path / "out", unit)
+    make([corpus], tokenizer, tmp_path / "out", unit, fresh=True)
+    make([corpus], tokenizer, tmp_path / "other", unit)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "other")
+
+
+def test_other_settings_inputs_or_tokenizer_are_named(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make([small_corpus], tokenizer, tmp_path / "out")
+    with pytest.raises(UserError, match="shards.seed was 0 and is now 3"):
+        make([small_corpus], tokenizer, tmp_path / "out", "shards.seed=3")
+    other = write_lines(tmp_path / "more.jsonl", ["another"])
+    with pytest.raises(UserError, match="more.jsonl is new"):
+        make([small_corpus, other], tokenizer, tmp_path / "out")
+    monkeypatch.setattr(tokenizer, "fingerprint", "f" * 64)
+    with pytest.raises(UserError, match="the tokenizer was .* and is now ffff"):
+        make([small_corpus], tokenizer, tmp_path / "out")
+
+
+def test_finished_units_of_a_stopped_run_are_not_redone(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make([small_corpus], tokenizer, tmp_path / "whole")
+    done: list[object] = []
+
+    def stop_after(work: Callable[[object], int], limit: int) -> Callable[[object], int]:
+        def stopping(task: object) -> int:
+            if len(done) == limit:
+                raise KeyboardInterrupt
+            done.append(task)
+            return work(task)
+
+        return stopping
+
+    num_units = len(make_plan(config_for([small_corpus]), tokenizer).units)
+    assert num_units > 4
+    for limit in (2, num_units + 2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(map_phase, "map_unit", stop_after(map_phase.map_unit, limit))
+            patch.setattr(reduce_phase, "reduce_shard", stop_after(reduce_phase.reduce_shard, limit))
+            make([small_corpus], tokenizer, tmp_path / "out")
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    make([small_corpus], tokenizer, tmp_path / "out")
+    assert len(done) == len(set(map(str, done)))
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_unfinished_work_of_other_settings_is_refused(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(reduce_phase, "reduce_shard", lambda task: (_ for _ in ()).throw(KeyboardInterrupt))
+        make([small_corpus], tokenizer, tmp_path / "out")
+    with pytest.raises(UserError, match="unfinished work.*shards.seed was 0 and is now 1.*--fresh"):
+        make([small_corpus], tokenizer, tmp_path / "out", "shards.seed=1")
+    make([small_corpus], tokenizer, tmp_path / "out")
+
+
+def test_an_input_that_changes_while_it_is_read_is_noticed(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_bytes(small_corpus.read_bytes())
+    plan = make_plan(config_for([corpus]), tokenizer)
+    corpus.write_bytes(small_corpus.read_bytes() + b'{"text": "late"}\n')
+    with pytest.raises(UserError, match="corpus.jsonl changed while it was read"):
+        prepare_shards(plan, tokenizer, str(tmp_path / "out"), 1)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_shards_without_a_manifest_are_not_overwritten_unasked(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    make([small_corpus], tokenizer, tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    before = files_of(tmp_path)
+    with pytest.raises(UserError, match="neither manifest.json nor unfinished work"):
+        make([small_corpus], tokenizer, tmp_path)
+    assert files_of(tmp_path) == before
+    (tmp_path / "notes.md").write_text("mine")
+    make([small_corpus], tokenizer, tmp_path, fresh=True)
+    assert (tmp_path / "notes.md").read_text() == "mine"
+
+
+def test_a_full_disk_stops_clearly_and_the_same_command_ends_right(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make([small_corpus], tokenizer, tmp_path / "whole")
+    flush = storage.flush
+    for fatal_name in (
+        "map-000002",
+        "train-000001.tar",
+        "train-000001.index",
+        "token_counts",
+        "manifest.json",
+    ):
+
+        def full(path: Path, fatal_name: str = fatal_name) -> None:
+            if fatal_name in path.name:
+                raise OSError(28, "No space left on device")
+            flush(path)
+
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(UserError, match="cannot be written: No space left on device"),
+        ):
+            patch.setattr(storage, "flush", full)
+            make([small_corpus], tokenizer, tmp_path / "out")
+        assert not (tmp_path / "out" / "manifest.json").exists()
+        assert not list((tmp_path / "out").rglob("*.partial"))
+    make([small_corpus], tokenizer, tmp_path / "out")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_two_sources_with_the_same_file_are_refused(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(small_corpus)
+    config = PreparationConfig.model_validate(
+        {"sources": [{"name": "one", "input": str(small_corpus)}, {"name": "two", "input": str(link)}]}
+    )
+    with pytest.raises(UsageError, match="in two sources, one and two"):
+        make_plan(config, tokenizer)
+
+
+def test_an_unknown_language_is_refused_before_work_starts(small_corpus: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(UsageError, match="language 'english' is not known"):
+        make_plan(config_for([small_corpus], "documents.language=english"), tokenizer)
+
+
+def test_a_language_field_that_no_document_has_and_unknown_languages_are_told_once(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make([small_corpus], tokenizer, tmp_path / "misspelt", "documents.language_field=lnag")
+    message = "warning: source corpus: none of its 200 documents names a language in the field 'lnag'; their sentences"
+    assert capfd.readouterr().err.count(message) == 1
+    lines = small_corpus.read_text(encoding="utf-8").splitlines()
+    named = tmp_path / "named.jsonl"
+    named.write_text("".join(json.dumps({**json.loads(line), "lang": "German"}) + "\n" for line in lines[:9]))
+    (tmp_path / "text.txt").write_text("A text has no fields.")
+    make([small_corpus, named, tmp_path / "text.txt"], tokenizer, tmp_path / "out", "documents.language_field=lang")
+    error = capfd.readouterr().err
+    assert "source corpus: 9 of its documents name a language in the field 'lang' that is not known (such as" in error
+    assert "none of" not in error and "end by the rules of en" in error
+
+
+def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    texts = [
+        "[MASK] and [SEP] [CLS]",
+        "lone \ud800 surrogate",
+        "\u2581meta\u2581space",
+        "שלום \u202b עולם 👩‍👩‍👧 e\u0301",
+        "\ue000 private",
+    ]
+    corpus = write_lines(tmp_path / "odd.jsonl", texts)
+    make([corpus], tokenizer, tmp_path / "out", "shards.valid_fraction=0.3")
+    found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
+    assert sorted(found) == sorted(normalise(text, Normalisation()) for text in texts)
+    for path in (tmp_path / "out").glob("*.tar"):
+        assert all(record.tokens.min() >= 5 for _, record, _ in read_records(path))
+
+
+def test_a_tokenizer_exchanged_while_it_works_is_noticed(small_tokenizer: Path) -> None:
+    with pytest.raises(UserError, match="changed while shards were made"):
+        map_task.cached_tokenizer(str(small_tokenizer), "0" * 64)
+
+
+def _command(corpus: Path, tokenizer: Tokenizer, output: Path, workers: int) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "data_prep",
+        "shards",
+        "--input",
+        str(corpus),
+        "--tokenizer",
+        str(tokenizer.folder),
+        "--output",
+        str(output),
+        "--workers",
+        str(workers),
+        *OVERRIDES,
+    ]
+
+
+@pytest.mark.spawn
+def test_two_processes_give_the_same_bytes_as_one(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    make([small_corpus], tokenizer, tmp_path / "one")
+    make([small_corpus], tokenizer, tmp_path / "two", num_workers=2)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+# `python -c _DYING PHASE FUNCTION NUMBER ...` is `python -m data_prep ...`, killed where the phase, a module,
+# begins its unit of that number.
+_DYING = """
+import importlib, itertools, os, signal, sys
+from data_prep.__main__ import main
+phase, function, number = importlib.import_module(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1))
+work, calls = getattr(phase, function), itertools.count()
+def dying(task):
+    if next(calls) == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return work(task)
+setattr(phase, function, dying)
+main()
+"""
+
+
+@pytest.mark.spawn
+def test_a_killed_run_goes_on_to_the_same_bytes(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    make([small_corpus], tokenizer, tmp_path / "whole")
+    output, work = tmp_path / "out", tmp_path / "out" / ".work"
+    command = _command(small_corpus, tokenizer, output, 1)
+    for phase, function, number, pattern in (
+        ("map_phase", "map_unit", "2", "map-*.sections"),
+        ("reduce_phase", "reduce_shard", "1", "*.done.json"),
+    ):
+        dying = ["-c", _DYING, f"data_prep.pipeline.{phase}", function, number]
+        killed = subprocess.run([sys.executable, *dying, *command[3:]], cwd=REPOSITORY, capture_output=True, text=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert list(work.glob(pattern)) and not (output / "manifest.json").exists()
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert files_of(output) == files_of(tmp_path / "whole")
+
+
+def test_a_folder_among_the_tokenizers_files_is_left_alone(small_corpus: Path, small_tokenizer: Path) -> None:
+    own = small_tokenizer.parent / "tokenizer with more"
+    shutil.copytree(small_tokenizer, own)
+    make([small_corpus], Tokenizer.load(own), own / "shards")
+    assert {path.name for path in (own / "shards" / "tokenizer").iterdir()} == {
+        path.name for path in small_tokenizer.iterdir() if path.is_file() and path.name[0] != "."
+    }
+
+
+def test_what_a_killed_worker_left_is_not_kept_in_the_data_set(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduce_shard = reduce_phase.reduce_shard
+
+    def killed_once(task: ReduceTask) -> int:
+        (Path(task.output_folder) / f".{task.name}.tar.1-ab.partial").write_bytes(b"half")
+        return reduce_shard(task)
+
+    monkeypatch.setattr(reduce_phase, "reduce_shard", killed_once)
+    make([small_corpus], tokenizer, tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*.partial"))

@@ -1,0 +1,209 @@
+"""A finished data set with damaged files: noticed by size, found by content, rebuilt to the same bytes or not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.config.preparation_config import load_config
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.verification import verify_shards
+from data_prep.pipeline import map_phase
+from data_prep.pipeline import repair as repair_module
+from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.pipeline.repair import find_damage, repair
+from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.data_prep_command import Command, files_of
+
+OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=30000"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer)
+
+
+@pytest.fixture
+def corpus(small_corpus: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(small_corpus, tmp_path / "corpus.jsonl"))
+
+
+def plan_of(corpus: Path, tokenizer: Tokenizer, *overrides: str) -> Plan:
+    return make_plan(load_config(None, [*OVERRIDES, *overrides], [str(corpus)]), tokenizer)
+
+
+@pytest.fixture
+def output(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(folder), 1)
+    return folder
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-512])
+
+
+def test_a_finished_set_with_a_file_cut_or_gone_is_not_called_complete(
+    corpus: Path, tokenizer: Tokenizer, output: Path
+) -> None:
+    cut(output / "train-000001.tar")
+    (output / "valid-000000.index.safetensors").unlink()
+    with pytest.raises(UserError) as refused:
+        prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+    message = str(refused.value)
+    assert "train-000001.tar has " in message and "valid-000000.index.safetensors is missing" in message
+    assert "--repair" in message and "train-000000" not in message
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.spawn)])
+def test_what_is_damaged_is_rebuilt_and_nothing_else_is_touched(
+    corpus: Path, tokenizer: Tokenizer, output: Path, num_workers: int
+) -> None:
+    whole = files_of(output)
+    cut(output / "train-000001.tar")
+    flip(output / "train-000002.tar")
+    flip(output / "train-000000.index.safetensors")
+    (output / "valid-000000.tar").unlink()
+    flip(output / "token_counts.safetensors")
+    now = files_of(output)
+    untouched = {name: (output / name).stat().st_mtime_ns for name, data in now.items() if data == whole[name]}
+    names = ["token_counts.safetensors", "train-000000.index.safetensors", "train-000001.tar", "train-000002.tar"]
+    plan = plan_of(corpus, tokenizer)
+    assert [line.split()[0] for line in find_damage(plan, str(output), 1)[1]] == [*names, "valid-000000.tar"]
+    manifest, replaced = repair(plan, tokenizer, str(output), num_workers)
+    assert sorted(replaced) == [*names, "valid-000000.tar"] and manifest == read_manifest(str(output))
+    assert files_of(output) == whole and not (output / ".repair").exists()
+    assert untouched == {name: (output / name).stat().st_mtime_ns for name in untouched}
+    assert verify_shards(str(output))[1] == []
+    assert repair(plan, tokenizer, str(output), 1)[1] == []
+
+
+def test_near_duplicates_are_left_out_of_a_rebuilt_shard_too(
+    corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    text = corpus.read_text(encoding="utf-8")
+    corpus.write_text(text + text.replace("village", "valley"), encoding="utf-8")
+    plan = plan_of(corpus, tokenizer, "deduplication.near=true", "deduplication.threshold=0.6")
+    manifest, _ = prepare_shards(plan, tokenizer, str(tmp_path / "near"), 1)
+    assert manifest.dropped["near duplicate"] > 0
+    whole = files_of(tmp_path / "near")
+    flip(tmp_path / "near" / "train-000001.tar")
+    assert repair(plan, tokenizer, str(tmp_path / "near"), 1)[1] == ["train-000001.tar"]
+    assert files_of(tmp_path / "near") == whole
+
+
+def test_another_input_replaces_nothing(
+    corpus: Path, tokenizer: Tokenizer, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(output / "train-000001.tar")
+    corpus.write_bytes(corpus.read_bytes().replace(b"river", b"raven"))
+    before = files_of(output)
+    with pytest.raises(UserError, match=r"corpus.jsonl has other content"):
+        repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+    # Also where the clocks hide it.
+    monkeypatch.setattr("data_prep.storage.storage.modified_at", lambda url: 0.0 if "corpus" in str(url) else 1.0)
+    with pytest.raises(UserError, match=r"corpus.jsonl has other content .* nothing was replaced"):
+        repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+    assert {name: data for name, data in files_of(output).items() if name[0] != "."} == before
+
+
+def test_a_rebuilt_shard_of_other_bytes_replaces_nothing(
+    corpus: Path, tokenizer: Tokenizer, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(output / "train-000001.tar")
+    (output / "train-000002.tar").unlink()
+    before = files_of(output)
+    run_reduce = repair_module.run_reduce
+
+    def other_release(tasks: list[object], runner: object) -> object:
+        results = run_reduce(tasks, runner)  # type: ignore[arg-type]
+        flip(output / ".repair" / "train-000002.tar")
+        return results
+
+    monkeypatch.setattr(repair_module, "run_reduce", other_release)
+    with pytest.raises(UserError, match=r"train-000002.tar, made once more, is not the one .* nothing was replaced"):
+        repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+    assert {name: data for name, data in files_of(output).items() if name[0] != "."} == before
+
+
+def test_a_stopped_repair_goes_on_and_one_of_other_inputs_is_forgotten(
+    corpus: Path, tokenizer: Tokenizer, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = files_of(output)
+    flip(output / "train-000001.tar")
+    plan = plan_of(corpus, tokenizer)
+    work: Callable[[map_phase.MapTask], int] = map_phase.map_unit
+    done: list[int] = []
+
+    def stopping(task: map_phase.MapTask) -> int:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(task.number)
+        return work(task)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(map_phase, "map_unit", stopping)
+        repair(plan, tokenizer, str(output), 1)
+    begun = files_of(output / ".repair")
+    assert verify_shards(str(output))[1] and len([name for name in begun if "map-" in name]) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(map_phase, "map_unit", lambda task: done.append(task.number) or work(task))
+        assert repair(plan, tokenizer, str(output), 1)[1] == ["train-000001.tar"]
+    assert sorted(done) == list(range(len(plan.units))) and files_of(output) == whole
+    flip(output / "train-000001.tar")
+    (output / ".repair").mkdir()
+    (output / ".repair" / ".plan.json").write_text("{}")
+    assert repair(plan, tokenizer, str(output), 1)[1] == ["train-000001.tar"] and files_of(output) == whole
+
+
+def test_there_is_nothing_to_repair_without_a_finished_set_or_in_an_addition(
+    corpus: Path, tokenizer: Tokenizer, output: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"holds no manifest.json, so there is nothing to repair"):
+        repair(plan_of(corpus, tokenizer), tokenizer, str(tmp_path / "none"), 1)
+    config = load_config(None, OVERRIDES, [str(corpus)])
+    addition = make_plan(config, tokenizer, read_manifest(str(output)))
+    with pytest.raises(UsageError, match=r"--repair and --add-to"):
+        repair(addition, tokenizer, str(output), 1)
+
+
+def test_a_shard_of_an_addition_is_named_and_the_others_are_rebuilt(
+    corpus: Path, tokenizer: Tokenizer, output: Path, tmp_path: Path
+) -> None:
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"text": "Something new."}\n{"text": "Something else, also new."}\n')
+    config = load_config(None, OVERRIDES, [str(more)])
+    config = config.model_copy(update={"sources": (config.sources[0].model_copy(update={"name": "more"}),)})
+    manifest, _ = prepare_shards(make_plan(config, tokenizer, read_manifest(str(output))), tokenizer, str(output), 1)
+    added = manifest.train.shards[-1].name
+    whole = files_of(output)
+    flip(output / added)
+    flip(output / "train-000001.tar")
+    with pytest.raises(UserError, match=rf"{added} cannot be rebuilt .*rebuilt: train-000001.tar"):
+        repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+    assert [name for name, data in files_of(output).items() if data != whole[name]] == [added]
+
+
+def test_the_command_repairs_and_says_what(corpus: Path, small_tokenizer: Path, output: Path, command: Command) -> None:
+    words = ["shards", "--input", corpus, "--tokenizer", small_tokenizer, "--output", output, "--workers", 1]
+    assert command(*words, *OVERRIDES) == 0 and "'python -m data_prep verify' reads their contents" in command.output
+    flip(output / "train-000001.tar")
+    assert command(*words, *OVERRIDES) == 0, "the size is right"
+    assert command(*words, "--repair", "--dry-run", *OVERRIDES) == 0
+    assert "train-000001.tar has other content" in command.output and "would rebuild 1 file" in command.output
+    assert command("verify", output, "--workers", 1) == 1
+    assert command(*words, "--repair", *OVERRIDES) == 0 and "rebuilt train-000001.tar" in command.output
+    assert command("verify", output, "--workers", 1) == 0
+    for other in (["--fresh"], ["--shard-range", "1/2"]):
+        assert command(*words, "--repair", *other, *OVERRIDES) == 2

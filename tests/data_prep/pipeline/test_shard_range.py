@@ -1,0 +1,146 @@
+"""Ranges of an array: disjoint, complete, balanced; together with `merge` the same bytes as one run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.config.preparation_config import load_config
+from data_prep.pipeline.map_phase import map_tasks, units_left
+from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
+from data_prep.pipeline.shard_range import ShardRange, assign_ranges
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def plan(small_corpus: Path, tokenizer: Tokenizer) -> Plan:
+    overrides = [
+        "shards.min_shards=3",
+        "shards.valid_fraction=0.1",
+        "shards.unit_bytes=9000",
+        "deduplication.near=true",
+    ]
+    return make_plan(load_config(None, overrides, [str(small_corpus)]), tokenizer)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_range_counts_from_one() -> None:
+    assert ShardRange.parse("3/16") == ShardRange(3, 16) and ShardRange(3, 16).name == "range-003-of-016"
+    assert ShardRange.parse("100000/100000").num_ranges == 100_000
+    many = ("1/100001", "1/1000000000", "1/" + "9" * 20, "1/" + "9" * 5000)
+    for wrong in ("0/4", "5/4", "4", "a/b", "1/0", "-1/3", "1/3/5", "", *many):
+        with pytest.raises(UsageError, match="give I/N with I from 1 to N"):
+            ShardRange.parse(wrong)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=60), st.integers(1, 9))
+def test_every_unit_is_in_one_range_and_the_largest_range_is_near_the_mean(sizes: list[int], num_ranges: int) -> None:
+    ranges = assign_ranges(sizes, num_ranges)
+    assert len(ranges) == len(sizes) and set(ranges) <= set(range(1, num_ranges + 1))
+    loads = Counter(dict.fromkeys(range(1, num_ranges + 1), 0))
+    for size, number in zip(sizes, ranges, strict=True):
+        loads[number] += size
+    overhead = (len(sizes) + 1) * (1 << 16)
+    assert max(loads.values()) <= sum(sizes) / num_ranges + max(sizes, default=0) + overhead
+
+
+def test_files_of_no_size_are_shared_out_by_number() -> None:
+    assert sorted(Counter(assign_ranges([0] * 100, 8)).values()) == [12, 12, 12, 12, 13, 13, 13, 13]
+
+
+def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(
+    plan: Plan, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    prepare_shards(plan, tokenizer, str(tmp_path / "whole"), 1)
+    output = str(tmp_path / "out")
+    done: set[str] = set()
+    for number in (3, 1):
+        assert map_range(plan, tokenizer, output, 1, ShardRange(number, 3))
+        now = {path.name for path in (tmp_path / "out" / ".work").glob("map-*.sections")}
+        assert done < now
+        done = now
+    assert not map_range(plan, tokenizer, output, 1, ShardRange(1, 3))
+    left = units_left(map_tasks(plan, tokenizer, output))
+    assert 0 < left == len(plan.units) - len(done)
+    with pytest.raises(
+        UserError, match=rf"{left} of {len(plan.units)} units are not read yet \(of .*small.jsonl\)"
+    ) as found:
+        merge_ranges(plan, tokenizer, output, 1)
+    assert "the share of --shard-range 2/3;" in str(found.value)
+    assert map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
+    assert merge_ranges(plan, tokenizer, output, 1)[1]
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert not merge_ranges(plan, tokenizer, output, 1)[1]
+    assert not map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
+
+
+def test_a_merge_before_all_ranges_stands_in_the_way_of_none(
+    plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    other = make_plan(load_config(None, ["shards.seed=9"], [str(small_corpus)]), tokenizer)
+    with pytest.raises(UserError, match="1 of 1 units are not read yet"):
+        merge_ranges(other, tokenizer, str(tmp_path), 1)
+    assert map_range(plan, tokenizer, str(tmp_path), 1, ShardRange(1, 1))
+    with pytest.raises(UserError, match="shards.seed was 0 and is now 9"):
+        merge_ranges(other, tokenizer, str(tmp_path), 1)
+    assert merge_ranges(plan, tokenizer, str(tmp_path), 1)[1]
+
+
+def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(
+    plan: Plan, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "out")
+    with storage.hold_lock(output, ShardRange(1, 3).name):
+        with pytest.raises(UserError, match="another command .* works on"):
+            map_range(plan, tokenizer, output, 1, ShardRange(1, 3))
+        with pytest.raises(UserError, match="another command .* works on"):
+            prepare_shards(plan, tokenizer, output, 1)
+        with pytest.raises(UserError, match="another command .* works on"):
+            merge_ranges(plan, tokenizer, output, 1)
+        map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
+    with storage.hold_lock(output), pytest.raises(UserError, match="another command .* works on"):
+        map_range(plan, tokenizer, output, 1, ShardRange(3, 3))
+
+
+def test_ranges_that_begin_at_the_same_moment_all_end_well(plan: Plan, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    start, errors = threading.Barrier(4), []
+
+    def work(number: int) -> None:
+        start.wait()
+        try:
+            map_range(plan, Tokenizer.load(tokenizer.folder), str(tmp_path), 1, ShardRange(number, 4))
+        except UserError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in itertools.chain(threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and units_left(map_tasks(plan, tokenizer, str(tmp_path))) == 0
+
+
+def test_a_range_of_other_settings_is_refused(
+    plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    map_range(plan, tokenizer, str(tmp_path), 1, ShardRange(1, 2))
+    other = make_plan(load_config(None, ["shards.seed=3"], [str(small_corpus)]), tokenizer)
+    with pytest.raises(UserError, match="unfinished work of another preparation.*shards.seed was 0 and is now 3"):
+        map_range(other, tokenizer, str(tmp_path), 1, ShardRange(2, 2))

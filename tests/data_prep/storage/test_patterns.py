@@ -1,0 +1,136 @@
+"""Patterns of files: what matches is read, or the user is told why it is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import storage
+from tests.forbidden_folder import forbid
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/er/d.jsonl", ".hidden/e.jsonl", "deep/.f.jsonl"):
+        write(tmp_path / name)
+    return tmp_path
+
+
+def write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/er/d.jsonl"]),
+        ("**", ["a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/er/d.jsonl"]),
+        ("**/er/*", ["deep/er/d.jsonl"]),
+        ("**/**/d.*", ["deep/er/d.jsonl"]),
+        ("*/*.jsonl", ["deep/c.jsonl"]),
+        ("*/er/[!x].jsonl", ["deep/er/d.jsonl"]),
+        ("deep/../?.jsonl", ["deep/../a.jsonl", "deep/../b.jsonl"]),
+        (".hidden/*", [".hidden/e.jsonl"]),
+        ("deep/.*", ["deep/.f.jsonl"]),
+        ("none/*.jsonl", []),
+        ("a.jsonl/*", []),
+    ],
+)
+def test_patterns_match_as_in_a_shell(folder: Path, pattern: str, names: list[str]) -> None:
+    assert storage.matches(pattern) == names
+    assert storage.matches(str(folder / pattern)) == [str(folder / name) for name in names]
+
+
+def test_a_folder_that_matches_and_would_be_left_out_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "table.jsonl" / "part-0")
+    with pytest.raises(UsageError, match=r"input table.jsonl, which \*.jsonl matches, is a folder; name its files .*"):
+        storage.matches("*.jsonl")
+    write(folder / "table.jsonl" / "part-1.jsonl")
+    assert "table.jsonl/part-1.jsonl" in storage.matches("**/*.jsonl"), "its files match"
+    (folder / "empty.json").mkdir()
+    assert storage.matches("*.json") == [], "an empty folder holds nothing that could be lost"
+    assert "warning: input *.json matches 1 empty folder: empty.json" in capsys.readouterr().err
+
+
+def test_a_link_to_nothing_is_refused(folder: Path) -> None:
+    os.symlink("unmounted/x", "x.jsonl")
+    for pattern in ("x.jsonl", "*.jsonl"):
+        with pytest.raises(UsageError, match="x.jsonl is a link to unmounted/x, which cannot be reached"):
+            storage.matches(pattern)
+
+
+def test_a_pipe_is_refused(folder: Path) -> None:
+    os.mkfifo("pipe.jsonl")
+    for pattern in ("pipe.jsonl", "*.jsonl"):
+        with pytest.raises(UsageError, match="pipe.jsonl is no file"):
+            storage.matches(pattern)
+
+
+def test_links_back_to_a_folder_above_are_not_followed_and_others_are(folder: Path, tmp_path: Path) -> None:
+    for name in ("deep/loop", "deep/er/loop", "deep/er/again"):
+        os.symlink(folder / "deep", name)
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere")
+    write(elsewhere / "g.jsonl")
+    os.symlink(elsewhere, "linked")
+    assert storage.matches("**/*.jsonl") == [
+        "a.jsonl",
+        "b.jsonl",
+        "deep/c.jsonl",
+        "deep/er/d.jsonl",
+        "linked/g.jsonl",
+    ]
+    assert storage.matches("deep/**/*.jsonl") == ["deep/c.jsonl", "deep/er/d.jsonl"]
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path == "deep/er":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(UserError, match="folder deep/er cannot be read: Permission denied"):
+        storage.matches("**/*.jsonl")
+    assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_folder_found_by_a_wildcard_that_may_not_be_entered_is_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "other" / "c.jsonl")
+    forbid(monkeypatch, "deep")
+    assert storage.matches("*/c.jsonl") == ["other/c.jsonl"]
+    assert "warning: deep/c.jsonl cannot be read: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pattern", ["deep/c.jsonl", "deep/*.jsonl", "deep/er/*.jsonl"])
+def test_a_folder_that_may_not_be_entered_is_not_one_that_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    forbid(monkeypatch, "deep")
+    with pytest.raises(UserError, match="deep/.* cannot be read: Permission denied"):
+        storage.matches(pattern)
+    assert storage.matches("*.jsonl") == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_remote_folder_that_matches_and_would_be_left_out_is_refused() -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe({"/patterns/a.parquet": b"x", "/patterns/b.parquet/part-0.parquet": b"x"})
+    with pytest.raises(UsageError, match=r"input memory://patterns/b.parquet, which memory://patterns/\*.parquet mat"):
+        storage.matches("memory://patterns/*.parquet")
+    assert storage.matches("memory://patterns/**/*.parquet") == [
+        "memory://patterns/a.parquet",
+        "memory://patterns/b.parquet/part-0.parquet",
+    ]

@@ -1,0 +1,258 @@
+"""Tokenizers that come with a checkpoint, as tokenizer.json: the ids are their own, and so are the special tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from data_prep.__main__ import main
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.shard_check import CheckTask, record_problem
+from data_prep.dataset.shards import read_records
+from data_prep.dataset.verification import verify_shards
+from data_prep.documents.formats import Document
+from data_prep.pipeline.encoding import encode_documents
+from data_prep.text import text_batch
+from data_prep.text.cleaning import replace_surrogates
+from data_prep.text.sentences import raw_sentence_starts
+from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
+from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.foreign_tokenizers import NAMES, WRITERS
+
+RAW = (
+    "  Two spaces,\tan indent\r\n\r\nand   a café (cafe\u0301) — naïve.  ",
+    "\u201cHe said,\u201d she said: it's [MASK] and [SEP]; [CLS][PAD]!",
+    "東京は日本の首都です。 Москва, \U0001f600\u200d\U0001f600 \ud800.",
+)
+WORDS_AS_THEY_ARE = {"normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}}
+
+
+@pytest.fixture(scope="module")
+def texts(small_corpus: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def folder(request, texts, tmp_path_factory) -> Path:
+    return WRITERS[request.param](tmp_path_factory.mktemp("checkpoint"), texts)
+
+
+@pytest.fixture(scope="module")
+def data_set(folder: Path, small_corpus: Path, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("data") / "shards"
+    (folder / "model.safetensors").write_bytes(b"weights, which a tokenizer has no use for")
+    arguments = ["--input", str(small_corpus), "--tokenizer", str(folder), "--output", str(output), "--workers", "1"]
+    run("shards", *arguments, "shards.valid_fraction=0.1", "documents.language=en")
+    return output
+
+
+def run(*arguments: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["data_prep", *arguments])
+        main()
+
+
+def ids_by_transformers(folder: Path, text: str) -> list[int]:
+    loaded = AutoTokenizer.from_pretrained(folder)
+    return loaded(replace_surrogates(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    change(values)
+    path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+
+
+def test_ids_are_those_of_transformers_for_the_text_as_it_was_written(folder, texts):
+    tokenizer = Tokenizer.load(folder)
+    for text in (*RAW, *ADVERSARIAL_LINES, *texts[:20]):
+        assert tokenizer.encode_text(text).tolist() == ids_by_transformers(folder, text), text
+
+
+def test_special_tokens_are_the_tokenizers_own(folder):
+    tokenizer, loaded = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    special = tokenizer.special_tokens
+    assert (special.pad, special.unk, special.cls) == (loaded.pad_token_id, loaded.unk_token_id, loaded.cls_token_id)
+    assert (special.sep, special.mask) == (loaded.sep_token_id, loaded.mask_token_id)
+    assert sorted(special.ids) == sorted(loaded.all_special_ids)
+    assert (special.pad, special.mask) in ((0, 103), (tokenizer.vocab_size - 2, tokenizer.vocab_size - 1))
+
+
+def test_the_names_of_special_tokens_in_a_text_are_ordinary_characters(folder):
+    tokenizer = Tokenizer.load(folder)
+    for name in NAMES.values():
+        for text in (name, f"a {name} b", f"a{name}b"):
+            ids = tokenizer.encode_text(text)
+            assert len(ids) and not np.isin(ids, tokenizer.special_tokens.never_in_text).any()
+
+
+def test_special_tokens_of_other_names_come_from_the_configuration(folder, tmp_path):
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+
+    def rename(values: dict[str, Any]) -> None:
+        (token,) = (token for token in values["added_tokens"] if token["content"] == "[MASK]")
+        token["content"] = "<blank>"
+        if "[MASK]" in values["model"]["vocab"]:
+            values["model"]["vocab"]["<blank>"] = values["model"]["vocab"].pop("[MASK]")
+
+    edit(copy / "tokenizer.json", rename)
+    edit(copy / "tokenizer_config.json", lambda values: values.pop("mask_token"))
+    with pytest.raises(UserError, match=r"has no mask_token '\[MASK\]' in its vocabulary"):
+        Tokenizer.load(copy)
+    (copy / "special_tokens_map.json").write_text(json.dumps({"mask_token": {"content": "<blank>", "lstrip": True}}))
+    assert Tokenizer.load(copy).special_tokens == Tokenizer.load(folder).special_tokens
+
+
+def test_what_a_piece_stands_for_adds_up_to_the_text(folder):
+    tokenizer = Tokenizer.load(folder)
+    text = "The old river crossed the bridge, however it rained."
+    ids = tokenizer.encode_text(text)
+    if tokenizer.special_tokens.pad == 0:
+        assert tokenizer.decode(ids) == " the old river crossed the bridge , however it rained ."
+    else:
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.byte_lengths[ids].sum() == len(tokenizer.decode(ids).encode())
+    words = "".join(tokenizer.pieces[number] for number in ids).replace("\u2581", " ").split()
+    assert words == tokenizer.decode(ids).split()
+
+
+def test_a_long_text_is_encoded_in_pieces_with_the_same_ids_and_places(folder, texts, monkeypatch):
+    tokenizer = Tokenizer.load(folder)
+    text = "  ".join([*texts[:30], *RAW, *texts[30:40]])
+    whole = tokenizer.encode_texts([text])[0]
+    monkeypatch.setattr(text_batch, "_PIECE_CHARACTERS", 50)
+    assert len(list(text_batch.pieces_of_text(text))) > 100
+    in_pieces = tokenizer.encode_texts([text])[0]
+    assert np.array_equal(whole.ids, in_pieces.ids) and np.array_equal(whole.stops, in_pieces.stops)
+
+
+def test_the_fingerprint_is_of_what_decides_the_ids(folder, tmp_path):
+    fingerprint = Tokenizer.load(folder).fingerprint
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "again").fingerprint == fingerprint
+    edit(tmp_path / "again" / "tokenizer.json", lambda values: values.update(normalizer=None))
+    assert Tokenizer.load(tmp_path / "again").fingerprint != fingerprint
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    edit(other / "tokenizer_config.json", lambda values: values.update(sep_token="[UNK]", unk_token="[SEP]"))
+    with pytest.raises(UserError, match=r"\[CLS\] A \[SEP\]"):
+        Tokenizer.load(other)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: (path / "tokenizer.json").write_text("{"), "cannot be read as a tokenizer"),
+        (lambda path: (path / "tokenizer_config.json").write_text("{"), "is not valid JSON"),
+        (lambda path: edit(path / "tokenizer.json", lambda v: v.update(post_processor=None)), "its post-processor"),
+        (lambda path: edit(path / "tokenizer_config.json", lambda v: v.update(pad_token="[SEP]")), "one id for two"),
+        (
+            lambda path: edit(path / "tokenizer.json", lambda v: v.update(WORDS_AS_THEY_ARE)),
+            "into its special token",
+        ),
+    ],
+)
+def test_a_tokenizer_that_cannot_serve_is_refused_with_the_reason(texts, tmp_path, damage, said):
+    path = WRITERS["wordpiece"](tmp_path / "tokenizer", texts)
+    damage(path)
+    with pytest.raises(UserError, match=said):
+        Tokenizer.load(path)
+
+
+def test_a_folder_with_a_vocabulary_alone_is_no_tokenizer(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n")
+    with pytest.raises(UserError, match="no complete tokenizer.*checkpoint's folder with tokenizer.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_shards_hold_every_documents_own_ids(data_set, folder, texts):
+    manifest = read_manifest(str(data_set))
+    tokenizer = Tokenizer.load(folder)
+    assert manifest.tokenizer.fingerprint == tokenizer.fingerprint
+    assert manifest.tokenizer.special_tokens == tokenizer.special_tokens
+    found = []
+    for shard in manifest.shards:
+        for _, record, _ in read_records(data_set / shard.name):
+            found += [part.tolist() for part in np.split(record.tokens, record.documents[1:])]
+    assert sorted(found) == sorted(tokenizer.encode_text(text).tolist() for text in texts)
+
+
+def test_the_data_set_carries_the_tokenizer_and_not_the_weights(data_set, folder):
+    names = {path.name for path in (data_set / "tokenizer").iterdir()}
+    assert names == {"tokenizer.json", "tokenizer_config.json", "tokenizer_info.json"}
+    assert (data_set / "tokenizer" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    own, given = Tokenizer.load(data_set / "tokenizer"), Tokenizer.load(folder)
+    assert (own.fingerprint, own.special_tokens) == (given.fingerprint, given.special_tokens)
+
+
+def test_the_data_set_is_sound_and_another_tokenizer_in_it_is_found(data_set, tmp_path):
+    assert verify_shards(str(data_set))[1] == []
+    copy = Path(shutil.copytree(data_set, tmp_path / "copy"))
+    edit(copy / "tokenizer" / "tokenizer.json", lambda values: values.update(normalizer=None))
+    (problem,) = (line for line in verify_shards(str(copy))[1] if "fingerprint" in line)
+    assert "is not the tokenizer that tokenizer_info.json describes" in problem
+
+
+def test_special_ids_in_a_shard_are_found(data_set):
+    manifest = read_manifest(str(data_set))
+    task = CheckTask(str(data_set), manifest.train.shards[0], 1, manifest.tokenizer, None)
+    (_, record, _), *_ = read_records(data_set / manifest.train.shards[0].name)
+    assert record_problem(record, task) is None
+    tokens, special = record.tokens.copy(), manifest.tokenizer.special_tokens
+    tokens[1] = special.unk
+    assert record_problem(dataclasses.replace(record, tokens=tokens), task) is None
+    tokens[1] = special.mask
+    assert "token ids that are special" in str(record_problem(dataclasses.replace(record, tokens=tokens), task))
+
+
+def test_sentences_begin_with_the_token_of_their_first_character(folder):
+    tokenizer = Tokenizer.load(folder)
+    text = "The old  river.   It crossed a bridge!\n\n\nA new paragraph\tbegins. Nobody knew why."
+    documents = [Document(text, None), Document(" \n ", None), Document("One.", None)]
+    dropped: Counter[str] = Counter()
+    section, _ = encode_documents(documents, tokenizer, DocumentSettings(), "en", dropped)
+    assert dropped == {"empty": 1} and section.sentence_counts.tolist() == [4, 1]
+    sentences = np.split(section.tokens, np.cumsum(section.sentence_lengths)[:-1])
+    shown = [tokenizer.decode(ids).split() for ids in sentences]
+    assert [words[0].lower() for words in shown] == ["the", "it", "a", "nobody", "one" if len(shown[4]) > 1 else "one."]
+
+
+def test_sentences_of_raw_text_begin_at_a_character_that_can_be_seen():
+    text = "  One. Two!\r\n\r\nThree\nfour. \u2029 Five.\n"
+    starts = raw_sentence_starts(text, "en")
+    assert [text[start:].split()[0] for start in starts] == ["One.", "Two!", "Three", "Five."]
+    assert raw_sentence_starts("\n\n", "en") == []
+    assert len(raw_sentence_starts("Nobody went. " * 1_000, "en")) == 1_000
+
+
+def test_it_can_be_looked_at(data_set, capsys):
+    for arguments in (["--documents", "1"], ["--tokenizer", "The river [MASK]"]):
+        run("inspect", str(data_set), *arguments)
+    run("stats", str(data_set))
+    assert "pieces " in capsys.readouterr().out
+
+
+def test_a_raw_word_too_long_for_memory_is_cut_at_a_character_and_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.load(folder)
+    monkeypatch.setattr(text_batch, "MAX_WORD_BYTES", 100)
+    monkeypatch.setattr(text_batch, "_PIECE_CHARACTERS", 10)
+    text = "The old river. " * 10 + "\u4f60" * 100 + " and " + "x" * 250 + " end."
+    pieces = list(text_batch.pieces_of_text(text))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert max(len(piece.encode()) for piece, _ in pieces) <= 100
+    (encoded,) = tokenizer.encode_texts([text])
+    assert encoded.cut_words == 2
+    expected = [token for piece, _ in pieces for token in tokenizer.encode_texts([piece])[0].ids.tolist()]
+    assert encoded.ids.tolist() == expected and encoded.stops[-1] == len(text)

@@ -1,0 +1,146 @@
+"""The word cache: whatever it has seen or forgotten, the ids are the encoder's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.tokenizer.word_cache import WordCache, can_cut_at_letters, pieces_of
+
+TEXTS = st.lists(
+    st.text(
+        st.one_of(
+            st.characters(codec="utf-8"), st.sampled_from("abdeknu  .,'-([0123\u4f60\u597d\u00e9\u2019\U0001f600")
+        ),
+        max_size=80,
+    ).map(lambda text: normalise(text, Normalisation())),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.fixture(scope="module")
+def processor(small_tokenizer: Path) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_file=str(small_tokenizer / "tokenizer.model"))
+
+
+def cache_of(processor: sentencepiece.SentencePieceProcessor, **options: object) -> WordCache:
+    return WordCache(lambda texts: processor.encode(texts, num_threads=1), **{"dtype": np.uint16, **options})  # type: ignore[arg-type]
+
+
+def test_the_vocabulary_of_a_trained_tokenizer_can_be_cut_at_letters(small_tokenizer: Path) -> None:
+    pieces = [piece.text for piece in Tokenizer.load(small_tokenizer).vocabulary if piece.kind == "normal"]
+    assert len(pieces) > 300 and can_cut_at_letters(pieces)
+
+
+@pytest.mark.parametrize("piece", ["it's", "\u2581a.", "1st", "x=", "c3"])
+def test_a_piece_of_letters_and_others_forbids_the_cut(piece: str) -> None:
+    assert not can_cut_at_letters(["\u2581the", piece])
+
+
+@pytest.mark.parametrize("cut_at_letters", [False, True])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("num_slots", [2, 16, 1 << 12])
+@settings(max_examples=25)
+@given(texts=TEXTS)
+def test_any_text_gets_the_encoders_ids_from_a_cache_of_any_size(
+    processor: sentencepiece.SentencePieceProcessor,
+    cut_at_letters: bool,
+    dtype: type,
+    num_slots: int,
+    texts: list[str],
+) -> None:
+    cache = cache_of(processor, dtype=dtype, cut_at_letters=cut_at_letters, num_slots=num_slots, max_long_words=2)
+    for text in [*texts, "".join(texts), *texts[::-1]]:
+        ids = cache.encode(text.encode())
+        assert ids.dtype == dtype and ids.tolist() == processor.encode(text)
+
+
+def test_words_at_the_limits_of_a_key_and_of_a_slot(processor: sentencepiece.SentencePieceProcessor) -> None:
+    cache = cache_of(processor)
+    words = ["a" * length for length in range(1, 70)] + ["\u00e9" * length for length in range(1, 40)]
+    text = "".join(f" {word}" for word in words)
+    for _ in range(2):
+        assert cache.encode(text.encode()).tolist() == processor.encode(text)
+
+
+def test_what_is_known_is_not_asked_for_again() -> None:
+    asked: list[str] = []
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return [[5 + len(text)] for text in texts]
+
+    cache = WordCache(encode, np.uint16, cut_at_letters=True)
+    long_word = "x" * 30
+    for _ in range(3):
+        assert cache.encode(f" one, {long_word} one".encode()).tolist() == [9, 6, 36, 9]
+    assert sorted(asked) == sorted([" one", ",", f" {long_word}"])
+    for _ in range(2):
+        cache.encode(b" " + b"y" * 65)
+    assert asked.count(" " + "y" * 65) == 2, "a word so long is not kept"
+
+
+def test_a_word_longer_than_a_piece_stays_whole() -> None:
+    text = b" ab" + b"c" * 50 + b" d e f g h" + b" i" * 20
+    pieces = list(pieces_of(text, 8))
+    assert b"".join(pieces) == text and b" ab" + b"c" * 50 in pieces
+    assert all(piece.startswith(b" ") for piece in pieces) and len(pieces) > 2
+    assert list(pieces_of(b"", 8)) == []
+
+
+class _Asked:
+    """An encoder that gives each word a number, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        self.words += texts
+        return [[10 + len(text)] for text in texts]
+
+
+def test_two_words_of_one_pair_of_slots_stay_both() -> None:
+    for first, second in ((" a", " bb"), (" ccc", " d"), (" ee", " ffff"), (" ggg", " hhhhh")):
+        asked = _Asked()
+        cache = WordCache(asked, np.uint16, num_slots=2)
+        for word in (first, second, first, second, first + second):
+            cache.encode(word.encode())
+        assert asked.words == [first, second]
+
+
+def test_small_pieces_give_the_same_ids(
+    processor: sentencepiece.SentencePieceProcessor, small_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = small_corpus.read_text(encoding="utf-8").splitlines()
+    text = "".join(normalise(json.loads(line)["text"], Normalisation()) for line in lines)
+    monkeypatch.setattr("data_prep.tokenizer.word_cache.PIECE_BYTES", 100)
+    assert cache_of(processor, cut_at_letters=True).encode(text.encode()).tolist() == processor.encode(text)
+
+
+def _documents(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            yield normalise(json.loads(line)["text"], Normalisation())
+
+
+@pytest.mark.slow
+def test_all_of_a_real_corpus_gets_sentencepieces_ids(corpora: Path, small_tokenizer: Path) -> None:
+    paths = sorted([*corpora.glob("pack_medium/*.jsonl.gz"), *corpora.glob("pack_multilingual/*.jsonl.gz")])
+    if not paths:
+        pytest.skip("pack_medium is absent")
+    tokenizer = Tokenizer.load(small_tokenizer)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(small_tokenizer / "tokenizer.model"))
+    for path in paths:
+        for text in _documents(path):
+            assert tokenizer.encode(text).tolist() == processor.encode(text)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.base.settings import load_settings
+from trainer.benchmark.measurement import StepClock, Training, with_micro_batch
+from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
+from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.run_config import RunConfig
+from trainer.data.shard_set import open_shard_set
+from trainer.distributed.process_group import Ranks
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CPU_RANK = Ranks(0, 1, 0, torch.device("cpu"))
+OVERRIDES = [
+    *("model.vocab_size=300", "model.hidden_size=32", "model.num_attention_heads=2", "model.intermediate_size=64"),
+    *("data.sentence_pairs=none", "model.output_bias=zeros"),
+]
+
+
+def tiny_config(*overrides: str) -> RunConfig:
+    return load_settings(RunConfig, "tiny_cpu", [*OVERRIDES, *overrides])
+
+
+def test_a_micro_batch_replaces_the_configured_one_and_the_global_batch_grows_with_it() -> None:
+    config = tiny_config()
+    smaller = with_micro_batch(config, 0, 512, world_size=2)
+    assert (smaller.training.micro_batch_tokens, smaller.training.global_batch_tokens) == (512, 2048)
+    assert batch_arithmetic(smaller.phases[0], 2).accumulation_steps == 2
+    larger = with_micro_batch(config, 0, 4096, world_size=2)
+    assert larger.training.global_batch_tokens == 8192
+    assert batch_arithmetic(larger.phases[0], 2).accumulation_steps == 1
+    assert RunConfig.model_validate(larger.model_dump()) == larger, "what is measured is a valid configuration"
+
+
+def test_a_phase_becomes_the_only_one() -> None:
+    config = load_settings(RunConfig, "bert_large_phased", [])
+    phase = config.phases[1]
+    alone = with_micro_batch(config, 1, phase.micro_batch_tokens, 1)
+    assert len(alone.phases) == 1
+    assert alone.phases[0].sequence_length == alone.data.sequence_length == phase.sequence_length
+    assert alone.phases[0].global_batch_tokens == phase.global_batch_tokens
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
+def test_the_clock_gives_the_time_between_marks(device: str) -> None:
+    clock = StepClock(torch.device(device))
+    clock.mark()
+    for _ in range(2):
+        if device == "cpu":
+            time.sleep(0.02)
+        else:
+            torch.cuda._sleep(50_000_000)
+        clock.mark()
+    seconds = clock.seconds()
+    assert len(seconds) == 2 and min(seconds) >= 0.015
+
+
+def test_steps_are_measured_with_the_plain_engine(tmp_path: Path) -> None:
+    config = with_micro_batch(tiny_config("logging.peak_flops_per_device=1e12"), 0, 1024, 1)
+    write_synthetic_shards(tmp_path, 300, 50_000, DocumentLengths(30, 0.5))
+    training = Training(config, [open_shard_set(str(tmp_path))], CPU_RANK, use_deepspeed=False)
+    point = training.measure(num_steps=4, num_warmup_steps=1)
+    training.close()
+    assert training.num_steps == 5 and point.num_steps == 4
+    assert (point.micro_batch_tokens, point.global_batch_tokens, point.accumulation_steps) == (1024, 2048, 2)
+    times = point.step_milliseconds
+    assert 0.0 < times["p10"] <= times["median"] <= times["p90"]
+    assert 0.95 < point.filled_share <= 1.0
+    tokens_a_step = point.filled_share * 2048
+    assert tokens_a_step / times["p90"] * 900 < point.tokens_per_second < tokens_a_step / times["p10"] * 1100
+    assert 0.0 <= point.data_wait_share < 1.0
+    assert point.mfu is not None and 0.0 < point.mfu < 1.0
+    assert point.peak_memory_bytes["resident"] > 1 << 20

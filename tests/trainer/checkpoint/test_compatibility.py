@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+
+from data_prep.base.errors import UserError
+from tests.trainer.toy_training import make_config
+from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible, current_versions
+from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import BatchWarmup, TrainingSettings
+
+NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
+IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
+
+
+def saved_with(config: RunConfig, **changes) -> SavedState:
+    values = {
+        "format_version": 1,
+        "state": TrainState(step=7),
+        "config": config.model_dump(mode="json"),
+        "data": IDENTITY,
+        "world_size": 2,
+        "zero_stage": 1,
+        "shapes": {},
+        "optimizer_steps": 7,
+        "loss_scaler": None,
+        "versions": current_versions(),
+        "numerics": NUMERICS,
+    }
+    return SavedState(**values | changes)
+
+
+def changed(config: RunConfig, section: str, **values) -> RunConfig:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+
+
+CONFIG = make_config("runs/one", 1)
+
+
+def test_the_same_run_has_no_differences():
+    assert check_compatible(saved_with(CONFIG), CONFIG, IDENTITY, 2, NUMERICS) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "line"),
+    [
+        ("logging", {"every_steps": 3}, "logging.every_steps was 10 and is 3"),
+        ("checkpoint", {"keep_last": 5}, "checkpoint.keep_last was 10 and is 5"),
+        ("zero", {"stage": 3}, "zero.stage was 1 and is 3"),
+        ("data", {"num_workers": 4}, "data.num_workers was 1 and is 4"),
+        ("training", {"micro_batch_tokens": 64}, "phase 0 micro_batch_tokens was 16 and is 64"),
+        ("training", {"max_steps": 200}, "training.max_steps was 100 and is 200"),
+        ("training", {"activation_checkpointing": True}, "training.activation_checkpointing was False and is True"),
+    ],
+)
+def test_harmless_differences_are_listed(section, values, line):
+    assert check_compatible(saved_with(CONFIG), changed(CONFIG, section, **values), IDENTITY, 2, NUMERICS) == [line]
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "name"),
+    [
+        ("model", {"hidden_size": 384}, "model.hidden_size was 768 and is 384"),
+        ("training", {"seed": 9}, "training.seed was 0 and is 9"),
+        ("training", {"precision": "bf16"}, "training.precision was 'fp32' and is 'bf16'"),
+        ("training", {"global_batch_tokens": 256}, "phase 0 global_batch_tokens was 128 and is 256"),
+        (
+            "training",
+            {"batch_warmup": BatchWarmup(initial_tokens=16, steps=9)},
+            "phase 0 batch_warmup was None and is {'initial_tokens': 16, 'steps': 9}",
+        ),
+        ("data", {"mlm_probability": 0.3}, "data.mlm_probability was 0.15 and is 0.3"),
+        ("optimizer", {"learning_rate": 1.0}, "optimizer.learning_rate was 0.0001 and is 1.0"),
+        ("schedule", {"warmup_steps": 5}, "schedule.warmup_steps was None and is 5"),
+    ],
+)
+def test_dangerous_differences_are_refused_unless_allowed(section, values, name):
+    other = changed(CONFIG, section, **values)
+    with pytest.raises(UserError) as raised:
+        check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS)
+    assert name in str(raised.value) and "--allow-change" in str(raised.value)
+    assert name in check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS, allow_change=True)
+
+
+def test_other_data_and_another_tokenizer_are_refused_but_another_place_is_not():
+    moved = changed(CONFIG, "data", shards="s3://bucket/elsewhere")
+    assert check_compatible(saved_with(CONFIG), moved, IDENTITY, 2, NUMERICS) == []
+    for field, value in (("manifest_digests", ("other",)), ("tokenizer_fingerprint", "other")):
+        with pytest.raises(UserError, match=field):
+            check_compatible(saved_with(CONFIG), CONFIG, IDENTITY.model_copy(update={field: value}), 2, NUMERICS)
+
+
+def test_another_number_of_ranks_and_other_versions_are_harmless():
+    saved = saved_with(CONFIG, world_size=5, versions=current_versions() | {"torch": "1.0"})
+    lines = check_compatible(saved, CONFIG, IDENTITY, 2, NUMERICS)
+    assert "world_size was 5 and is 2" in lines
+    assert any(line.startswith("version of torch was '1.0'") for line in lines)
+    assert len(lines) == 2
+
+
+def test_what_changes_the_bits_of_a_loss_is_reported():
+    saved = saved_with(CONFIG, numerics=NUMERICS | {"attention kernel": "varlen"})
+    compiled = changed(CONFIG, "training", compile=True)
+    lines = check_compatible(saved, compiled, IDENTITY, 2, NUMERICS)
+    assert lines == [
+        "training.compile was 'auto' and is True",
+        "numerics: attention kernel was 'varlen' and is 'by_sequence'",
+    ]
+    assert all(line.startswith(CHANGES_NUMERICS) for line in lines)
+
+
+def test_one_phase_written_as_phases_is_the_same_run():
+    (phase,) = CONFIG.phases
+    unset = {"micro_batch_tokens": None, "global_batch_tokens": None}
+    training = TrainingSettings(**CONFIG.training.model_dump() | unset | {"phases": (phase,)})
+    other = CONFIG.model_copy(update={"training": training})
+    assert check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS) == []
+
+
+def test_a_setting_of_another_release_is_named():
+    values = CONFIG.model_dump(mode="json") | {"future": 1}
+    with pytest.raises(UserError, match="future.*the release that wrote it"):
+        check_compatible(saved_with(CONFIG).model_copy(update={"config": values}), CONFIG, IDENTITY, 2, NUMERICS)
+
+
+def test_secrets_and_addresses_that_an_earlier_release_kept_are_no_difference():
+    given = CONFIG.model_copy(update={"deepspeed": {"comet": {"enabled": False, "api_key": "hunter2"}}})
+    earlier = changed(given, "tracking", uri="https://***@host/x?schema=one")
+    given = changed(given, "tracking", uri="https://me:hunter3@host/x?schema=one")
+    assert check_compatible(saved_with(earlier), given, IDENTITY, 2, NUMERICS) == []
+    other = given.model_copy(update={"deepspeed": {"comet": {"enabled": True, "api_key": "hunter2"}}})
+    (line,) = check_compatible(saved_with(earlier), other, IDENTITY, 2, NUMERICS)
+    assert line.startswith("deepspeed was") and "hunter" not in line

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.base.settings import load_settings
+from trainer.checkpoint.format import TrainState
+from trainer.config.run_config import RunConfig
+from trainer.data.batch import IGNORED
+from trainer.data.loader import GlobalBatch, Loader, Position
+from trainer.data.sample_range import SampleRange
+from trainer.data.shard_set import open_shard_set
+from trainer.data.skipped_samples import without_skipped
+from trainer.loop.branch import Branch, branched, is_on
+from trainer.loop.step import poisoned_unless_finite
+
+
+def batches(shards: Path, rank: int, world_size: int, micro_rows: int, steps: int = 3) -> list[GlobalBatch]:
+    sizes = ["training.global_batch_tokens=832", f"training.micro_batch_tokens={micro_rows * 64}"]  # 13 rows a step
+    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={shards}", *sizes])
+    phase = config.phases[0]
+    loader = Loader(
+        [open_shard_set(str(shards))], config.data, phase, Position(0, 0, 0), 1, rank, world_size, lambda step: 0.15, 0
+    )
+    skipped = [
+        SampleRange(phase=0, epoch=0, first=5, stop=16),
+        SampleRange(phase=0, epoch=0, first=26, stop=39),
+        SampleRange(phase=0, epoch=1, first=0, stop=5),
+        SampleRange(phase=1, epoch=0, first=0, stop=5),
+    ]
+    return [without_skipped(batch, skipped) for batch in itertools.islice(loader, steps)]
+
+
+def labelled_rows(shards: Path, world_size: int, micro_rows: int) -> list[dict[int, tuple[int, int]]]:
+    """By step: the samples with predictions, each with its number of labels and of pairs, over all ranks."""
+    found: list[dict[int, tuple[int, int]]] = [{} for _ in range(3)]
+    for rank in range(world_size):
+        for step, batch in enumerate(batches(shards, rank, world_size, micro_rows)):
+            slices = world_size * len(batch.micro_batches)
+            for number, micro in enumerate(batch.micro_batches):
+                first = batch.first_sample + (batch.first_slice + number) * 13 // slices
+                rows = micro.masked_positions[micro.labels != IGNORED] // 64
+                pairs = micro.cls_positions[micro.next_sentence_labels != IGNORED] // 64
+                for row in set(rows.tolist()) | set(pairs.tolist()):
+                    found[step][first + row] = (int((rows == row).sum()), int((pairs == row).sum()))
+    return found
+
+
+def test_the_skipped_samples_and_no_others_lose_their_predictions_on_any_number_of_ranks(small_shards):
+    steps = labelled_rows(small_shards, world_size=1, micro_rows=13)
+    assert [set(rows) for rows in steps] == [{*range(5)}, {*range(16, 26)}, set()]
+    assert all(labels > 0 and pairs > 0 for rows in steps for labels, pairs in rows.values())
+    for world_size, micro_rows in ((2, 3), (3, 2), (4, 1)):
+        assert labelled_rows(small_shards, world_size, micro_rows) == steps
+
+
+def test_what_is_not_skipped_is_the_same_batch(small_shards):
+    (batch, *_) = batches(small_shards, 0, 1, 13)
+    skipped = [SampleRange(phase=0, epoch=0, first=13, stop=20)]
+    assert without_skipped(batch, skipped) is batch
+
+
+def test_a_branch_is_recorded_in_the_state_and_found_again():
+    state = TrainState(step=7, epoch=2, next_sample=70, mlflow_run_id="old")
+    branch = Branch(7, ((75, 80), (90, 95)))
+    new = branched(state, branch)
+    assert [str(r) for r in new.skipped_samples] == ["phase 0 epoch 2 samples 75:80", "phase 0 epoch 2 samples 90:95"]
+    assert new.mlflow_run_id is None and new.step == 7
+    later = new.model_copy(update={"step": 20, "mlflow_run_id": "new"})
+    assert is_on(later, branch) and not is_on(state, branch)
+    assert not is_on(later, Branch(7, ((75, 81),))) and not is_on(later, Branch(6, branch.skip))
+
+
+def test_samples_that_are_over_cannot_be_skipped():
+    state = TrainState(step=7, epoch=1, next_sample=70)
+    with pytest.raises(UserError, match="60:70 of epoch 1 lies before sample 70 of epoch 1, where step 7 ends"):
+        branched(state, Branch(7, ((60, 70),)))
+    with pytest.raises(UserError, match="80:90 of epoch 0 lies before sample 70 of epoch 1"):
+        branched(state, Branch(7, ((80, 90),), epoch=0))
+
+
+def test_samples_of_a_later_epoch_than_the_checkpoints_can_be_skipped(small_shards):
+    state = TrainState(step=7, epoch=1, next_sample=70)
+    branch = Branch(7, ((3, 9),), epoch=2)
+    new = branched(state, branch)
+    assert [str(r) for r in new.skipped_samples] == ["phase 0 epoch 2 samples 3:9"]
+    assert is_on(new, branch) and not is_on(new, Branch(7, ((3, 9),), epoch=1))
+    (batch, *_) = batches(small_shards, 0, 1, 13)
+    unlike = new.skipped_samples[0].model_copy(update={"first": 0, "stop": 13})
+    assert without_skipped(batch, [unlike]) is batch, "that is another epoch"
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
+def test_a_loss_that_is_not_finite_poisons_its_gradient_and_a_finite_one_is_bitwise_itself(value):
+    weight = torch.tensor([1.5, 2.5], requires_grad=True)
+    poisoned_unless_finite(weight.sum() + value).backward()
+    assert weight.grad.isnan().all()
+    loss = (weight * 0.3).sum()
+    assert torch.equal(poisoned_unless_finite(loss), loss)

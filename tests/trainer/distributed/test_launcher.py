@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainer.distributed.launcher import ancestors, came_by_ssh, launcher_levels
+
+VARIABLES = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("environment", "levels"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_RUN_ID": "none"}, 1),
+        ({"CROSS_SIZE": "1"}, 2),
+        ({"CROSS_SIZE": "3"}, 1),
+    ],
+    ids=["none", "torchrun", "deepspeed on one node", "deepspeed on several"],
+)
+def test_the_launcher_is_told_by_its_environment(environment, levels, monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert launcher_levels() == levels
+
+
+@pytest.mark.parametrize(
+    ("words", "by_ssh"),
+    [
+        (["bash", "-c", "export A=b; cd /x; /v/bin/python -u -m deepspeed.launcher.launch --node_rank=0 a.py"], True),
+        (["sshd: me@notty"], True),
+        (["/v/bin/python", "/v/bin/deepspeed", "--num_gpus", "2", "launch/pretrain.py"], False),
+        (["/v/bin/python", "-m", "deepspeed.launcher.runner", "launch/pretrain.py"], False),
+        (["-bash"], False),
+        ([], False),
+    ],
+)
+def test_one_host_reached_by_ssh_is_told_from_a_launcher_on_this_one(words, by_ssh):
+    assert came_by_ssh(words) is by_ssh
+
+
+def test_the_ancestors_are_parent_and_grandparent():
+    assert ancestors(0) == () and ancestors(1) == (os.getppid(),)
+    code = "from trainer.distributed.launcher import ancestors; print(*ancestors(2))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.split() == [str(os.getpid()), str(os.getppid())]
+
+
+@pytest.mark.spawn
+def test_the_loss_of_the_upper_of_two_launchers_is_noticed():
+    """Three processes, each the parent of the next: the lowest watches, the uppermost is killed."""
+    watcher = (
+        "import threading; from trainer.distributed.launcher import watch_launcher; lost = threading.Event(); "
+        "watch_launcher(lost.set); print('watching', flush=True); print(lost.wait(60), flush=True)"
+    )
+    middle = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {watcher!r}])"
+    upper = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {middle!r}]).wait()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", upper], env=os.environ | {"CROSS_SIZE": "1"}, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "watching\n"
+    process.kill()
+    assert process.stdout.readline() == "True\n"
+    process.wait()

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.base.errors import UsageError
+from tests.trainer.toy_processes import ROOT, finish, start_ranks
+from trainer.config.training_settings import DistributedSettings
+from trainer.distributed.process_group import can_be_made, compiled_folder, initialize_distributed
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
+
+SCRIPT = Path(__file__).with_name("toy_ranks.py")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def run_ranks(mode: str, world_size: int = 2) -> list[tuple[int, str, str]]:
+    return finish(start_ranks([str(SCRIPT), mode], world_size), timeout=500)
+
+
+def test_half_an_environment_is_a_usage_error(monkeypatch):
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UsageError, match="not WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
+        initialize_distributed(DistributedSettings())
+
+
+def test_an_environment_of_no_numbers_is_a_usage_error(monkeypatch):
+    for name, value in zip(LAUNCHER_VARIABLES, ("0", "two", "0", "127.0.0.1", ""), strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="WORLD_SIZE=two, MASTER_PORT= in the environment is no number"):
+        initialize_distributed(DistributedSettings())
+
+
+@pytest.mark.spawn
+def test_a_user_error_of_another_host_before_the_group_is_told_by_that_host():
+    """As where the shards lie on the first host alone; the first rank of every host speaks."""
+    first, second = start_ranks([str(SCRIPT), "user error before the group"], world_size=2, local_ranks=(0, 0))
+    results = finish([first, second], timeout=500)
+    assert [status for status, _, _ in results] == [1, 1]
+    assert results[1][2].strip() == "rank 1: error: the file is missing"
+
+
+@pytest.mark.spawn
+def test_ranks_reduce_agree_gather_and_leave_with_the_status_asked_for():
+    for status, stdout, stderr in run_ranks("collectives"):
+        assert status == 75, stdout + stderr
+
+
+@pytest.mark.spawn
+def test_plain_python_is_a_world_of_one():
+    environment = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
+    environment |= {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run([sys.executable, str(SCRIPT), "collectives"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 75, done.stderr
+
+
+@pytest.mark.spawn
+def test_a_user_error_before_the_group_is_told_once():
+    (first, second) = run_ranks("user error before the group")
+    assert first[0] == second[0] == 1
+    assert first[2].strip() == "error: the file is missing" and second[2].strip() == ""
+
+
+@pytest.mark.spawn
+def test_a_user_error_on_all_ranks_is_told_once():
+    (first, second) = run_ranks("user error on all")
+    assert first[0] == second[0] == 1
+    assert first[2].strip() == "error: the shard is damaged"
+    assert second[2].strip() in ("", "rank 1: error: the shard is damaged"), "rank 0 tells it, unless it is in a hurry"
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("user error on one", "rank 1: error: this host's disk is gone"),
+        pytest.param("our mistake on one", "ZeroDivisionError: a mistake of ours", marks=pytest.mark.slow),
+        pytest.param("killed", "", marks=pytest.mark.slow),
+    ],
+)
+def test_an_error_on_one_rank_ends_all_and_none_waits(mode, told):
+    started_at = time.monotonic()
+    (first, second) = run_ranks(mode)
+    assert time.monotonic() - started_at < 300, "a rank waited for its timeout"
+    assert first[0] == LOST_RANK_EXIT_STATUS and second[0] != 0
+    assert told in second[2]
+    assert "error: another rank was lost" in first[2] and "Traceback" not in first[2]
+
+
+@pytest.mark.spawn
+def test_a_process_outlives_the_reader_of_its_output(tmp_path):
+    program = (
+        "import sys, time, pathlib; from trainer.distributed.exit import outlive_the_reader; outlive_the_reader(); "
+        "print('ready'); done = pathlib.Path(sys.argv[1]); print('to stderr', file=sys.stderr); "
+        "[(time.sleep(0.01), print('x' * 999), print('y', file=sys.stderr)) for _ in range(50)]; done.touch()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "done")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=300) == 0 and (tmp_path / "done").exists()
+
+
+@pytest.mark.spawn
+def test_a_process_outlives_a_full_disk_under_its_output():
+    program = (
+        "import sys; print('in the buffer'); from trainer.distributed.exit import end_process, outlive_the_reader; "
+        "outlive_the_reader(); print('x' * 99_999); print('y', file=sys.stderr); end_process(75)"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # else the first line would be lost before
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", program], env=env, stdout=full, stderr=full)
+    assert done.returncode == 75
+
+
+@pytest.mark.spawn
+def test_a_rank_reports_nothing_to_mlflow(tmp_path):
+    program = (
+        "from trainer.distributed.process_group import initialize_distributed; "
+        "from trainer.config.training_settings import DistributedSettings; "
+        "initialize_distributed(DistributedSettings())"
+    )
+    # Nothing else, for MLflow takes the variables of a test and of any CI for a no.
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "DS_ACCELERATOR": "cpu"}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    assert not (tmp_path / ".config" / "mlflow").exists(), "an installation id"
+
+
+def test_compiled_graphs_are_kept_by_build_and_instruction_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = compiled_folder()
+    assert folder.is_relative_to(tmp_path / "clozeworks") and torch.__version__ in folder.name
+    monkeypatch.setattr(Path, "read_text", lambda path, **options: "flags : another processor\n")
+    assert compiled_folder() != folder and compiled_folder().parent == folder.parent
+    assert not folder.exists(), "torch makes it where it needs it"
+
+
+def test_a_folder_whose_nearest_parent_is_closed_cannot_be_made(tmp_path, monkeypatch):
+    assert can_be_made(tmp_path / "a" / "b")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    assert not can_be_made(tmp_path / "a" / "b")

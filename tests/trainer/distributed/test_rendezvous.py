@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.trainer import toy_processes
+from tests.trainer.toy_processes import finish, start_ranks
+from trainer.distributed import rendezvous
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
+from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
+
+pytestmark = pytest.mark.spawn
+
+SCRIPT = str(Path(__file__).with_name("toy_meeting.py"))
+PROMPT_SECONDS = 50
+"""For what would otherwise wait for 600."""
+
+
+Start = Callable[..., list[subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Start ranks without the one that is absent, and have them begin once all listen to signals."""
+
+    def start(mode: str, seconds: int, world_size: int, absent: int | None = None) -> list[subprocess.Popen[str]]:
+        ranks = start_ranks([SCRIPT, mode, str(seconds), str(tmp_path / "go")], world_size)
+        if absent is not None:
+            ranks[absent].kill()
+            ranks.pop(absent).communicate()
+        for rank in ranks:
+            assert rank.stdout is not None and rank.stdout.readline() == "listening\n"
+        (tmp_path / "go").touch()
+        return ranks
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("number", "absent"),
+    [(signal.SIGTERM, 1), (signal.SIGTERM, 0), (signal.SIGUSR1, 1), (signal.SIGINT, 0)],
+    ids=["TERM to rank 0", "TERM to rank 1", "USR1 to rank 0", "INT to rank 1"],
+)
+def test_a_rank_that_waits_for_a_dead_peer_leaves_on_a_signal(number, absent, start):
+    (rank,) = start("all is well", 600, world_size=2, absent=absent)
+    time.sleep(1.5)
+    assert rank.poll() is None
+    rank.send_signal(number)
+    at = time.monotonic()
+    ((status, _, stderr),) = finish([rank], timeout=300)
+    assert status == STOPPED_EXIT_STATUS and time.monotonic() - at < PROMPT_SECONDS, stderr
+    cause = f"rank {1 - absent} ({socket.gethostname()}): {number.name}"
+    says = f"stopped by {cause} before the first step: there is nothing to save" in stderr
+    assert says is (absent == 1), f"one rank of a node speaks: {stderr!r}"
+
+
+def test_a_rank_that_waits_outside_python_leaves_on_a_signal(start):
+    """Of two ranks that have met one dies, and the other waits in torch for the group, where no handler runs."""
+    ranks = start("dies after the meeting", 600, world_size=2)
+    assert ranks[1].wait(timeout=300) == 3
+    time.sleep(2)
+    assert ranks[0].poll() is None
+    ranks[0].send_signal(signal.SIGTERM)
+    at = time.monotonic()
+    (status, _, stderr), _ = finish(ranks, timeout=300)
+    assert status == STOPPED_EXIT_STATUS and time.monotonic() - at < PROMPT_SECONDS, stderr
+
+
+def test_a_rank_that_does_not_come_is_named_on_all_others(start):
+    results = finish(start("all is well", 8, world_size=4, absent=2), timeout=120)
+    assert [status for status, _, _ in results] == [LOST_RANK_EXIT_STATUS] * 3, results
+    told = "rank 2 of 4 did not come within distributed.meeting_timeout_seconds=8: ended before"
+    for rank, (_, _, stderr) in zip((0, 1, 3), results, strict=True):
+        assert f"{'' if rank == 0 else f'rank {rank}: '}error: {told}" in stderr and "Traceback" not in stderr
+
+
+def test_a_first_rank_that_does_not_come_is_named_on_all_others(start):
+    results = finish(start("all is well", 6, world_size=3, absent=0), timeout=120)
+    assert [status for status, _, _ in results] == [LOST_RANK_EXIT_STATUS] * 2, results
+    for _, _, stderr in results:
+        assert "error: rank 0 does not answer at 127.0.0.1:" in stderr and "(Connection refused)" in stderr
+        assert "distributed.connect_timeout_seconds=6" in stderr and "Traceback" not in stderr
+
+
+def test_a_name_that_does_not_resolve_ends_every_rank_with_one_paragraph(start, monkeypatch):
+    monkeypatch.setattr(toy_processes, "MASTER_ADDR", "no-such-host.invalid")
+    for rank, (status, _, stderr) in enumerate(finish(start("all is well", 2, world_size=2), timeout=300)):
+        assert status == LOST_RANK_EXIT_STATUS, stderr
+        opening = f"{'' if rank == 0 else 'rank 1: '}error: MASTER_ADDR=no-such-host.invalid did not resolve on host "
+        assert stderr.startswith(opening) and stderr.count("\n") == 1, stderr
+
+
+@pytest.mark.slow
+def test_an_address_of_another_host_is_told_by_rank_0(start, monkeypatch):
+    """An address for documentation (RFC 5737), which is no host's; here something may answer, and is no store."""
+    monkeypatch.setattr(toy_processes, "MASTER_ADDR", "192.0.2.77")
+    ((status, _, stderr),) = finish(start("all is well", 2, world_size=1), timeout=300)
+    assert status == LOST_RANK_EXIT_STATUS, stderr
+    assert (
+        stderr.startswith("error: rank 0 does not reach itself at MASTER_ADDR=192.0.2.77") and stderr.count("\n") == 1
+    )
+
+
+def test_names_that_appear_late_are_waited_for(monkeypatch):
+    tries: list[str] = []
+
+    def resolve_at_third_try(address: tuple[str, int], timeout: float) -> socket.socket:
+        tries.append(address[0])
+        if len(tries) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return socket.socket()
+
+    monkeypatch.setattr(rendezvous.socket, "create_connection", resolve_at_third_try)
+    assert rendezvous.wait_for_answer("pod-0", 1, seconds=300) is None and tries == ["pod-0"] * 3
+    tries.clear()
+    assert isinstance(rendezvous.wait_for_answer("pod-0", 1, seconds=0), socket.gaierror) and len(tries) == 1
+
+
+def test_something_that_accepts_and_is_silent_is_not_waited_for_for_ever():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = rendezvous._join_store("127.0.0.1", silent.getsockname()[1], 2, seconds=1)
+        assert isinstance(found, TimeoutError)
+
+
+def test_a_rank_that_dies_between_the_meeting_and_the_group_is_told_as_lost(start):
+    ranks = start("dies after the meeting", 5, world_size=2)
+    (status, _, stderr), _ = finish(ranks, timeout=90)
+    assert status == LOST_RANK_EXIT_STATUS and "error: a rank was lost, or cannot be reached" in stderr, stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_port_that_another_run_has_is_told(start, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(toy_processes, "free_port", lambda: other.getsockname()[1])
+        ((status, _, stderr),) = finish(start("all is well", 600, world_size=1), timeout=300)
+    assert status == 1 and "is taken, as by another run on this host; give the launcher another" in stderr, stderr
+    assert "Traceback" not in stderr

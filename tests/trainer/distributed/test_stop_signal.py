@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.distributed import stop_signal
+from trainer.distributed.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS, StopSignal, describe_requests
+
+SELF = f"rank 0 ({socket.gethostname()})"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+class Left(Exception):
+    """The process would have ended here."""
+
+
+left: list[int] = []
+"""The exit statuses that this process would have ended with."""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock to set, the handlers of before put back, and no end of the test process."""
+    left.clear()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest itself may run under nohup
+    now = [1000.0]
+    monkeypatch.setattr(stop_signal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def leave(status: int) -> None:
+        left.append(status)
+        if threading.current_thread() is threading.main_thread():
+            raise Left(status)
+
+    monkeypatch.setattr(stop_signal.os, "_exit", leave)
+    yield now
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def until(heard) -> bool:
+    """Whether it comes true while the listening thread is at it."""
+    for _ in range(500):
+        if heard():
+            return True
+        sleep(0.02)
+    return False
+
+
+def after_the_meeting() -> StopSignal:
+    stop = StopSignal()
+    stop.ranks_have_met()
+    return stop
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_asks_for_a_stop(clock, number):
+    stop = after_the_meeting()
+    assert not stop.asked
+    os.kill(os.getpid(), number)
+    assert until(lambda: stop.asked) and stop.request == f"{SELF}: {signal.Signals(number).name}"
+
+
+def test_under_nohup_a_terminal_that_closes_stops_nothing(clock):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = after_the_meeting()
+    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert until(lambda: stop.asked) and stop.request == f"{SELF}: SIGUSR1"
+
+
+def test_the_loss_of_the_launcher_asks_for_a_stop(clock, monkeypatch):
+    told = []
+    monkeypatch.setattr(stop_signal, "watch_launcher", told.append)
+    stop = after_the_meeting()
+    assert stop.request is None
+    told[0]()
+    assert stop.asked and stop.request == f"{SELF}: its launcher was lost"
+
+
+def test_a_launcher_that_passes_ctrl_c_on_asks_no_second_time(clock):
+    stop = after_the_meeting()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert until(lambda: stop.asked)
+    clock[0] += REPEAT_SECONDS / 2
+    os.kill(os.getpid(), signal.SIGTERM)
+    sleep(0.2)
+    assert left == []
+
+
+def test_a_second_signal_ends_the_process_at_once(clock):
+    stop = after_the_meeting()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert until(lambda: stop.asked)
+    clock[0] += REPEAT_SECONDS + 0.1
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert until(lambda: left == [128 + signal.SIGTERM])
+
+
+def test_a_second_signal_has_the_end_noted_but_does_not_wait_for_a_disk_that_hangs(clock, capfd, monkeypatch):
+    monkeypatch.setattr(stop_signal, "FORCED_END_SECONDS", 0.1)
+    stop, noted, never = after_the_meeting(), [], threading.Event()
+    stop.on_forced_end = lambda cause: noted.append(cause) or never.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert until(lambda: stop.asked)
+    clock[0] += REPEAT_SECONDS + 0.1
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert until(lambda: left == [128 + signal.SIGTERM])
+    never.set()
+    assert noted == [f"{SELF}: a second signal, SIGTERM"] and f"ended by {noted[0]}; rerun" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("requests", "described"),
+    [
+        ([None, "rank 1 (b): its launcher was lost"], "rank 1 (b): its launcher was lost"),
+        (["rank 0 (a): SIGTERM", None, "rank 2 (b): SIGINT"], "rank 0 (a): SIGTERM, rank 2 (b): SIGINT"),
+        (["w", "x", "y", "z"], "w, x, y and 1 more rank"),
+    ],
+)
+def test_a_stop_names_all_that_asked_or_the_first_of_many(requests, described):
+    assert describe_requests(requests) == described
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_before_the_ranks_have_met_the_first_signal_ends_the_process(number, clock, capfd):
+    StopSignal()
+    with contextlib.suppress(Left):  # unless the listening thread is the first
+        os.kill(os.getpid(), number)
+    for _ in range(500):
+        if left:
+            break
+        sleep(0.02)
+    assert left == [STOPPED_EXIT_STATUS]
+    said = capfd.readouterr().err
+    cause = f"{SELF}: {signal.Signals(number).name}"
+    assert said.count(f"stopped by {cause} before the first step: there is nothing") == 1
+
+
+def test_before_the_ranks_have_met_the_loss_of_the_launcher_ends_the_process(clock, monkeypatch):
+    told = []
+    monkeypatch.setattr(stop_signal, "watch_launcher", told.append)
+    StopSignal()
+    with pytest.raises(Left, match=str(STOPPED_EXIT_STATUS)):
+        told[0]()
+
+
+def test_a_signal_that_comes_while_the_handlers_are_set_is_heard(clock, monkeypatch):
+    set_handler = signal.signal
+
+    def set_and_send(number, handler):
+        set_handler(number, handler)
+        if number == signal.SIGTERM:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stop_signal.signal, "signal", set_and_send)
+        StopSignal()
+    assert until(lambda: left == [STOPPED_EXIT_STATUS])
+
+
+def test_a_signal_to_a_forked_child_is_not_this_process_s(clock):
+    stop = after_the_meeting()
+    if (child := os.fork()) == 0:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.set_wakeup_fd(-1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    sleep(0.2)
+    assert not stop.asked
+
+
+WAITS_OUTSIDE_PYTHON = """
+import ctypes
+from trainer.ranks import stop_signal
+stop_signal.REPEAT_SECONDS = 0.3
+stop_signal.StopSignal().ranks_have_met()
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+print("waiting", flush=True)
+libc.pthread_mutex_lock(mutex)  # for ever, and no signal wakes it
+"""
+
+
+@pytest.mark.spawn
+def test_a_second_signal_ends_a_rank_that_waits_for_another_outside_python():
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    command = [sys.executable, "-c", WAITS_OUTSIDE_PYTHON]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        sleep(0.5)
+        assert process.poll() is None
+        for _ in range(60):  # on a busy machine the first may be heard late, and the next be taken for the first
+            process.send_signal(signal.SIGTERM)
+            sleep(0.5)
+            if process.poll() is not None:
+                break
+        try:
+            assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        finally:
+            process.kill()

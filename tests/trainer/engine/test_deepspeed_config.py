@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import pytest
+
+from data_prep.base.errors import UsageError
+from trainer.config.data_settings import DataSettings
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import OptimizerSettings, Phase, TrainingSettings, ZeroSettings
+from trainer.engine.deepspeed_config import deepspeed_config
+
+
+def make_config(stage: int = 1, precision: str = "bf16", offload: bool = False, **training) -> RunConfig:
+    settings = {"max_steps": 10, "micro_batch_tokens": 2 * 128, "global_batch_tokens": 16 * 128} | training
+    return RunConfig(
+        output_dir="runs/one",
+        data=DataSettings(shards="shards", sequence_length=128),
+        training=TrainingSettings(precision=precision, **settings),
+        optimizer=OptimizerSettings(learning_rate=1e-3),
+        zero=ZeroSettings(stage=stage, offload_optimizer=offload),
+    )
+
+
+def test_batch_sizes_are_in_rows_and_multiply_up():
+    settings = deepspeed_config(make_config(), world_size=2)
+    assert settings["train_micro_batch_size_per_gpu"] == 2
+    assert settings["gradient_accumulation_steps"] == 4
+    assert settings["train_batch_size"] == 16
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 7, 64])
+def test_batch_sizes_satisfy_deepspeed_on_every_number_of_ranks(world_size):
+    settings = deepspeed_config(make_config(), world_size)
+    product = settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] * world_size
+    assert settings["train_batch_size"] == product >= 16
+
+
+def test_with_phases_the_first_one_counts():
+    config = make_config(
+        max_steps=None,
+        micro_batch_tokens=None,
+        global_batch_tokens=None,
+        phases=(
+            Phase(steps=5, sequence_length=128, micro_batch_tokens=256, global_batch_tokens=1024),
+            Phase(steps=5, sequence_length=512, micro_batch_tokens=512, global_batch_tokens=1024),
+        ),
+    )
+    assert deepspeed_config(config, 1)["train_micro_batch_size_per_gpu"] == 2
+
+
+def test_gradients_are_accumulated_in_fp32_wherever_zero_divides():
+    for stage in (1, 2, 3):
+        for precision in ("fp32", "bf16", "fp16"):
+            settings = deepspeed_config(make_config(stage, precision), 2)
+            assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
+            assert settings["zero_optimization"]["stage"] == stage
+            enabled = [name for name in ("fp16", "bf16") if settings.get(name, {}).get("enabled")]
+            assert enabled == ([] if precision == "fp32" else [precision])
+
+
+def test_gradients_are_added_up_as_they_come_where_deepspeed_can():
+    """BF16_Optimizer alone reads it; false leaves the reduction to DeepSpeed, after the backward."""
+    assert deepspeed_config(make_config(1), 2)["bf16"] == {"enabled": True, "immediate_grad_update": True}
+    assert deepspeed_config(make_config(2), 2)["bf16"] == {"enabled": True}
+    assert "bf16" not in deepspeed_config(make_config(1, "fp32"), 2)
+    user = {"bf16": {"immediate_grad_update": False}}
+    assert deepspeed_config(make_config(1), 2, user)["bf16"]["immediate_grad_update"] is False
+
+
+def test_stage_3_gathers_weights_for_each_use_unless_the_user_says_otherwise():
+    """DeepSpeed's own 1e9 would keep all weights of any model of ours from the forward to the backward."""
+    assert deepspeed_config(make_config(3), 2)["zero_optimization"]["stage3_max_reuse_distance"] == 0
+    assert "stage3_max_reuse_distance" not in deepspeed_config(make_config(2), 2)["zero_optimization"]
+    user = {"zero_optimization": {"stage3_max_reuse_distance": 1000}}
+    assert deepspeed_config(make_config(3), 2, user)["zero_optimization"]["stage3_max_reuse_distance"] == 1000
+
+
+def test_clipping_follows_the_yaml_even_where_deepspeed_has_a_default():
+    assert deepspeed_config(make_config(gradient_clipping=0.0), 1)["gradient_clipping"] == 0.0
+
+
+def test_offload_needs_no_compiler():
+    settings = deepspeed_config(make_config(2, offload=True), 2)
+    assert settings["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert settings["zero_force_ds_cpu_optimizer"] is False
+
+
+def test_all_contradictions_are_told_at_once_with_both_values():
+    user = {
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": 3},
+        "fp16": {"enabled": True},
+        "train_batch_size": 99,
+        "optimizer": {"type": "Lamb", "params": {"lr": 1e-4}},
+    }
+    with pytest.raises(UsageError) as raised:
+        deepspeed_config(make_config(), 2, user)
+    message = str(raised.value)
+    for part in ("gradient_clipping=0.5", "1.0", "zero_optimization.stage=3", "zero.stage", "fp16.enabled=True"):
+        assert part in message
+    for part in ("training.precision=bf16", "train_batch_size=99", "16", "optimizer.type='Lamb'", "0.001"):
+        assert part in message
+
+
+def test_auto_and_agreeing_values_are_taken_from_the_yaml():
+    user = {
+        "train_batch_size": "auto",
+        "gradient_clipping": 1,
+        "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
+        "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-6}},
+    }
+    assert deepspeed_config(make_config(), 2, user) == deepspeed_config(make_config(), 2)
+
+
+def test_the_micro_batch_of_the_yaml_agrees_where_many_ranks_need_a_smaller_one():
+    for size in (2, 1):
+        settings = deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": size})
+        assert settings["train_micro_batch_size_per_gpu"] == 1
+    with pytest.raises(UsageError, match="train_micro_batch_size_per_gpu=3"):
+        deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": 3})
+
+
+def test_what_the_yaml_does_not_say_is_merged():
+    user = {"zero_optimization": {"overlap_comm": True}, "bfloat16": {"enabled": True}, "wall_clock_breakdown": True}
+    settings = deepspeed_config(make_config(2), 2, user)
+    assert settings["zero_optimization"]["overlap_comm"] is True
+    assert settings["zero_optimization"]["stage"] == 2
+    assert settings["wall_clock_breakdown"] is True
+    assert settings["bf16"] == {"enabled": True}
+
+
+def test_the_configs_own_deepspeed_block_is_merged():
+    config = make_config(2).model_copy(update={"deepspeed": {"fp16": {"hysteresis": 4}}})
+    assert deepspeed_config(config, 1)["fp16"] == {"hysteresis": 4}
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_name():
+    with pytest.raises(UsageError, match="gradient_cliping .*did you mean gradient_clipping"):
+        deepspeed_config(make_config(), 1, {"gradient_cliping": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("user", "part"),
+    [
+        ({"scheduler": {"type": "WarmupLR"}}, "schedule"),
+        ({"gradient_allreduce_op": "sum"}, "averaged"),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "offload_param"),
+        ({"zero_optimization": {"zero_hpz_partition_size": 8}}, "zero_hpz_partition_size=8"),
+        ({"bf16": {"check_grad_overflow": False}}, "non-finite"),
+        ({"optimizer": {"params": {"adam_w_mode": True}}}, "adam_w_mode"),
+        ({"hybrid_engine": {"enabled": True}}, "hybrid_engine"),
+        ({"zero_optimization": 3}, "must be a mapping"),
+        ({"tensorboard": True}, "must be a mapping"),
+        ({"communication_data_type": "fp16"}, "communication_data_type='fp16' contradicts the YAML, which says 'bf16'"),
+    ],
+)
+def test_settings_that_break_a_contract_are_refused(user, part):
+    with pytest.raises(UsageError, match=part):
+        deepspeed_config(make_config(), 1, user)
+
+
+def test_sections_that_are_switched_off_are_accepted():
+    user = {
+        "amp": {"enabled": False},
+        "hybrid_engine": {"enabled": False},
+        "gradient_allreduce_op": "mean",
+        "zero_optimization": {"offload_param": {"device": "none"}, "zero_hpz_partition_size": 1},
+        "data_efficiency": {"enabled": False},
+    }
+    merged = deepspeed_config(make_config(), 1, user)
+    without = deepspeed_config(make_config(), 1)
+    assert merged["zero_optimization"]["stage"] == without["zero_optimization"]["stage"]
+    assert {name: merged[name] for name in without if name != "zero_optimization"} == {
+        name: without[name] for name in without if name != "zero_optimization"
+    }
+
+
+def test_the_users_dict_is_left_as_it_is():
+    user = {"optimizer": {"params": {"lr": "auto"}}, "bfloat16": {"enabled": True}}
+    deepspeed_config(make_config(), 1, user)
+    assert user == {"optimizer": {"params": {"lr": "auto"}}, "bfloat16": {"enabled": True}}

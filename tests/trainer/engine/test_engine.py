@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data_prep.base.errors import UsageError
+from tests.trainer.toy_processes import run_jobs, trained
+from tests.trainer.toy_reference import train_plainly
+from tests.trainer.toy_training import ToyModel, make_config
+from trainer.checkpoint.format import read_state
+from trainer.checkpoint.pieces import read_weights
+from trainer.distributed.process_group import Ranks
+from trainer.engine.engine import Engine, build_engine, overlapped_reduction
+from trainer.engine.fragments import KINDS, Fragment
+
+SLOW = pytest.mark.slow
+
+# fp32 sums in another order: the toy's norms of about 1 and weights below 2 agree to the last few bits.
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+def check_against_plain_pytorch(folder, report, steps: int) -> None:
+    losses, norms, weights = train_plainly(steps)
+    first = report["first"]
+    torch.testing.assert_close(torch.tensor(report["losses"]), torch.tensor(losses[first:]), **TOLERANCE)
+    torch.testing.assert_close(torch.tensor(report["norms"]), torch.tensor(norms[first:]), **TOLERANCE)
+    saved = read_weights(folder / "checkpoints" / f"step-{steps:08d}")
+    assert saved.keys() == weights.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(saved[name], weight, **TOLERANCE)
+
+
+def test_the_reference_clips_and_learns():
+    losses, norms, _ = train_plainly(20)
+    assert min(norms) > 0.3, "clipping is never active"
+    assert losses[-1] < losses[0] - 0.02
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(stage):
+    folder, reports = trained(stage)
+    check_against_plain_pytorch(folder / "plain", reports["plain"], 2)
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW), 3])
+def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(stage, tmp_path):
+    job = {"stage": stage, "accumulation": 4, "output_dir": str(tmp_path / "run"), "steps": 3, "dropout": False}
+    (report,) = run_jobs(tmp_path, 1, [job])
+    check_against_plain_pytorch(tmp_path / "run", report, 3)
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_with_nan_changes_nothing(stage):
+    """The job itself checks that the step counts as skipped; here, that nothing of it reached the checkpoint."""
+    folder, _ = trained(stage)
+    checkpoint = folder / "plain" / "checkpoints" / "step-00000002"
+    assert read_state(checkpoint).optimizer_steps == 2
+    assert all(torch.isfinite(weight).all() for weight in read_weights(checkpoint).values())
+
+
+@pytest.mark.spawn
+@SLOW
+@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (3, "bf16")])
+def test_offload_trains_as_without(stage, precision, tmp_path):
+    common = {"stage": stage, "precision": precision, "accumulation": 2, "steps": 3, "dropout": False}
+    plain, offloaded = run_jobs(
+        tmp_path,
+        2,
+        [
+            common | {"output_dir": str(tmp_path / "plain")},
+            common | {"output_dir": str(tmp_path / "offloaded"), "offload": True},
+        ],
+    )
+    torch.testing.assert_close(torch.tensor(offloaded["losses"]), torch.tensor(plain["losses"]), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(torch.tensor(offloaded["norms"]), torch.tensor(plain["norms"]), rtol=1e-2, atol=1e-3)
+
+
+def test_fp16_on_the_cpu_is_refused_before_an_engine_is_built():
+    ranks = Ranks(0, 1, 0, torch.device("cpu"))
+    with pytest.raises(UsageError, match="training.precision=fp16 needs a CUDA device"):
+        build_engine(ToyModel(), make_config("none", 1, precision="fp16"), ranks)
+
+
+def zero_1_in_bf16(immediate_grad_update: bool, prescale: bool = False) -> SimpleNamespace:
+    """What `overlapped_reduction` asks of DeepSpeed's engine; gradients of 3 and 2 numbers, padded to 8."""
+    module = torch.nn.ParameterList([torch.zeros(3), torch.zeros(2)])
+    optimizer = SimpleNamespace(
+        immediate_grad_update=immediate_grad_update,
+        bf16_groups=[list(module)],
+        fp32_groups_gradients_flat=[torch.ones(8)],
+        dp_process_group=None,
+    )
+    return SimpleNamespace(
+        optimizer=optimizer,
+        module=module,
+        enable_backward_allreduce=True,
+        communication_data_type=torch.float32,
+        postscale_gradients=lambda: not prescale,
+        gradient_predivide_factor=lambda: 1.0,
+        zero_reduce_bucket_size=lambda: 3,
+    )
+
+
+@pytest.mark.parametrize(("prescale", "sent"), [(False, 1.0), (True, 0.5)])
+def test_the_reduction_is_taken_over_from_deepspeed_so_that_it_is_done_once(monkeypatch, prescale, sent):
+    found = []
+
+    def all_reduce(tensor: torch.Tensor, group: object, async_op: bool) -> SimpleNamespace:
+        found.append(tensor.tolist())
+        return SimpleNamespace(wait=lambda: tensor.mul_(2.0))
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    engine = zero_1_in_bf16(immediate_grad_update=True, prescale=prescale)
+    reduction = overlapped_reduction(engine, Ranks(0, 2, 0, torch.device("cpu")))
+    assert reduction is not None and not engine.enable_backward_allreduce
+    reduction.begin()
+    reduction.finish()
+    assert found == [[sent] * 2, [sent] * 3]
+    assert engine.optimizer.fp32_groups_gradients_flat[0].tolist() == [1.0] * 8, "the mean of two equal gradients"
+
+
+@pytest.mark.parametrize(("world_size", "immediate_grad_update"), [(1, True), (2, False)])
+def test_deepspeed_reduces_where_nothing_can_leave_early(world_size, immediate_grad_update):
+    engine = zero_1_in_bf16(immediate_grad_update)
+    assert overlapped_reduction(engine, Ranks(0, world_size, 0, torch.device("cpu"))) is None
+    assert engine.enable_backward_allreduce
+
+
+class ScaledDeepSpeed:
+    """What `Engine.prepare` asks of DeepSpeed's engine at stage 1 in fp16; a step changes the loss scale."""
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Module()
+        self.calls: list[object] = []
+        scaler = SimpleNamespace(cur_scale=65536.0, min_scale=1.0, cur_iter=0, dynamic=True)
+        base = SimpleNamespace(param_groups=[{"lr": 0.5}, {"lr": 0.25}], state={})
+        self.optimizer = SimpleNamespace(loss_scaler=scaler, optimizer=base, update_lp_params=lambda: None)
+
+    def train(self) -> None:
+        self.calls.append("train")
+
+    def eval(self) -> None:
+        self.calls.append("eval")
+
+    def set_gradient_accumulation_boundary(self, is_last: bool) -> None:
+        self.calls.append(is_last)
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None:
+        self.calls.append(
+            (loss.item(), scale_wrt_gas, {group["lr"] for group in self.optimizer.optimizer.param_groups})
+        )
+
+    def step(self) -> None:
+        self.calls.append("step")
+        vars(self.optimizer.loss_scaler).update(cur_scale=32768.0, cur_iter=1)
+
+    def get_global_grad_norm(self) -> float:
+        return 0.0
+
+    def was_step_applied(self) -> bool:
+        return True
+
+
+def scaled_engine(precision: str = "fp16") -> tuple[Engine, ScaledDeepSpeed]:
+    deepspeed = ScaledDeepSpeed()
+    config = make_config("none", 1, precision=precision)
+    return Engine(deepspeed, config, Ranks(0, 1, 0, torch.device("cpu")), {}), deepspeed
+
+
+def test_the_rehearsal_step_has_no_gradient_and_no_learning_rate_and_leaves_the_loss_scale_as_it_was():
+    engine, deepspeed = scaled_engine()
+    engine.eval()
+    engine.prepare(lambda: torch.tensor(7.0))
+    assert deepspeed.calls == ["eval", "train", True, (0.0, False, {0.0}), "step"]
+    assert vars(deepspeed.optimizer.loss_scaler) == {
+        "cur_scale": 65536.0,
+        "min_scale": 1.0,
+        "cur_iter": 0,
+        "dynamic": True,
+    }
+    with pytest.raises(AssertionError, match="prepared already"):
+        engine.prepare(lambda: torch.tensor(7.0))
+
+
+def test_the_loss_scale_is_saved_and_set_in_fp16_alone():
+    engine, deepspeed = scaled_engine()
+    assert engine.loss_scaler_state() == {"cur_scale": 65536.0, "min_scale": 1.0, "cur_iter": 0}
+    engine.set_loss_scaler_state({"cur_scale": 4.0, "cur_iter": 9})
+    engine.set_loss_scaler_state(None)
+    assert engine.loss_scaler_state() == {"cur_scale": 4.0, "min_scale": 1.0, "cur_iter": 9}
+    other, deepspeed = scaled_engine("bf16")
+    other.set_loss_scaler_state({"cur_scale": 4.0})
+    assert other.loss_scaler_state() is None and deepspeed.optimizer.loss_scaler.cur_scale == 65536.0
+
+
+def test_a_loss_scale_can_fall_in_fp16_while_it_is_dynamic_and_above_its_minimum():
+    engine, deepspeed = scaled_engine()
+    scaler = deepspeed.optimizer.loss_scaler
+    assert engine.loss_scale_can_fall
+    scaler.cur_scale = scaler.min_scale
+    assert not engine.loss_scale_can_fall
+    scaler.cur_scale, scaler.dynamic = 8.0, False
+    assert not engine.loss_scale_can_fall
+    assert not scaled_engine("bf16")[0].loss_scale_can_fall
+
+
+def test_a_fresh_run_begins_with_the_exact_weights_and_without_moments_or_updates(monkeypatch):
+    """In bf16 DeepSpeed's own fp32 weights are rounded ones."""
+    engine, deepspeed = scaled_engine("bf16")
+    count = torch.tensor(1.0)
+    deepspeed.optimizer.optimizer.state = {0: {"step": count}}
+    engine._initial = {"a": torch.arange(12.0).view(3, 4) + 0.001}
+    held = {kind: torch.full((8,), 9.0) for kind in KINDS}
+    fragment = Fragment("a", start=4, stop=10, owned_start=4, owned_stop=10, view=held.__getitem__)
+    monkeypatch.setattr(engine, "fragments", lambda: [fragment])
+    engine.prepare(lambda: torch.tensor(7.0))
+    assert torch.equal(held["weight"][:6], torch.arange(4.0, 10.0) + 0.001)
+    assert not held["weight"][6:].any() and not held["exp_avg"].any() and not held["exp_avg_sq"].any()
+    assert count == 0

@@ -1,0 +1,63 @@
+"""Masks filled by our own model: as the export does, and where there can be no export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launch.fill_mask import open_model
+from trainer.config.run_config import RunConfig
+from trainer.export.export import export_model
+from trainer.export.export_source import ExportSource
+from trainer.export.model_card import TrainingFacts
+from trainer.inference import checkpoint_model
+from trainer.inference.fill_mask import FillMask
+from trainer.model.pretraining import PretrainingModel
+
+TEXT = "the old river [MASK] the narrow [MASK] at night."
+
+
+def make_source(tokenizer_folder: Path, **model: Any) -> ExportSource:
+    sizes = {"vocab_size": 800, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = RunConfig.model_validate(
+        {
+            "output_dir": "runs/one",
+            "model": {**sizes, "intermediate_size": 48, "max_position_embeddings": 32, **model},
+            "data": {"shards": "shards", "sequence_length": 32},
+            "training": {"max_steps": 20, "micro_batch_tokens": 32, "global_batch_tokens": 32},
+        }
+    )
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: 0.2 * torch.randn(parameter.shape, generator=generator) + float("norm.weight" in name)
+        for name, parameter in PretrainingModel(config.model, next_sentence=False).named_parameters()
+    }
+    return ExportSource(config, weights, tokenizer_folder, TrainingFacts())
+
+
+def open_run(source: ExportSource, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FillMask:
+    (folder / "checkpoints").mkdir(parents=True)
+    monkeypatch.setattr(checkpoint_model, "read_source", lambda checkpoint: source)
+    return open_model(str(folder), None)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_a_checkpoint_fills_masks_as_its_export_does(small_tokenizer, tmp_path, monkeypatch, family):
+    source = make_source(small_tokenizer, family=family)
+    ours = open_run(source, tmp_path / "run", monkeypatch).predict(TEXT)
+    export_model(source.config, source.weights, small_tokenizer, tmp_path / "out")
+    theirs = FillMask.load(tmp_path / "out").predict(TEXT)
+    assert ours.filled == theirs.filled and len(ours.masks) == 2
+    for mine, other in zip(ours.masks, theirs.masks, strict=True):
+        assert [candidate.token_id for candidate in mine] == [candidate.token_id for candidate in other]
+        assert [c.probability for c in mine] == pytest.approx([c.probability for c in other], rel=1e-4)
+
+
+def test_a_model_that_no_class_of_transformers_computes_fills_masks(small_tokenizer, tmp_path, monkeypatch):
+    source = make_source(small_tokenizer, family="custom", norm="rmsnorm", position_embedding="sinusoidal")
+    model = open_run(source, tmp_path / "run", monkeypatch)
+    assert all(len(candidates) == 5 for candidates in model.predict(TEXT).masks)
+    assert len(model.predict("a " * 60 + "[MASK]").masks) == 1  # longer than the model takes: a window of it

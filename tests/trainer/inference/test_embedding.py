@@ -1,0 +1,86 @@
+"""Vectors are those of sentence-transformers' rule computed plainly, in any batch; neighbours are words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+
+from data_prep.base.errors import UsageError
+from trainer.inference.embedding import Embedder
+
+TEXTS = ["the cat sat on a mat", "dog", "a day in the garden and the house", "it was"]
+
+
+@pytest.fixture(scope="module")
+def embedder(tiny_hugging_face: Path) -> Embedder:
+    return Embedder.load(tiny_hugging_face)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_mean_pooling_is_the_plain_mean_of_hidden_states(
+    embedder: Embedder, tiny_hugging_face: Path, batch_size: int
+) -> None:
+    model, tokenizer = AutoModel.from_pretrained(tiny_hugging_face), AutoTokenizer.from_pretrained(tiny_hugging_face)
+    found = embedder.embed(TEXTS, batch_size=batch_size).vectors
+    with torch.inference_mode():
+        for text, vector in zip(TEXTS, found, strict=True):
+            hidden = model.eval()(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state[0]
+            np.testing.assert_allclose(vector, hidden.mean(dim=0).numpy(), atol=1e-5)
+    assert found.dtype == np.float32 and found.shape == (4, 16)
+
+
+def test_mean_pooling_is_sentence_transformers(embedder: Embedder, tiny_hugging_face: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    models = library.models
+    transformer = models.Transformer(str(tiny_hugging_face))
+    modules = [transformer, models.Pooling(transformer.get_word_embedding_dimension(), "mean")]
+    expected = library.SentenceTransformer(modules=modules, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(embedder.embed(TEXTS).vectors, expected, atol=1e-5)
+
+
+def test_cls_and_layers_are_those_of_the_model(embedder: Embedder) -> None:
+    ids = torch.tensor([embedder.tokenizer("dog ran")["input_ids"]])
+    with torch.inference_mode():
+        states = embedder.model(ids, output_hidden_states=True).hidden_states
+    for layer, state in ((0, states[0]), (1, states[1]), (-1, states[-1])):
+        vectors = embedder.embed(["dog ran", "a much longer text to pad it"], "cls", layer).vectors
+        np.testing.assert_allclose(vectors[0], state[0, 0].numpy(), atol=1e-5)
+    with pytest.raises(UsageError, match="layers 1 to 1"):
+        embedder.embed(TEXTS, layer=2)
+
+
+def test_long_texts_are_cut_and_counted(embedder: Embedder) -> None:
+    found = embedder.embed(["the cat " * 60, "dog"])
+    assert found.num_truncated == 1 and np.isfinite(found.vectors).all()
+    cut = embedder.embed(["the cat " * 15])
+    np.testing.assert_allclose(found.vectors[0], cut.vectors[0], atol=1e-5)
+
+
+def test_static_neighbours_are_whole_words_by_cosine(embedder: Embedder) -> None:
+    found = embedder.static_neighbours("cat", 30)
+    words = [neighbour.word for neighbour in found]
+    assert "cat" not in words and "dog" in words and "ing" not in words and "." not in words
+    assert not any(word.startswith("[") for word in words)
+    table = embedder.model.get_input_embeddings().weight.detach()
+    ids = [embedder.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in ("cat", "dog")]
+    expected = torch.cosine_similarity(table[ids[0]], table[ids[1]], dim=0)
+    assert dict(found)["dog"] == pytest.approx(float(expected), abs=1e-5)
+    assert [cosine for _, cosine in found] == sorted((cosine for _, cosine in found), reverse=True)
+
+
+def test_contextual_neighbours_are_words_of_the_texts(embedder: Embedder) -> None:
+    found, count = embedder.contextual_neighbours("Cat", ["the cat sat", "a cat ran. dog", ""])
+    assert count == 2 and {neighbour.word for neighbour in found} == {"the", "sat", "a", "ran", "dog"}
+    with pytest.raises(UsageError, match="do not hold the word 'horse'"):
+        embedder.contextual_neighbours("horse", ["the cat sat"])
+
+
+def test_neighbours_are_found_behind_ids_without_a_piece(
+    embedder: Embedder, tokenizer_with_holes: PreTrainedTokenizerBase
+) -> None:
+    found = Embedder(embedder.model, tokenizer_with_holes).static_neighbours("cat", 30)
+    assert "dog" in {neighbour.word for neighbour in found}

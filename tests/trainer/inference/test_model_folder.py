@@ -1,0 +1,107 @@
+"""What is refused of a folder from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.base.errors import UserError
+from trainer.inference.model_folder import check_model_folder, folder_digest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_folder_of_safetensors_and_json_is_taken(folder: Path) -> None:
+    check_model_folder(folder, strict=True)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_folder_that_asks_for_code_of_its_own_is_refused(folder: Path, name: str) -> None:
+    (folder / name).write_text('{"auto_map": {"AutoModel": "evil.Model"}}')
+    with pytest.raises(UserError, match=f"auto_map in {name}"):
+        check_model_folder(folder)
+
+
+def test_weights_as_pickle_only_are_refused_and_beside_safetensors_not_taken_from_a_registry(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    check_model_folder(folder)
+    with pytest.raises(UserError, match="pytorch_model.bin"):
+        check_model_folder(folder, strict=True)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="pickle can run code"):
+        check_model_folder(folder)
+
+
+def test_code_in_a_registry_is_refused_in_any_depth(folder: Path) -> None:
+    (folder / "1_Pooling" / "modeling.py").write_text("")
+    with pytest.raises(UserError, match="modeling.py"):
+        check_model_folder(folder, strict=True)
+
+
+def test_a_folder_without_a_config_or_with_a_damaged_one_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        check_model_folder(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match="what the user wrote holds no config.json"):
+        check_model_folder(folder, name="what the user wrote")
+
+
+def test_json_nested_without_end_is_damage(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="config.json is not valid JSON"):
+        check_model_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../outside.safetensors",
+        "/outside.safetensors",
+        "1_Pooling/in.safetensors",
+        "weights.dat",
+        "none.safetensors",
+        3,
+    ],
+)
+def test_an_index_leads_to_safetensors_of_its_own_folder_alone(folder: Path, shard: Any) -> None:
+    for path in ("../outside.safetensors", "1_Pooling/in.safetensors", "weights.dat"):
+        (folder / path).write_bytes(b"weights")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "part.safetensors", "b": shard}}))
+    check_model_folder(folder)  # beside the whole model no index is read
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    with pytest.raises(UserError, match="model.safetensors.index.json of .* names the weights"):
+        check_model_folder(folder)
+    (folder / "config.json").write_text(json.dumps({"transformers_weights": shard}))
+    index.write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
+    with pytest.raises(UserError, match="config.json of .* names the weights"):
+        check_model_folder(folder)
+    (folder / "config.json").write_text(json.dumps({"transformers_weights": index.name}))
+    check_model_folder(folder, strict=True)
+    index.write_text("{}")
+    with pytest.raises(UserError, match="without a weight_map"):
+        check_model_folder(folder)
+
+
+def test_the_digest_sees_every_byte_and_name_and_nothing_else(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before = folder_digest(folder)
+    (folder / "model.safetensors").write_bytes(b"weightz")
+    changed = folder_digest(folder)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    assert folder_digest(folder) == before != changed
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    assert folder_digest(folder) != before

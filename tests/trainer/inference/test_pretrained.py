@@ -1,0 +1,196 @@
+"""A folder that lacks weights, or whose parts do not belong together, is not taken for a trained model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from data_prep.base.errors import UserError
+from data_prep.text.cleaning import normalise
+from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.foreign_tokenizers import WRITERS
+from trainer.inference.attention_maps import attention_maps
+from trainer.inference.embedding import Embedder
+from trainer.inference.fill_mask import FillMask
+from trainer.inference.next_sentence import NextSentence
+from trainer.inference.pretrained import (
+    load_config,
+    load_text_tokenizer,
+    load_tokenizer,
+    max_length,
+    refuse_random_weights,
+)
+
+LOST = "bert.encoder.layer.0.output.dense.weight"
+
+
+@pytest.fixture
+def torn(tiny_hugging_face: Path, tmp_path: Path) -> Path:
+    """A copy of a model with one matrix of its encoder missing."""
+    folder = tmp_path / "torn"
+    shutil.copytree(tiny_hugging_face, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights[LOST]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_an_encoder_with_random_weights_is_refused_by_all_that_use_it(torn: Path) -> None:
+    with pytest.raises(UserError, match="encoder.layer.0.output.dense.weight .1 in all.*as an encoder"):
+        Embedder.load(torn)
+    with pytest.raises(UserError, match="random weights"):
+        attention_maps(torn, "the cat")
+
+
+def test_what_is_yet_to_be_trained_may_be_missing() -> None:
+    refuse_random_weights(frozenset({"pooler.dense.weight"}), Path("m"), "an encoder", but=("pooler.",))
+    with pytest.raises(UserError, match=r"m lacks a, b, c \(4 in all\)"):
+        refuse_random_weights(frozenset("dcba"), Path("m"), "an encoder")
+
+
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [(float("nan"), "not finite"), (float("inf"), "not finite"), (-1e38, "beyond 1e.06")],
+)
+def test_weights_that_no_training_gives_are_refused_by_all_that_use_them(
+    tiny_hugging_face: Path, tmp_path: Path, number: float, what: str
+) -> None:
+    folder = tmp_path / "diverged"
+    shutil.copytree(tiny_hugging_face, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[LOST][1, 2] = number
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for load in (Embedder.load, FillMask.load):
+        with pytest.raises(UserError, match=f"encoder.layer.0.output.dense.weight that are {what}"):
+            load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers=10+, and that has to be a whole number from 1 to 1,000"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ({"num_attention_heads": -1}, "num_attention_heads=-1, and that has to be a whole number from 1 up"),
+        ({"num_labels": 10**7}, "num_labels=10+, and that is at most 1,000,000"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan, and that has to be a finite number"),
+        ({"layer_norm_eps": -1.0}, "layer_norm_eps=-1.0, and that has to be a number from 0 to 1"),
+        ({"hidden_dropout_prob": 2.0}, "hidden_dropout_prob=2.0"),
+    ],
+)
+def test_numbers_of_no_model_are_refused_before_one_is_made(
+    tiny_hugging_face: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = with_config(tiny_hugging_face, tmp_path / "changed", change)
+    for load in (Embedder.load, FillMask.load, load_config):
+        with pytest.raises(UserError, match=message):
+            load(folder)
+
+
+def with_config(source: Path, folder: Path, change: dict[str, Any]) -> Path:
+    """A copy with other settings in config.json."""
+    shutil.copytree(source, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return folder
+
+
+def test_weights_of_more_layers_than_the_configuration_tells_of_are_not_left_out(
+    tiny_hugging_face: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_hugging_face, tmp_path / "more"))
+    weights = load_file(folder / "model.safetensors")
+    weights |= {name.replace("layer.0", "layer.1"): weight.clone() for name, weight in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="weights of layers that its config.json does not tell of .*layer.1"):
+        Embedder.load(folder)
+
+
+def test_how_a_model_answers_does_not_hang_on_its_configuration(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    change = {"return_dict": False, "output_hidden_states": True, "chunk_size_feed_forward": 7}
+    folder = with_config(tiny_hugging_face, tmp_path / "changed", change)
+    expected = Embedder.load(tiny_hugging_face).embed(["the cat"]).vectors
+    assert np.array_equal(Embedder.load(folder).embed(["the cat"]).vectors, expected)
+
+
+def test_a_tokenizer_whose_unknown_token_is_none_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_hugging_face, tmp_path / "changed"))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"unk_token": ""}))
+    with pytest.raises(UserError, match="cannot be loaded as a tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_a_tokenizer_with_ids_that_the_model_does_not_know_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    shutil.copytree(tiny_hugging_face, folder)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["model"]["vocab"]["▁dog"] = 64
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="ids up to 64 and a model that knows 64 of them"):
+        load_tokenizer(folder)
+
+
+def test_an_added_token_beyond_the_vocabulary_refuses_no_model(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "added"
+    shutil.copytree(tiny_hugging_face, folder)
+    tokenizer = load_tokenizer(folder)
+    tokenizer.add_tokens([f"<figure{number}>" for number in range(64)])
+    tokenizer.save_pretrained(folder)
+    assert load_tokenizer(folder).convert_tokens_to_ids("<figure63>") >= 64
+    assert np.isfinite(Embedder.load(folder).embed(["the cat"]).vectors).all()
+
+
+def tokenizer_of(length: Any) -> Any:
+    return SimpleNamespace(name_or_path="m", model_max_length=length)
+
+
+def test_the_positions_of_robertas_kin_begin_behind_the_padding() -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = transformers.RobertaConfig(**sizes, num_attention_heads=2, max_position_embeddings=66)
+    longest = max_length(config, tokenizer_of(10**30))
+    model = transformers.RobertaModel(config).eval()
+    assert longest == 64 and model(torch.full((1, longest), 5)).last_hidden_state.shape == (1, 64, 16)
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, longest + 1), 5))
+    assert max_length(transformers.BertConfig(max_position_embeddings=66), tokenizer_of(1e30)) == 66
+
+
+@pytest.mark.parametrize("length", ["x", -5, 7, float("nan"), None])
+def test_a_length_that_is_none_is_refused(length: Any) -> None:
+    with pytest.raises(UserError, match=r"m takes .* by its model_max_length \(tokenizer_config.json\)"):
+        max_length(transformers.BertConfig(), tokenizer_of(length))
+
+
+def test_a_model_without_positions_is_no_encoder() -> None:
+    with pytest.raises(UserError, match="m is a t5, which has no max_position_embeddings"):
+        max_length(transformers.T5Config(), tokenizer_of(512))
+
+
+@pytest.mark.parametrize("kind", ["own", *WRITERS])
+def test_names_of_special_tokens_in_a_text_have_the_ids_that_preparation_gives_them(
+    kind: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    folder = small_tokenizer if kind == "own" else WRITERS[kind](tmp_path, texts)
+    prepared, tokenizer = Tokenizer.load(folder), load_text_tokenizer(folder)
+    text = "the [SEP] river [MASK]. [CLS] a[UNK]b [PAD]"
+    ids = prepared.encode(normalise(text, prepared.normalisation) if kind == "own" else text).tolist()
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids
+    assert tokenizer([text], [text])["input_ids"][0].count(tokenizer.sep_token_id) == 2
+    assert tokenizer.mask_token_id not in ids
+    assert tokenizer.mask_token_id in load_tokenizer(folder)(text)["input_ids"]
+
+
+def test_all_that_read_a_text_as_it_is_take_such_names_for_text(tiny_hugging_face: Path) -> None:
+    for tokenizer in (Embedder.load(tiny_hugging_face).tokenizer, NextSentence.load(tiny_hugging_face).tokenizer):
+        assert tokenizer("the [SEP] cat")["input_ids"].count(tokenizer.sep_token_id) == 1
+    assert attention_maps(tiny_hugging_face, "the [SEP] cat").tokens.count("[SEP]") == 1

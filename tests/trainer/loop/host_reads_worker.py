@@ -1,0 +1,101 @@
+"""Optimizer steps through DeepSpeed on one CPU rank, with everything counted that would wait for a GPU.
+
+Run as `python host_reads_worker.py FOLDER [section.field=value ...]`; prints as JSON, for each step after the second,
+the device synchronizations and how often the host reads a value of the device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import trainer.loop.step as step_module
+from data_prep.base.settings import load_settings
+from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
+from trainer.config.run_config import RunConfig
+from trainer.data.loader import Loader, Position
+from trainer.data.shard_set import open_shard_set
+from trainer.distributed.exit import run_rank
+from trainer.distributed.process_group import initialize_distributed, shut_down
+from trainer.engine.engine import build_engine
+from trainer.loop.step import Wishes, take_step
+from trainer.metrics.throughput import WorkClock
+from trainer.model.pretraining import PretrainingModel
+
+STEPS = 4
+MICRO_BATCHES = 3
+SETTINGS = [
+    *("data.sequence_length=32", "data.num_workers=0", "data.sentence_pairs=none", "training.phases=[]"),
+    *("training.micro_batch_tokens=128", f"training.global_batch_tokens={MICRO_BATCHES * 128}"),
+    *(f"training.max_steps={STEPS}", "training.precision=bf16", "training.gradient_clipping=1.0"),
+    *("model.vocab_size=300", "model.output_bias=zeros", "model.hidden_size=32", "model.num_attention_heads=2"),
+    "model.intermediate_size=64",
+]
+READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "aten.equal", "masked_select")
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the operators whose result the host has to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        indices = args[1] if name.startswith("aten.index") and len(args) > 1 else ()
+        by_mask = isinstance(indices, (list, tuple)) and any(
+            isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in indices
+        )
+        if by_mask or any(read in name for read in READS):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def main() -> int:
+    folder, *overrides = sys.argv[1:]
+    write_synthetic_shards(Path(folder), 300, 8_000, DocumentLengths(15, 0.8))
+    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={folder}", *SETTINGS, *overrides])
+    ranks = initialize_distributed(config.distributed)
+    shard_sets = [open_shard_set(folder)]
+    loader = Loader(shard_sets, config.data, config.phases[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    batches = list(itertools.islice(loader, STEPS))
+    model = PretrainingModel(config.model, next_sentence=False)
+    model.initialise(0)
+    engine = build_engine(model, config, ranks)
+    engine.prepare(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
+    synchronizations = 0
+    count = step_module.count_globally
+
+    def synchronize(*arguments: Any, **options: Any) -> None:
+        nonlocal synchronizations
+        synchronizations += 1
+
+    type(get_accelerator()).synchronize = synchronize
+    found = []
+    for step, batch in enumerate(batches):
+        assert len(batch.micro_batches) == MICRO_BATCHES
+        synchronizations, clock = 0, WorkClock(ranks.device)
+        counts = count(batch, ranks, Wishes())  # of tensors that are on the host
+        step_module.count_globally = lambda *arguments, counts=counts: counts
+        with HostReads() as reads:
+            result = take_step(engine, batch, step, 1e-3, 0, ranks, Wishes(), clock, lambda text: None)
+        assert result.applied
+        if step >= 2:  # DeepSpeed's throughput timer, where it runs, begins with the third step
+            found.append({"synchronizations": synchronizations, "reads": reads.count})
+    print(json.dumps(found), flush=True)
+    engine.destroy()
+    shut_down(ranks)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    run_rank(main)

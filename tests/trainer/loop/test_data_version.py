@@ -1,0 +1,153 @@
+"""A run keeps the version of its data that it began with, whatever is added or removed meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import read_manifest
+from data_prep.dataset.manifest_records import FileRecord
+from data_prep.dataset.removal import remove_documents
+from data_prep.dataset.removal_request import RemovalRequest
+from data_prep.dataset.shards import read_records
+from data_prep.dataset.versions import delete_older_versions
+from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Marker, SavedState, TrainState, step_folder
+from trainer.config.run_config import RunConfig
+from trainer.data.loader import Loader, Position
+from trainer.loop.data_version import begun_with, describe_versions, open_data
+
+
+@pytest.fixture
+def shards(small_shards: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_shards, tmp_path / "shards"))
+
+
+@pytest.fixture
+def config(shards: Path, tmp_path: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "output_dir": str(tmp_path / "run"),
+            "model": {"vocab_size": 800, "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 8},
+            "data": {"shards": str(shards), "sequence_length": 64, "num_workers": 0},
+            "training": {"max_steps": 10, "micro_batch_tokens": 256, "global_batch_tokens": 512},
+        }
+    )
+
+
+def save_checkpoint(config: RunConfig, step: int, digests: tuple[str, ...]) -> Path:
+    """A checkpoint of no tensors."""
+    folder = step_folder(config.output_dir, step)
+    folder.mkdir(parents=True)
+    saved = SavedState(
+        format_version=1,
+        state=TrainState(step=step),
+        config=config.model_dump(mode="json"),
+        data=DataIdentity(manifest_digests=digests, tokenizer_fingerprint="f"),
+        world_size=1,
+        zero_stage=0,
+        shapes={},
+        optimizer_steps=step,
+        loss_scaler=None,
+        versions={},
+    )
+    data = saved.model_dump_json().encode()
+    (folder / STATE_NAME).write_bytes(data)
+    record = FileRecord(name=STATE_NAME, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    marker = Marker(format_version=1, step=step, files=(record,))
+    (folder / MARKER_NAME).write_text(marker.model_dump_json())
+    return folder
+
+
+def remove_some(shards: Path) -> None:
+    _, record, _ = next(read_records(shards / "train-000000.tar"))
+    remove_documents(str(shards), RemovalRequest(ids=np.sort(record.document_ids[:3])), 1)
+
+
+def rows(config: RunConfig) -> list[np.ndarray]:
+    """What the loader gives out in an epoch, global batch by global batch."""
+    loader = Loader(open_data(config), config.data, config.phases[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    batches = []
+    for batch in loader:
+        if batch.position.epoch:
+            return batches
+        batches.append(np.concatenate([micro.input_ids.numpy() for micro in batch.micro_batches]))
+    return batches
+
+
+def test_a_new_run_takes_the_current_version_and_a_resumed_one_its_own(config: RunConfig, shards: Path) -> None:
+    first = read_manifest(str(shards))
+    assert begun_with(config.output_dir) == ()
+    before = rows(config)
+    save_checkpoint(config, 3, (first.digest,))
+    remove_some(shards)
+    second = read_manifest(str(shards))
+    assert second.version == 2
+    assert [shard_set.manifest for shard_set in open_data(config)] == [first]
+    after = rows(config)
+    assert len(before) == len(after) > 3 and all(map(np.array_equal, before, after)), "the same rows as if nothing was"
+    new_run = config.model_copy(update={"output_dir": config.output_dir + "-new"})
+    assert [shard_set.manifest for shard_set in open_data(new_run)] == [second]
+    assert [shard_set.manifest for shard_set in open_data(config, allow_change=True)] == [second]
+
+
+def test_the_version_is_told(config: RunConfig, shards: Path) -> None:
+    first = read_manifest(str(shards))
+    expected = f"data {shards}: version 1 ({first.digest[:16]})"
+    assert list(describe_versions(open_data(config))) == [expected]
+    save_checkpoint(config, 3, (first.digest,))
+    remove_some(shards)
+    told = list(describe_versions(open_data(config)))
+    assert told == [f"{expected}; the current version is 2, and a run keeps its own"]
+
+
+def test_a_version_that_was_purged_is_a_clear_error(config: RunConfig, shards: Path) -> None:
+    save_checkpoint(config, 3, (read_manifest(str(shards)).digest,))
+    remove_some(shards)
+    delete_older_versions(str(shards))
+    with pytest.raises(UserError, match="(?s)reads data that is not there any more.*only 2 .*--allow-change"):
+        open_data(config)
+    assert open_data(config, allow_change=True)[0].manifest.version == 2
+
+
+def test_a_damaged_newest_checkpoint_leaves_it_to_the_one_before(config: RunConfig, shards: Path) -> None:
+    digest = read_manifest(str(shards)).digest
+    save_checkpoint(config, 3, (digest,))
+    (save_checkpoint(config, 6, ("e" * 64,)) / STATE_NAME).write_text("{}")
+    assert begun_with(config.output_dir) == (digest,)
+
+
+def test_on_an_empty_disk_the_stored_checkpoint_says_which_version(
+    config: RunConfig, shards: Path, tmp_path: Path
+) -> None:
+    first = read_manifest(str(shards))
+    store = tmp_path / "store"
+    settings = config.checkpoint.model_copy(update={"upload_to": str(store)})
+    config = config.model_copy(update={"checkpoint": settings})
+    for step in (3, 6):
+        folder = save_checkpoint(config, step, (first.digest,))
+        shutil.copytree(folder, store / folder.name)
+    shutil.rmtree(config.output_dir)
+    remove_some(shards)
+    assert read_manifest(str(shards)).version == 2
+    assert [shard_set.manifest for shard_set in open_data(config)] == [first]
+    (store / "step-00000006" / STATE_NAME).write_text("{}")
+    assert begun_with(config.output_dir, str(store)) == (first.digest,), "a damaged one leaves it to the one before"
+    shutil.rmtree(store)
+    assert begun_with(config.output_dir, str(store)) == ()
+
+
+def test_a_store_that_cannot_be_read_leaves_it_to_the_search_for_a_checkpoint(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_text("a file where the folder should be")
+    assert begun_with(config.output_dir, str(tmp_path / "store")) == ()
+
+
+def test_another_mixture_is_left_to_the_check_of_the_checkpoint(config: RunConfig, shards: Path) -> None:
+    save_checkpoint(config, 3, ("a" * 64, "b" * 64))
+    assert [shard_set.manifest for shard_set in open_data(config)] == [read_manifest(str(shards))]

@@ -1,0 +1,45 @@
+"""What is told of an evaluation, and what of it goes into the checkpoint."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.trainer.toy_run import CONFIG
+from trainer.checkpoint.format import TrainState
+from trainer.distributed.process_group import Ranks
+from trainer.loop import reporting
+
+
+def test_a_state_with_an_evaluation_that_is_not_finite_can_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = {"valid/mlm_loss": 800.0, "valid/mlm_perplexity": math.inf, "valid/length/0-127/mlm_loss": math.nan}
+    metrics |= {"valid/mlm_accuracy": 0.0, "valid/mlm_accuracy_top5": 0.5}
+    told: dict[str, float] = {}
+    run = SimpleNamespace(
+        config=CONFIG,
+        ranks=Ranks(0, 1, 0, torch.device("cpu")),
+        output_dir=tmp_path,
+        state=TrainState(step=2),
+        shard_sets=[],
+        engine=None,
+        metrics={},
+        watchdog=SimpleNamespace(mark=lambda doing: None),
+        tracker=SimpleNamespace(log=lambda step, metrics: told.update(metrics)),
+        recorder=SimpleNamespace(restart_clock=lambda: None),
+        say=lambda text: None,
+    )
+    monkeypatch.setattr(reporting, "evaluate", lambda *arguments: metrics)
+    reporting.log_evaluation(run)
+    assert run.state.evaluation == {
+        "valid/mlm_loss": 800.0,
+        "valid/mlm_accuracy": 0.0,
+        "valid/mlm_accuracy_top5": 0.5,
+    }
+    assert TrainState.model_validate_json(run.state.model_dump_json()) == run.state
+    assert told == metrics, "MLflow is told all of it"

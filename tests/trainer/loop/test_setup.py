@@ -1,0 +1,261 @@
+"""Setting a run up, without DeepSpeed: which data its weights will have seen, through every kind of beginning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.base.processor import Processor
+from data_prep.dataset.manifest import read_manifest, write_manifest
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.checkpoint import writer
+from trainer.checkpoint.compatibility import check_compatible
+from trainer.checkpoint.format import read_state
+from trainer.checkpoint.writer import ALONE
+from trainer.config.run_config import RunConfig
+from trainer.data.shard_set import open_shard_set
+from trainer.engine import fragments
+from trainer.export.export_source import read_source
+from trainer.export.exported_files import write_model
+from trainer.loop import setup as runs
+from trainer.loop.branch import Branch
+from trainer.model import numerics
+from trainer.model.pretraining import PretrainingModel
+from trainer.tracking.spool_folder import LINEAGE_TAG
+from trainer.tracking.tracker import NullTracker
+
+BASE, BEFORE_BASE = "b" * 64, "a" * 64
+
+
+class BareEngine:
+    """What setting up and saving ask of an engine, at stage 0 on one rank."""
+
+    stage = 0
+    ranks = ALONE
+    optimizer_steps = 0
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0)
+
+    def prepare(self, compute_loss: Callable[[], torch.Tensor]) -> None:
+        for parameter in self.module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+
+    def fragments(self) -> list[fragments.Fragment]:
+        return list(fragments.fragments(self.module, self.optimizer, 0, 0, 1))
+
+    def finish_setting(self, steps: int) -> None: ...
+
+    def loss_scaler_state(self) -> None: ...
+
+    def set_loss_scaler_state(self, state: None) -> None: ...
+
+
+class TagTracker(NullTracker):
+    """Keeps the run's tags."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, str] = {}
+
+    def log_tags(self, tags: Any) -> None:
+        self.tags.update(tags)
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> TagTracker:
+    tracker = TagTracker()
+    monkeypatch.setattr(runs, "build_engine", lambda model, config, ranks: BareEngine(model))
+    monkeypatch.setattr(runs, "open_tracker", lambda config, ranks, state, begin: tracker)
+    monkeypatch.setattr("trainer.tracking.run_description.installed_packages", lambda: "")  # which takes its time
+    return tracker
+
+
+@pytest.fixture
+def config(small_shards: Path, tmp_path: Path) -> RunConfig:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    return RunConfig.model_validate(
+        {
+            "output_dir": str(tmp_path / "run"),
+            "model": {"family": "bert", "vocab_size": 800, **sizes},
+            "data": {"shards": str(small_shards), "sequence_length": 64, "num_workers": 0},
+            "training": {"max_steps": 10, "micro_batch_tokens": 256, "global_batch_tokens": 512},
+        }
+    )
+
+
+@pytest.fixture
+def base(config: RunConfig, small_tokenizer: Path, tmp_path: Path) -> Path:
+    """An exported folder of the same architecture, whose weights saw data of two versions."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    write_model(folder, config, PretrainingModel(config.model, next_sentence=False), Tokenizer.load(small_tokenizer))
+    provenance = {"data_digests": {"elsewhere": BASE}, "data_lineage": [BASE, BEFORE_BASE]}
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    return folder
+
+
+def set_up(config: RunConfig, allow_change: bool = False, branch: Branch | None = None) -> runs.Run:
+    shard_sets = [open_shard_set(component.url) for component in config.data.components]
+    nothing: Any = SimpleNamespace()
+    return runs.set_up(config, shard_sets, ALONE, nothing, nothing, allow_change, branch)
+
+
+def save(run: runs.Run, step: int) -> Path:
+    state = run.state.model_copy(update={"step": step})
+    saved = writer.save(run.config.output_dir, run.engine, state, run.config, run.data)
+    assert saved is not None
+    return saved.folder
+
+
+def on_other_data(config: RunConfig, folder: Path) -> RunConfig:
+    """The run with a copy of its shards whose manifest says other things, and so has another digest."""
+    shutil.copytree(config.data.shards, folder)
+    write_manifest(str(folder), read_manifest(str(folder)).model_copy(update={"clozeworks_version": "another"}))
+    return config.model_copy(update={"data": config.data.model_copy(update={"shards": str(folder)})})
+
+
+def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
+    config: RunConfig, base: Path, tracker: TagTracker
+) -> None:
+    digest = read_manifest(config.data.shards).digest
+    begun = config.model_copy(update={"init_from": str(base)})
+    folder = save(set_up(begun), 2)
+    seen = (digest, BASE, BEFORE_BASE)
+    assert read_source(folder).facts.data_lineage == seen and tracker.tags[LINEAGE_TAG] == ",".join(seen)
+    shutil.rmtree(base)
+    assert set_up(begun).state.data_lineage == seen, "a resumed run does not read its base again"
+
+
+def test_data_that_was_changed_on_the_way_stays_seen(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
+    first = read_manifest(config.data.shards).digest
+    assert set_up(config).state.data_lineage == (first,)
+    save(set_up(config), 2)
+    changed = on_other_data(config, tmp_path / "other")
+    second = read_manifest(changed.data.shards).digest
+    folder = save(set_up(changed, allow_change=True), 4)
+    facts = read_source(folder).facts
+    assert first != second and facts.data_lineage == (second, first)
+    assert list(facts.data_digests.values()) == [second] and tracker.tags[LINEAGE_TAG] == f"{second},{first}"
+    assert set_up(changed).state.data_lineage == (second, first), "at the next start too"
+    back = set_up(config, allow_change=True, branch=Branch(step=2))
+    assert back.state.data_lineage == (first,), "the course that was left saw more than the new one"
+
+
+def test_a_checkpoint_without_a_lineage_saw_its_shards(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
+    """As those of earlier releases are."""
+    run = set_up(config)
+    run.state = run.state.model_copy(update={"data_lineage": ()})
+    first = read_manifest(config.data.shards).digest
+    assert read_source(save(run, 2)).facts.data_lineage == (first,)
+    changed = on_other_data(config, tmp_path / "other")
+    second = read_manifest(changed.data.shards).digest
+    assert set_up(changed, allow_change=True).state.data_lineage == (second, first)
+
+
+def test_a_damaged_status_hinders_no_resume(config: RunConfig, tracker: TagTracker) -> None:
+    save(set_up(config), 2)
+    (Path(config.output_dir) / "status.json").write_text('{"state": "failed", "written_at": 1, "step": 2}')
+    run = set_up(config)
+    assert run.state.step == 2 and run.metrics == {}
+
+
+def test_the_tokenizer_alone_is_kept_of_a_folder_that_holds_a_model_too(
+    config: RunConfig, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """`data.tokenizer` names an exported folder, or, in a run that goes on, the run's own copy."""
+    exported = Path(shutil.copytree(small_tokenizer, tmp_path / "exported"))
+    (exported / "model.safetensors").write_bytes(b"weights")
+    (exported / "1_Pooling").mkdir()
+    shard_set = open_shard_set(str(config.data.shards))
+    for source in (exported, Path(config.output_dir) / "tokenizer"):
+        named = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(source)})})
+        runs.keep_tokenizer(named, shard_set)
+        kept = {path.name: path.read_bytes() for path in Path(config.output_dir, "tokenizer").iterdir()}
+        assert kept == {path.name: path.read_bytes() for path in small_tokenizer.iterdir()}
+
+
+def test_a_kept_tokenizer_is_left_as_it_is_and_a_broken_one_is_made_again(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard_set, folder = open_shard_set(str(config.data.shards)), Path(config.output_dir) / "tokenizer"
+    runs.keep_tokenizer(config, shard_set)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "copy_tokenizer", lambda *given: pytest.fail("it was written again"))
+        runs.keep_tokenizer(config, shard_set)
+    (folder / "tokenizer.model").write_bytes(b"half")
+    runs.keep_tokenizer(config, shard_set)
+    assert Tokenizer.load(folder).fingerprint == shard_set.manifest.tokenizer.fingerprint
+
+
+def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
+    config: RunConfig, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = set_up(config)
+    folder = save(run, 2)
+    saved = read_state(folder)
+    registry = {**saved.config["registry"], "name": "birds", "alias": "champion", "promote_to": "champion"}
+    saved = saved.model_copy(update={"config": saved.config | {"registry": registry}})
+    assert check_compatible(saved, run.config, run.data, 1, saved.numerics) == []
+    monkeypatch.setattr("trainer.export.export_source.read_state", lambda folder: saved)
+    assert read_source(folder).config.registry.name is None
+
+
+def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_own(
+    config: RunConfig, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def in_precision(precision: str) -> RunConfig:
+        return config.model_copy(update={"training": config.training.model_copy(update={"precision": precision})})
+
+    slow, fast = (Processor("Xeon", "GenuineIntel", sets) for sets in (("avx2",), ("amx_bf16", "avx2")))
+    monkeypatch.setattr(numerics, "this_processor", lambda: slow)
+    run = set_up(in_precision("auto"))
+    assert run.config.training.precision == "fp32"
+    assert read_state(save(run, 2)).config["training"]["precision"] == "fp32"
+    assert set_up(in_precision("auto")).state.step == 2 and "precision" not in capsys.readouterr().err
+    monkeypatch.setattr(numerics, "this_processor", lambda: fast)
+    moved = set_up(in_precision("auto"))
+    assert (moved.config.training.precision, moved.state.step) == ("fp32", 2)
+    assert "the run stays in fp32, in which it was begun; a new run would take bf16" in capsys.readouterr().err
+    with pytest.raises(UserError, match="training.precision was 'fp32' and is 'bf16'"):
+        set_up(in_precision("bf16"))
+    shutil.rmtree(config.output_dir)
+    assert set_up(in_precision("auto")).config.training.precision == "bf16"
+
+
+def phased(*shapes: tuple[int, int, int], max_steps: int | None = None) -> RunConfig:
+    """A run whose phases take (steps, micro_batch_tokens, sequence_length)."""
+    names = ("steps", "micro_batch_tokens", "sequence_length")
+    phases = [{**dict(zip(names, shape, strict=True)), "global_batch_tokens": 4096} for shape in shapes]
+    training = {"phases": phases, "max_steps": max_steps}
+    return RunConfig.model_validate(
+        {"output_dir": "x", "model": {"vocab_size": 800}, "data": {"shards": "x"}, "training": training}
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (0, [(2048, 128), (1024, 512), (1024, 64)]),
+        (4, [(2048, 128), (1024, 512), (1024, 64)]),
+        (5, [(2048, 128), (1024, 64)]),
+        (8, [(2048, 128)]),
+        (10, [(2048, 128)]),  # its end
+    ],
+)
+def test_the_shapes_that_a_run_still_has_are_named_once_and_the_largest_first(step, expected) -> None:
+    config = phased((5, 1024, 512), (2, 1024, 64), (1, 1024, 64), (2, 2048, 128), (9, 4096, 64), max_steps=10)
+    found = [
+        (phase.micro_batch_tokens, phase.sequence_length)
+        for phase in runs.one_of_each_shape(runs.phases_after(step, config))
+    ]
+    assert found == expected

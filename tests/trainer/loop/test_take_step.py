@@ -1,0 +1,147 @@
+"""One optimizer step against an engine that records what it is asked; with real engines: test_contract5.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.data.batch import IGNORED, Batch
+from trainer.distributed.process_group import Ranks
+from trainer.loop import step as module
+from trainer.loop.step import StepResult, Wishes, count_globally, seed_micro_batch, take_step
+from trainer.metrics.throughput import WorkClock
+
+CPU = torch.device("cpu")
+
+
+def micro_batch(masked: int, pairs: int, tokens: int = 6, unreadable: int = 0) -> Batch:
+    """One row of 8 positions with so many predictions, pairs and tokens."""
+    return Batch(
+        input_ids=torch.arange(8).lt(tokens) * 9,
+        position_ids=torch.zeros(8, dtype=torch.int64),
+        token_type_ids=torch.zeros(8, dtype=torch.int64),
+        cu_seqlens=torch.tensor([0, 8], dtype=torch.int32),
+        masked_positions=torch.zeros(4, dtype=torch.int64),
+        labels=torch.tensor([7] * masked + [IGNORED] * (4 - masked)),
+        cls_positions=torch.zeros(2, dtype=torch.int64),
+        next_sentence_labels=torch.tensor([1] * pairs + [IGNORED] * (2 - pairs)),
+        sequence_length=8,
+        num_unreadable_rows=unreadable,
+    )
+
+
+class RecordingEngine:
+    """The loss of micro-batch n is `weight` times (10, 1) to the n, masked and pairs; notes every call."""
+
+    was_step_applied = True
+
+    def __init__(self) -> None:
+        self.weight = torch.ones((), requires_grad=True)
+        self.calls: list[tuple[Any, ...]] = []
+        self.draws: list[float] = []
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.calls.append(("learning rate", learning_rate))
+
+    def forward(self, batch: Batch) -> Any:
+        self.calls.append(("forward", batch.num_masked))
+        self.draws.append(float(torch.rand(())))
+        mlm, nsp = 2.0 * batch.num_masked, 3.0 * batch.num_pairs
+        return SimpleNamespace(
+            mlm_loss_sum=self.weight * mlm, nsp_loss_sum=self.weight * nsp, nsp_correct=torch.tensor(batch.num_pairs)
+        )
+
+    def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
+        self.calls.append(("backward", round(loss.item(), 5), is_last_micro_batch))
+
+    def step(self) -> float:
+        self.calls.append(("step",))
+        return 0.5
+
+
+def take(engine: RecordingEngine, *batches: Batch, world_size: int = 1, step: int = 6, first: int = 0) -> StepResult:
+    global_batch: Any = SimpleNamespace(micro_batches=batches, first_slice=first)
+    ranks = Ranks(0, world_size, 0, CPU)
+    mark = lambda doing: engine.calls.append(("mark", doing))  # noqa: E731
+    return take_step(engine, global_batch, step, 0.25, 3, ranks, Wishes(), WorkClock(CPU), mark)
+
+
+def test_a_step_counts_then_trains_each_micro_batch_and_updates_once() -> None:
+    engine = RecordingEngine()
+    result = take(engine, micro_batch(3, 2), micro_batch(1, 0))
+    assert engine.calls == [
+        ("mark", "step 7: counting"),
+        ("learning rate", 0.25),
+        ("mark", "step 7: micro-batch 0"),
+        ("forward", 3),
+        ("backward", 6 / 4 + 6 / 2, False),
+        ("mark", "step 7: micro-batch 1"),
+        ("forward", 1),
+        ("backward", 2 / 4, True),
+        ("mark", "step 7: update"),
+        ("step",),
+    ]
+    assert (result.mlm_loss_sum, result.nsp_loss_sum, result.nsp_correct) == (8.0, 6.0, 2.0)
+    assert {result.mlm_loss_sum.dtype, result.nsp_loss_sum.dtype, result.nsp_correct.dtype} == {torch.float64}
+    assert not result.mlm_loss_sum.requires_grad and not result.nsp_loss_sum.requires_grad
+    assert result.applied and not result.is_nonfinite and result.grad_norm == 0.5
+
+
+def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "sum_on_hosts", lambda values, ranks: values + torch.tensor([5, 1, 10, 4, 0, 1]))
+    engine = RecordingEngine()
+    result = take(engine, micro_batch(3, 2, tokens=5, unreadable=1), world_size=3)
+    assert ("backward", round((6 / (3 + 5) + 6 / (2 + 1)) * 3, 5), True) in engine.calls
+    counts = result.counts
+    assert (counts.masked, counts.pairs, counts.tokens, counts.unreadable_rows) == (8, 3, 15, 5)
+    assert counts.save and not counts.stop
+
+
+def test_one_rank_counts_its_own_micro_batches_and_wishes() -> None:
+    global_batch: Any = SimpleNamespace(micro_batches=(micro_batch(1, 0, tokens=2), micro_batch(0, 2, tokens=7)))
+    for wishes in (Wishes(), Wishes(stop=True), Wishes(save=True)):
+        counts = count_globally(global_batch, Ranks(0, 1, 0, CPU), wishes)
+        assert (counts.masked, counts.pairs, counts.tokens, counts.unreadable_rows) == (1, 2, 9, 0)
+        assert (counts.stop, counts.save) == (wishes.stop, wishes.save)
+
+
+def test_a_batch_without_predictions_is_consumed_without_a_forward_or_an_update() -> None:
+    engine = RecordingEngine()
+    result = take(engine, micro_batch(0, 0), micro_batch(0, 0))
+    assert engine.calls == [("mark", "step 7: counting"), ("learning rate", 0.25)]
+    assert result.counts.is_empty and not result.applied and not result.is_nonfinite
+    assert (result.mlm_loss_sum, result.nsp_loss_sum, result.nsp_correct, result.grad_norm) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("masked", "pairs"), [(1, 0), (0, 1)])
+def test_a_batch_of_predictions_or_of_pairs_alone_is_trained(masked: int, pairs: int) -> None:
+    engine = RecordingEngine()
+    result = take(engine, micro_batch(masked, pairs))
+    assert not result.counts.is_empty and result.applied
+    assert ("backward", 2.0 * masked + 3.0 * pairs, True) in engine.calls
+
+
+def test_a_step_that_was_not_applied_is_nonfinite() -> None:
+    engine = RecordingEngine()
+    engine.was_step_applied = False
+    assert take(engine, micro_batch(1, 0)).is_nonfinite
+
+
+def test_dropout_depends_on_seed_step_and_number_of_the_micro_batch_alone() -> None:
+    one_rank = RecordingEngine()
+    take(one_rank, *[micro_batch(1, 0)] * 4)
+    second_of_two = RecordingEngine()
+    take(second_of_two, *[micro_batch(1, 0)] * 2, first=2)
+    assert second_of_two.draws == one_rank.draws[2:] and len(set(one_rank.draws)) == 4
+    next_step = RecordingEngine()
+    take(next_step, micro_batch(1, 0), step=7)
+    draws = {one_rank.draws[0], next_step.draws[0]}
+    for key in ((3, 6, 0), (4, 6, 0), (3, 6, 1)):
+        seed_micro_batch(*key)
+        draws.add(float(torch.rand(())))
+    assert len(draws) == 4, "of seeds (3, 6, 0), (3, 7, 0), (4, 6, 0) and (3, 6, 1)"

@@ -1,0 +1,230 @@
+"""What follows a step, and how the ranks of a run leave: watched until all are done, none waiting for rank 0 alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.storage.locks import IsHeld, hold_lock
+from tests.trainer.toy_run import CONFIG
+from trainer.checkpoint.writer import ALONE
+from trainer.distributed.memory import told_when_out_of_memory
+from trainer.distributed.process_group import Ranks
+from trainer.loop import train
+from trainer.metrics.status import read_status, record_end
+from trainer.metrics.status_records import State
+from trainer.tracking.tracker import NullTracker
+
+SECONDS = 10
+
+
+class Meeting:
+    """A point where threads that play ranks wait for each other, as in a collective."""
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size, timeout=SECONDS)
+        self.begun = threading.Event()
+        self.over = threading.Event()
+
+    def __call__(self, ranks: Ranks) -> None:
+        self.begun.set()
+        self._barrier.wait()
+        self.over.set()
+
+
+class Watched:
+    """A watchdog that knows until when it watches."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.marks: list[str] = []
+
+    def mark(self, doing: str) -> None:
+        self.marks.append(doing)
+
+    def naming_lost_ranks(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def end_run(self, verdict: str) -> NoReturn:
+        raise AssertionError(verdict)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def make_run(rank: int, **parts: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{
+            "ranks": Ranks(rank, 2, rank, torch.device("cpu")),
+            "say": lambda text: None,
+            "tracker": NullTracker(),
+            "uploader": None,
+            "registrar": None,
+            "watchdog": Watched(),
+            "engine": SimpleNamespace(destroy=lambda: None),
+            "stop_signal": SimpleNamespace(cause="a test"),
+            "state": SimpleNamespace(step=7),
+            "output_dir": Path("run"),
+            **parts,
+        }
+    )
+
+
+@pytest.fixture
+def meetings(monkeypatch: pytest.MonkeyPatch) -> tuple[Meeting, Meeting]:
+    """Where the two ranks of a test meet when they are done, and when they leave their groups."""
+    done, left = Meeting(2), Meeting(2)
+    monkeypatch.setattr(train, "barrier", done)
+    monkeypatch.setattr(train, "leave_groups", left)
+    monkeypatch.setattr(train, "peak_memory_of_ranks", lambda ranks: [0, 0])
+    monkeypatch.setattr(train, "report_end", lambda run, ended, cause: None)
+    return done, left
+
+
+def leave_all(runs: list[SimpleNamespace], ended: State) -> list[bool]:
+    with ThreadPoolExecutor(len(runs)) as threads:
+        return list(threads.map(lambda run: train.leave(run, ended), runs))
+
+
+def test_a_rank_whose_copy_is_done_is_watched_while_another_still_copies(meetings):
+    done, _ = meetings
+    quick, seen = make_run(1, uploader=SimpleNamespace(close=lambda mark: True)), []
+
+    def copy(mark: Any) -> None:
+        seen.append(done.begun.wait(SECONDS))  # the other waits for this one
+        seen.append(quick.watchdog.closed.wait(0.05))
+        mark("copying")
+
+    slow = make_run(0, uploader=SimpleNamespace(close=copy))
+    assert leave_all([slow, quick], "finished") == [True, True]
+    assert seen == [True, False] and quick.watchdog.closed.is_set()
+    assert slow.watchdog.marks[0] == "copying", "the watchdog sees that the wait gets on"
+
+
+def test_no_rank_of_a_finished_run_waits_in_a_collective_for_what_the_first_registers(meetings):
+    _, left = meetings
+    submitted: list[int] = []
+    registrar = SimpleNamespace(
+        submit=lambda step, folder: submitted.append(step), close=lambda: left.over.wait(SECONDS)
+    )
+    assert leave_all([make_run(0, registrar=registrar), make_run(1)], "finished") == [True, True]
+    assert submitted == [7]
+
+
+def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_done(meetings):
+    done, _ = meetings
+    seen: list[bool] = []
+    registrar = SimpleNamespace(break_off=lambda mark: seen.extend((done.begun.wait(SECONDS), done.over.wait(0.05))))
+    assert leave_all([make_run(0, registrar=registrar), make_run(1)], "stopped") == [True, True]
+    assert seen == [True, False], "the other rank waited"
+
+
+def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_held() -> bool:
+        try:
+            with hold_lock(tmp_path):
+                return False
+        except IsHeld:
+            return True
+
+    seen: dict[str, bool] = {}
+
+    def see(name: str, result: Any) -> None:
+        monkeypatch.setattr(train, name, lambda *_: seen.update({name: is_held()}) or result)
+
+    checks = ("precision", "sections", "upload_wait", "tokenizer", "own_tokenizer", "enough_data")
+    for name in (*(f"check_{each}" for each in checks), "resolve_tracking_uri", "refuse_exposed", "report_start"):
+        monkeypatch.setattr(train, name, lambda *_: None)
+    monkeypatch.setattr(train, "open_data", lambda *_: [None])
+    monkeypatch.setattr(train, "initialize_distributed", lambda *_: ALONE)
+    monkeypatch.setattr(train, "watch", lambda *_: Watched())
+    for name, result in (("warn_of_findings", None), ("set_up", make_run(0)), ("settle", None)):
+        see(name, result)
+    for name, result in (("training_loop", "finished"), ("leave", True), ("end_process", None)):
+        see(name, result)
+    config = CONFIG.model_copy(update={"output_dir": str(tmp_path)})
+    train.train(config, stop_signal=SimpleNamespace(ranks_have_met=lambda: None))
+    assert seen.pop("end_process") is False
+    assert set(seen.values()) == {True} and len(seen) == 5
+
+
+def due_after(
+    step: int, streak: bool = False, skipped: bool = False, stop: bool = False, wish: bool = False, owed: bool = False
+) -> train.Due:
+    """What follows a step of a run of 20 that saves in every fifth."""
+    config = CONFIG.model_copy(
+        update={
+            "checkpoint": CONFIG.checkpoint.model_copy(update={"every_steps": 5}),
+            "evaluation": CONFIG.evaluation.model_copy(update={"every_steps": 100}),
+            "logging": CONFIG.logging.model_copy(update={"every_steps": 100}),
+        }
+    )
+    nonfinite = SimpleNamespace(in_streak=streak)
+    run = SimpleNamespace(
+        config=config,
+        state=SimpleNamespace(step=step),
+        health=SimpleNamespace(nonfinite=nonfinite),
+        save_is_deferred=owed,
+    )
+    counts = SimpleNamespace(stop=stop, save=wish)
+    return train.what_is_due(run, SimpleNamespace(counts=counts, is_nonfinite=streak or skipped))
+
+
+CAUSES = {"every_steps": {"step": 5}, "every_minutes": {"step": 7, "wish": True}, "owed": {"step": 7, "owed": True}}
+ENDS = {"a stop": {"step": 7, "stop": True}, "the last step": {"step": 20}}
+
+
+@pytest.mark.parametrize("cause", [*CAUSES, *ENDS])
+def test_a_checkpoint_that_is_due_is_saved_after_a_finite_step_and_never_in_a_streak(cause: str) -> None:
+    finite, bad = (due_after(**(CAUSES | ENDS)[cause], streak=streak) for streak in (False, True))
+    assert (finite.save, finite.deferred_save) == (True, False)
+    assert (bad.save, bad.deferred_save) == (False, True)
+    assert (finite.log, bad.log) == (True, cause in ENDS), "what is saved or ends the run has been logged"
+    assert (finite.stop, finite.end) == (bad.stop, bad.end) == (cause == "a stop", cause in ENDS)
+
+
+@pytest.mark.parametrize("cause", [*CAUSES, *ENDS])
+def test_a_probe_of_the_loss_scale_defers_a_save_but_none_that_ends_the_run(cause: str) -> None:
+    due = due_after(**(CAUSES | ENDS)[cause], skipped=True)
+    assert (due.save, due.deferred_save) == (cause in ENDS, cause in CAUSES)
+
+
+def test_nothing_is_saved_or_deferred_where_nothing_is_due() -> None:
+    for streak in (False, True):
+        due = due_after(7, streak=streak)
+        assert not (due.save or due.deferred_save or due.log or due.stop or due.end)
+
+
+def out_of_memory() -> NoReturn:
+    with told_when_out_of_memory(ALONE, "in the rehearsal step"):
+        raise torch.OutOfMemoryError("no memory")
+
+
+def refused() -> NoReturn:
+    raise UserError("the checkpoint belongs to another run")
+
+
+def broken() -> NoReturn:
+    raise RuntimeError("an engine that does not start")
+
+
+@pytest.mark.parametrize(("fail", "state"), [(out_of_memory, "failed"), (broken, "failed"), (refused, "stopped")])
+def test_a_start_that_fails_is_recorded_and_one_that_is_refused_leaves_the_status(
+    tmp_path: Path, fail: Callable[[], NoReturn], state: str
+) -> None:
+    record_end(tmp_path, "stopped", "rank 0: SIGTERM", step=7)
+    with pytest.raises((UserError, RuntimeError)), train.recorded_if_it_fails(tmp_path, ALONE):
+        fail()
+    status = read_status(tmp_path)
+    assert status is not None and (status["state"], status["step"]) == (state, 7)

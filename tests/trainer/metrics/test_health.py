@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from data_prep.base.errors import UserError
+from trainer.config.run_settings import HealthSettings
+from trainer.data.sample_range import SampleRange, parse_ranges
+from trainer.metrics.health import Health, NonFiniteSteps, SpikeDetector, pair_warning, plateau_warning
+
+INFINITE, NAN = float("inf"), float("nan")
+
+
+def samples(step: int) -> SampleRange:
+    return SampleRange(phase=0, epoch=1, first=step * 16, stop=step * 16 + 16)
+
+
+def falling_losses(num_steps: int) -> list[float]:
+    generator = random.Random(3)
+    return [3 + 5 * 0.99**step + generator.gauss(0, 0.05) for step in range(num_steps)]
+
+
+def test_a_falling_noisy_loss_has_no_spike_and_a_jump_is_one_every_time():
+    detector = SpikeDetector(window_steps=100, threshold=8)
+    assert not [loss for loss in falling_losses(1000) if detector.judge(loss) is not None]
+    assert detector.judge(5.0) > 8
+    assert detector.judge(5.0) > 8, "one outlier must not widen the spread"
+
+
+def test_a_spike_is_not_told_before_there_is_a_history():
+    detector = SpikeDetector(window_steps=100, threshold=8)
+    assert [detector.judge(loss) for loss in [3.0] * 19 + [100.0]] == [None] * 20
+    assert detector.judge(100.0) is not None
+
+
+def test_the_shortest_window_that_is_allowed_tells_a_spike_and_a_plateau():
+    (bound,) = [item.ge for item in HealthSettings.model_fields["spike_window_steps"].metadata if hasattr(item, "ge")]
+    health = Health(HealthSettings(spike_window_steps=bound, plateau_steps=5), unigram_entropy_nats=6.0)
+    said = []
+    for step, loss in enumerate([6.0] * bound + [9.0], start=1):
+        said += health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss})
+    assert ["has not left the unigram entropy" in said[0], "loss spike" in said[1]] == [True, True], said
+
+
+def test_a_spike_names_the_global_samples_of_its_step():
+    health = Health(HealthSettings(), None)
+    said = []
+    for step, loss in enumerate([*falling_losses(300), 9.0], start=1):
+        said += health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss})
+    assert len(said) == 1 and health.num_spikes == 1
+    assert "step 301" in said[0] and "--phase 0 --epoch 1 --samples 4816:4832 --step 300" in said[0]
+
+
+def test_losses_that_are_not_finite_do_not_enter_the_median():
+    health = Health(HealthSettings(), None)
+    for step in range(1, 60):
+        loss = NAN if step % 2 else 3.0
+        assert health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss}) == []
+
+
+def test_nonfinite_steps_are_borne_up_to_the_limit_and_then_end_the_run_with_steps_and_samples():
+    steps = NonFiniteSteps(max_in_a_row=2)
+    assert "the loss of step 5 (phase 0 epoch 1 samples 80:96)" in steps.record(5, samples(5), (INFINITE, 0.0), 4)
+    assert "the gradient of step 6" in steps.record(6, samples(6), (3.0, 0.0), 4)
+    with pytest.raises(UserError) as raised:
+        steps.record(7, samples(7), (NAN, 0.0), 4)
+    for part in ("3 steps in a row", "steps 5 to 7", "samples 80:96", "--samples 112:128"):
+        assert part in str(raised.value)
+    assert "pretrain.py --resume-from 4 --skip-samples 80:128 --skip-epoch 1" in str(raised.value)
+
+
+def test_only_samples_of_the_last_epoch_are_offered_to_be_skipped_and_nothing_without_a_checkpoint():
+    steps = NonFiniteSteps(max_in_a_row=1)
+    steps.record(5, SampleRange(phase=0, epoch=1, first=80, stop=96), (NAN, 0.0), None)
+    with pytest.raises(UserError) as raised:
+        steps.record(6, SampleRange(phase=0, epoch=2, first=0, stop=16), (NAN, 0.0), None)
+    assert "--resume-from" not in str(raised.value)
+    assert "--resume-from 4 --skip-samples 0:16 --skip-epoch 2" in steps.describe("", 4)
+
+
+def test_an_overflow_of_fp16_is_a_probe_while_the_loss_is_finite_the_scale_can_fall_and_few_came_in_a_row():
+    steps = NonFiniteSteps(max_in_a_row=20)
+
+    def probe(losses: tuple[float, float] = (3.0, 0.0), can_fall: bool = True, first: bool = False) -> bool:
+        return steps.is_probe(losses, can_fall, first)
+
+    assert not probe(losses=(NAN, 0.0)) and not probe(losses=(3.0, INFINITE)) and not probe(can_fall=False)
+    assert [probe() for _ in range(5)] == [True, True, True, True, False]
+    steps.reset()
+    assert probe() and not steps.in_streak, "a probe is no streak"
+    steps.reset()
+    assert all(probe(first=True) for _ in range(30)), "the first scale is searched for from 2**16 or above"
+    steps.reset()
+    steps.record(7, samples(7), (NAN, 0.0), None)
+    assert steps.in_streak and not probe(), "within a streak an overflow belongs to it"
+
+
+def test_a_finite_step_between_starts_the_count_afresh():
+    steps = NonFiniteSteps(max_in_a_row=1)
+    for step in range(1, 20, 2):
+        steps.record(step, samples(step), (NAN, 0.0), None)
+        assert steps.in_streak
+        steps.reset()
+        assert not steps.in_streak
+    steps.record(21, samples(21), (NAN, 0.0), None)
+    with pytest.raises(UserError, match="steps 21 to 22"):
+        steps.record(22, samples(22), (NAN, 0.0), None)
+
+
+def test_a_loss_at_the_unigram_entropy_is_told_once_and_only_after_the_stated_steps():
+    health = Health(HealthSettings(plateau_steps=100), 7.0)
+    told = {}
+    for step in range(1, 300):
+        for warning in health.observe(step, samples(step), {"train/loss": 6.9, "train/mlm_loss": 6.9}):
+            told[step] = warning
+    assert list(told) == [100] and "unigram entropy 7.0000" in told[100]
+    assert health.metrics["health/nats_below_unigram_entropy"] == pytest.approx(0.1)
+
+
+def test_a_loss_that_has_left_the_entropy_is_not_told():
+    settings = HealthSettings(plateau_steps=100, plateau_margin_nats=0.2)
+    assert plateau_warning(100, 6.85, 7.0, settings) is not None
+    assert plateau_warning(100, 6.75, 7.0, settings) is None
+    assert plateau_warning(99, 6.85, 7.0, settings) is None
+    assert plateau_warning(100, 6.85, None, settings) is None
+
+
+def test_pairs_at_chance_or_too_good_too_soon_are_told():
+    settings = HealthSettings(plateau_steps=1000, chance_margin=0.02, suspicious_pair_accuracy=0.99)
+    assert "as by chance" in pair_warning(1000, 0.51, settings)
+    assert pair_warning(999, 0.51, settings) is None and pair_warning(1000, 0.53, settings) is None
+    assert "after only 50 steps" in pair_warning(50, 0.995, settings)
+    assert pair_warning(101, 0.995, settings) is None and pair_warning(50, 0.98, settings) is None
+
+
+def test_ranges_are_read_as_python_slices():
+    assert parse_ranges("0:16, 32:48", "--samples") == [(0, 16), (32, 48)]
+
+
+@pytest.mark.parametrize("text", ["", "5", "5:5", "6:5", "-1:5", "1:2;3:4", "a:b", f"0:{10**30}"])
+def test_what_is_no_range_is_refused_with_the_form(text):
+    with pytest.raises(UserError, match="give A:B with A less than B"):
+        parse_ranges(text, "--samples")
+
+
+def test_a_rank_that_is_slow_time_and_again_is_named_once():
+    health = Health(HealthSettings(slow_rank_ratio=1.5), None)
+    slow, even = [1.0, 1.0, 2.0], [1.0, 1.0, 1.2]
+    said = [health.observe_speed(seconds) for seconds in (slow, slow, even, slow, slow, slow, slow)]
+    assert [len(lines) for lines in said] == [0, 0, 0, 0, 0, 1, 0]
+    assert "rank 2 takes 2.000 s" in said[5][0]

@@ -1,0 +1,272 @@
+"""A run that begins with the weights of a checkpoint made by transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertForPreTraining,
+    BertModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+)
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import load_settings
+from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.foreign_tokenizers import WRITERS
+from trainer.checkpoint.writer import ALONE
+from trainer.config.model_settings import ModelSettings
+from trainer.config.run_config import RunConfig
+from trainer.data.batch import Batch
+from trainer.model.pretraining import PretrainingModel
+from trainer.registry.init_from import SHUT, load_initial_weights, look_at_initial_weights
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 24,
+}
+OURS = {
+    "bert": ModelSettings(family="bert", vocab_size=70, pad_vocab_size_to_multiple_of=1, **SIZES),
+    "modernbert": ModelSettings(
+        family="modernbert", vocab_size=70, pad_vocab_size_to_multiple_of=1, local_attention=8, **SIZES
+    ),
+}
+LENGTH = 20
+
+
+def make_theirs(family: str, vocab_size: int = 70, **options: Any) -> PreTrainedModel:
+    torch.manual_seed(3)
+    if family == "bert":
+        model: PreTrainedModel = BertForPreTraining(BertConfig(vocab_size=vocab_size, **SIZES, **options))
+    else:
+        model = ModernBertForMaskedLM(
+            ModernBertConfig(vocab_size=vocab_size, local_attention=8, pad_token_id=0, **SIZES, **options)
+        )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+@pytest.fixture(params=OURS)
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def folder(family, tmp_path) -> Path:
+    make_theirs(family).save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+def begin(config: ModelSettings, folder: Path, next_sentence: bool = False) -> tuple[PretrainingModel, list[str]]:
+    model = PretrainingModel(config, next_sentence)
+    model.initialise(seed=5)
+    return model.eval(), load_initial_weights(model, str(folder), ALONE).notes
+
+
+def make_batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    masked = torch.tensor([2, 7, 11, 19, 23, 38])
+    return Batch(
+        input_ids=torch.randint(5, 70, (2 * LENGTH,), generator=generator),
+        position_ids=torch.arange(LENGTH).repeat(2),
+        token_type_ids=torch.zeros(2 * LENGTH, dtype=torch.int64),
+        cu_seqlens=torch.tensor([0, LENGTH, 2 * LENGTH], dtype=torch.int32),
+        masked_positions=masked,
+        labels=torch.randint(5, 70, masked.shape, generator=generator),
+        cls_positions=torch.tensor([0, LENGTH]),
+        next_sentence_labels=torch.tensor([0, 1]),
+        sequence_length=LENGTH,
+    )
+
+
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multiple):
+    """Also where rows were added that only pad the vocabulary: they take no probability and get no gradient."""
+    has_pairs = family == "bert"
+    model, lines = begin(OURS[family].model_copy(update={"pad_vocab_size_to_multiple_of": multiple}), folder, has_pairs)
+    batch = make_batch()
+    labels = torch.full((2 * LENGTH,), -100).scatter(0, batch.masked_positions, batch.labels).view(2, LENGTH)
+    pairs = {"next_sentence_label": batch.next_sentence_labels} if has_pairs else {}
+    ours = model(batch)
+    with torch.no_grad():
+        theirs = make_theirs(family)(input_ids=batch.input_ids.view(2, LENGTH), labels=labels, **pairs)
+    loss = ours.mlm_loss_sum / len(batch.labels) + (ours.nsp_loss_sum / 2 if has_pairs else 0.0)
+    torch.testing.assert_close(loss, theirs.loss, rtol=1e-5, atol=0)
+    assert "beginning with the weights of" in lines[0] and len(lines) == (1 if multiple == 1 else 2)
+    loss.backward()
+    padding = model.mlm_head.bias.grad[70:]
+    assert len(padding) == (0 if multiple == 1 else 58) and not padding.any()
+
+
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_a_decoder_without_a_bias_begins_with_zeros_and_its_padding_shut(tmp_path, multiple):
+    theirs = make_theirs("modernbert", decoder_bias=False)
+    theirs.save_pretrained(tmp_path)
+    model, lines = begin(OURS["modernbert"].model_copy(update={"pad_vocab_size_to_multiple_of": multiple}), tmp_path)
+    batch = make_batch()
+    with torch.no_grad():
+        logits = theirs(input_ids=batch.input_ids.view(2, LENGTH)).logits.flatten(0, 1)[batch.masked_positions]
+        loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
+        torch.testing.assert_close(model(batch).mlm_loss_sum, loss, rtol=1e-5, atol=0)
+    assert "mlm_head.bias" in lines[1]
+
+
+def test_a_piece_that_the_checkpoint_lacks_begins_open_and_padding_shut(family, folder):
+    config = OURS[family].model_copy(update={"vocab_size": 73, "pad_vocab_size_to_multiple_of": 16})
+    model, _ = begin(config, folder)
+    assert model.mlm_head.bias[70:].tolist() == [0.0] * 3 + [SHUT] * 7
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, writer, family):
+    model = PretrainingModel(OURS[family], next_sentence=False)
+    lines, _ = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
+    assert "carries no tokenizer.json: that its ids are those of the shards is not checked" in lines[-1]
+    fingerprint = Tokenizer.load(WRITERS[writer](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
+    lines, _ = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint=fingerprint)
+    assert len(lines) == 1
+    with pytest.raises(UserError, match=f"fingerprint {fingerprint}, and the shards were made with {'0' * 64}"):
+        load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
+
+
+def test_rows_that_the_vocabulary_has_more_are_initialised_and_told(family, folder):
+    config = OURS[family].model_copy(update={"vocab_size": 71, "pad_vocab_size_to_multiple_of": 16})
+    model, lines = begin(config, folder)
+    fresh = PretrainingModel(config, next_sentence=False)
+    fresh.initialise(seed=5)
+    words, fresh_words = (m.encoder.embeddings.word_embeddings.weight for m in (model, fresh))
+    assert words.shape == (80, 32) and torch.equal(words[70:], fresh_words[70:])
+    assert torch.equal(words[:70], make_theirs(family).get_input_embeddings().weight)
+    assert "word_embeddings.weight from row 70 of 80" in lines[1]
+
+
+def test_heads_that_are_missing_are_initialised_and_told(tmp_path):
+    theirs = make_theirs("bert")
+    BertModel.save_pretrained(theirs.bert, tmp_path / "encoder")
+    model, lines = begin(OURS["bert"], tmp_path / "encoder", next_sentence=True)
+    assert torch.equal(model.pooler.dense.weight, theirs.bert.pooler.dense.weight)
+    assert "mlm_head.dense.weight" in lines[1] and "next_sentence_head.dense.bias" in lines[1]
+    assert "encoder." not in lines[1] and "pooler" not in lines[1]
+
+
+def test_old_names_of_norms_are_understood(tmp_path):
+    """As in the checkpoints that Google published."""
+    make_theirs("bert").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    old = {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): w
+        for n, w in weights.items()
+    }
+    assert old.keys() != weights.keys()
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model, lines = begin(OURS["bert"], tmp_path)
+    assert len(lines) == 1
+    assert torch.equal(model.encoder.embeddings.norm.weight, weights["bert.embeddings.LayerNorm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": 48, "intermediate_size": 40}, ["model.hidden_size is 48 and there 32", "and there 48"]),
+        ({"num_hidden_layers": 3}, ["model.num_hidden_layers is 3 and there 4"]),
+        ({"layer_norm_eps": 1e-6}, ["model.layer_norm_eps is 1e-06 and there"]),
+        ({"vocab_size": 60}, ["model.vocab_size is 60 and there 70"]),
+    ],
+)
+def test_another_architecture_is_refused_and_every_difference_named(family, folder, changes, said):
+    with pytest.raises(UserError) as caught:
+        begin(OURS[family].model_copy(update=changes), folder)
+    assert all(words in str(caught.value) for words in said)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"local_attention": 16}, {"global_attn_every_n_layers": 2}, {"bias": True}, {"local_rope_theta": 500.0}]
+)
+def test_what_config_json_says_of_modernbert_has_to_agree(tmp_path, changes):
+    make_theirs("modernbert").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="another architecture"):
+        begin(OURS["modernbert"].model_copy(update=changes), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"family": "modernbert", "classifier_activation": "silu"},
+            "model.hidden_act is geglu and there gated gelu and",
+        ),
+        (
+            {"family": "modernbert", "hidden_activation": "relu"},
+            "model.hidden_act is geglu and there gated gelu and re",
+        ),
+        ({"family": "bert", "is_decoder": True}, "model.local_attention is None and there to the left alone"),
+        ({"family": "bert", "hidden_act": "gelu_new"}, "model.hidden_act is gelu and there gelu_new"),
+    ],
+)
+def test_what_no_setting_says_is_refused_too(tmp_path, options, said):
+    make_theirs(**options).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=said):
+        begin(OURS[options["family"]], tmp_path)
+
+
+def test_another_family_is_refused(tmp_path):
+    make_theirs("bert").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="is a bert, and the model is a modernbert"):
+        begin(OURS["modernbert"], tmp_path)
+    config = ModelSettings(family="custom", norm="rmsnorm", **SIZES)
+    with pytest.raises(UserError, match="model.norm=rmsnorm"):
+        begin(config, tmp_path)
+
+
+def test_a_pickle_is_refused_with_the_reason(family, folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(UserError, match="pytorch_model.bin, and a pickle can run code"):
+        begin(OURS[family], folder)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    make_theirs("bert").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["bert.encoder.layer.2.output.dense.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="lacks bert.encoder.layer.2.output.dense.weight of the encoder"):
+        begin(OURS["bert"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(UserError, match="a matrix of its own"):
+        begin(OURS["bert"], tmp_path)
+
+
+def test_what_would_be_refused_is_refused_without_loading_a_weight(family, folder, tmp_path):
+    look = look_at_initial_weights
+    assert look(OURS[family], str(folder)) == [f"{folder} is a {family} of this architecture"]
+    for weights in folder.glob("*.safetensors"):
+        weights.write_bytes(b"")  # not even opened
+    fingerprint = Tokenizer.load(WRITERS["wordpiece"](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
+    assert len(look(OURS[family], str(folder), tokenizer_fingerprint=fingerprint)) == 1
+    with pytest.raises(UserError, match=f"fingerprint {fingerprint}, and the shards were made with"):
+        look(OURS[family], str(folder), tokenizer_fingerprint="0" * 64)
+    with pytest.raises(UserError, match="model.num_hidden_layers is 3 and there 4"):
+        look(OURS[family].model_copy(update={"num_hidden_layers": 3}), str(folder))
+    with pytest.raises(UserError, match="nowhere is neither a folder nor a model's address"):
+        look(OURS[family], str(tmp_path / "nowhere"))
+
+
+def test_a_bias_from_frequencies_and_trained_weights_exclude_each_other():
+    with pytest.raises(UsageError, match="set model.output_bias=zeros"):
+        load_settings(RunConfig, "tiny_cpu", ["init_from=folder"])
+    assert load_settings(RunConfig, "tiny_cpu", ["init_from=folder", "model.output_bias=zeros"]).init_from == "folder"

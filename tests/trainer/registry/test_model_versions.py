@@ -1,0 +1,142 @@
+"""Versions side by side, the data that they saw, and an alias that moves past its gate."""
+
+from __future__ import annotations
+
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from data_prep.base.errors import UsageError, UserError
+from trainer.config.promotion import parse_conditions
+from trainer.registry.model_versions import NotPromoted, list_model_versions, promote, trained_on, version_lines
+from trainer.registry.registration import lineage_tags
+from trainer.tracking.mlflow_server import connect
+
+FIRST, SECOND, OTHER = "a" * 64, "b" * 64, "c" * 64
+BETTER = parse_conditions("valid/mlm_loss < champion")
+
+
+@pytest.fixture
+def store(database: str, tmp_path: Path) -> str:
+    """Three versions: one of the first data, one of data that grew from it, one of other data."""
+    client = connect(database)
+    client.create_registered_model("birds")
+    for loss, digest, lineage in ((2.5, FIRST, FIRST), (2.0, SECOND, f"{SECOND},{FIRST}"), (3.0, OTHER, OTHER)):
+        tags = {
+            "clozeworks.scores.valid/mlm_loss": str(loss),
+            "clozeworks.data_digests": f'{{"shards": "{digest}"}}',
+            "clozeworks.data_lineage": lineage,
+            "clozeworks.tokens_seen": "1234567",
+            "clozeworks.git_revision": "0123456789abcdef-dirty",
+        }
+        client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
+    return database
+
+
+def aliases(store: str) -> dict[str, int]:
+    return {alias: int(number) for alias, number in connect(store).get_registered_model("birds").aliases.items()}
+
+
+def test_an_alias_moves_past_its_gate_and_the_one_before_is_kept(store: str) -> None:
+    promote("birds", "1", "champion", BETTER, store)
+    assert aliases(store) == {"champion": 1}
+    with pytest.raises(NotPromoted, match="valid/mlm_loss 3 is not < 2.5 of champion.*No alias was moved"):
+        promote("birds", "3", "champion", BETTER, store)
+    assert aliases(store) == {"champion": 1}
+    promote("birds", "2", "champion", BETTER, store)
+    promote("birds", "2", "champion", (), store)  # once more: the one before is still the one before
+    assert aliases(store) == {"champion": 2, "previous": 1}
+    promote("birds", "1", "champion", (), store)  # back again
+    assert aliases(store) == {"champion": 1, "previous": 2}
+
+
+def test_the_models_description_is_that_of_the_promoted_version(database: str, tmp_path: Path) -> None:
+    client = connect(database)
+    client.create_registered_model("birds", description="of the newest")
+    for card in ("the first card", None):
+        client.create_model_version("birds", f"file://{tmp_path}/nothing", description=card)
+    promote("birds", "1", "champion", (), database)
+    assert client.get_registered_model("birds").description == "the first card"
+    promote("birds", "2", "champion", (), database)  # of somebody else's, without a card
+    assert client.get_registered_model("birds").description == "the first card"
+
+
+def test_a_slip_in_the_alias_of_a_condition_moves_nothing(store: str) -> None:
+    promote("birds", "2", "champion", (), store)
+    with pytest.raises(NotPromoted, match="no version bears the alias champio yet"):
+        promote("birds", "3", "champion", parse_conditions("valid/mlm_loss < champio"), store)
+    assert aliases(store) == {"champion": 2}
+
+
+def test_a_version_or_model_that_is_not_there_is_told(store: str) -> None:
+    with pytest.raises(UserError, match="no version 9, only 1, 2, 3"):
+        promote("birds", "9", "champion", (), store)
+    with pytest.raises(UserError, match="no registered model fish"):
+        list_model_versions("fish", store)
+    with pytest.raises(UsageError, match="previous"):
+        promote("birds", "1", "previous", (), store)
+
+
+def test_versions_are_found_by_their_data_and_by_what_it_grew_from(store: str) -> None:
+    versions = list_model_versions("birds", store)
+    assert [each.version for each in trained_on(versions, FIRST)] == [1, 2]
+    assert [each.version for each in trained_on(versions, SECOND[:12])] == [2]
+    assert trained_on(versions, "d" * 64) == []
+    with pytest.raises(UsageError, match="too short"):
+        trained_on(versions, "aaa")
+
+
+def test_no_digest_of_a_long_lineage_is_left_out(database: str, tmp_path: Path) -> None:
+    lineage = [f"{number:064x}" for number in range(200)]
+    client = connect(database)
+    client.create_registered_model("birds")
+    client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=lineage_tags(lineage))
+    versions = list_model_versions("birds", database)
+    assert sorted(versions[0].data_lineage) == lineage
+    assert all(trained_on(versions, digest) == versions for digest in (lineage[0], lineage[76], lineage[-1]))
+
+
+def test_without_a_name_all_registered_models_are_searched_and_named(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(store)
+    client.create_registered_model("moods")
+    client.create_model_version("moods", f"file://{tmp_path}/nothing", tags={"clozeworks.data_lineage": FIRST})
+    for search in ("search_registered_models", "search_model_versions"):  # a page an answer
+        short = partialmethod(getattr(MlflowClient, search), max_results=1)
+        monkeypatch.setattr(MlflowClient, search, short)
+    promote("birds", "2", "champion", (), store)
+    versions = list_model_versions(None, store)
+    assert [(each.name, each.version) for each in versions] == [("birds", 1), ("birds", 2), ("birds", 3), ("moods", 1)]
+    lines = list(version_lines(trained_on(versions, FIRST), with_names=True))
+    assert lines[0].split()[:3] == ["model", "version", "aliases"]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["birds", "1", "-"],
+        ["birds", "2", "champion"],
+        ["moods", "1", "-"],
+    ]
+
+
+def test_the_table_shows_what_versions_are_compared_by(store: str) -> None:
+    promote("birds", "2", "champion", (), store)
+    lines = list(version_lines(list_model_versions("birds", store)))
+    assert len(lines) == 4 and lines[0].split()[:2] == ["version", "aliases"]
+    cells: list[Any] = lines[2].split()
+    assert cells[:2] == ["2", "champion"] and "1,234,567" in cells and "2.0000" in cells
+    assert SECOND[:12] in cells and "0123456789-dirty" in cells
+
+
+def test_the_table_of_fitted_models_shows_their_scores(database: str, tmp_path: Path) -> None:
+    client = connect(database)
+    client.create_registered_model("moods")
+    for accuracy in (0.8, 0.9):
+        tags = {"clozeworks.scores.test/accuracy": str(accuracy), "clozeworks.scores.test/mcc": "0.5"}
+        client.create_model_version("moods", f"file://{tmp_path}/nothing", tags=tags)
+    lines = list(version_lines(list_model_versions("moods", database)))
+    assert "test/accuracy  test/mcc" in lines[0] and "0.9000" in lines[2].split() and "0.8000" in lines[1].split()
+    promote("moods", "1", "champion", (), database)
+    promote("moods", "2", "champion", parse_conditions("test/accuracy > champion"), database)
+    assert client.get_model_version_by_alias("moods", "champion").version == 2

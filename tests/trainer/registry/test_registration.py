@@ -1,0 +1,286 @@
+"""The registry on a real store: versions are whole, aliases move last, and what is pulled is what was registered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from data_prep.base.errors import UsageError, UserError
+from trainer.config.registry_names import check_names
+from trainer.registry import registration
+from trainer.registry.pull import check_is_there, pull
+from trainer.registry.registration import provenance_tags, register
+from trainer.tracking.mlflow_server import connect
+
+PROVENANCE = {
+    "step": 7,
+    "tokens_seen": 1234,
+    "data_digests": {"s3://me:secret1@bucket/shards": "d1"},
+    "tokenizer_fingerprint": "f1",
+    "scores": {"valid/mlm_loss": 2.5},
+    "mlflow_run_id": None,
+    "config": {"long": "x" * 9000},
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    shutil.copytree(tiny_hugging_face, folder)
+    (folder / "provenance.json").write_text(json.dumps(PROVENANCE))
+    (folder / "training_config.yaml").write_text("seed: 0\n")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> str:
+    """One database for the module; its artifacts go beside it."""
+    folder = tmp_path_factory.mktemp("store")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    connect(uri).create_experiment("clozeworks", artifact_location=f"file://{folder}/artifacts")
+    return uri
+
+
+@pytest.fixture(scope="module")
+def registered(exported: Path, store: str) -> registration.Registration:
+    return register(exported, "birds", "champion", store)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_pulled_is_what_was_registered(
+    registered: registration.Registration, exported: Path, store: str, tmp_path: Path
+) -> None:
+    assert (registered.version, registered.model_uri) == ("1", "models:/birds@champion")
+    for model_uri in ("models:/birds@champion", "models:/birds/1", "models:/birds/latest"):
+        pulled = pull(model_uri, tmp_path / model_uri[-6:].replace("/", "-"), store)
+        assert files_of(pulled) == files_of(exported)
+    temporary = pull("models:/birds@champion", None, store)
+    assert files_of(temporary) == files_of(exported) and temporary.name == "birds@champion"  # for messages
+    assert files_of(pull(str(exported))) == files_of(exported)
+
+
+def test_an_address_is_looked_up_without_a_download(
+    registered: registration.Registration, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)
+    check_is_there("models:/birds@champion", store)
+    for model_uri in ("models:/birds@nobody", "models:/birds/9", "models:/fish@champion", f"runs:/{'0' * 32}/model"):
+        with pytest.raises(UserError, match="there is no|cannot|not found|holds no files|failed"):
+            check_is_there(model_uri, store)
+
+
+def test_the_full_model_keeps_pooler_and_next_sentence_head(
+    registered: registration.Registration, store: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForPreTraining
+
+    model, report = AutoModelForPreTraining.from_pretrained(
+        pull(registered.model_uri, tmp_path / "model", store), output_loading_info=True
+    )
+    assert type(model).__name__ == "BertForPreTraining"
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+
+
+def test_mlflow_itself_loads_the_version_as_pipeline_and_as_function(
+    registered: registration.Registration, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    text = "the cat [MASK] on the mat"
+    pipeline = mlflow.transformers.load_model(registered.model_uri)
+    assert len(pipeline(text)) == 5
+    assert len(mlflow.pyfunc.load_model(registered.model_uri).predict(text)) == 1
+
+
+def test_a_version_tells_where_it_comes_from_and_no_secret(
+    registered: registration.Registration, exported: Path, store: str
+) -> None:
+    tags = connect(store).get_model_version("birds", "1").tags
+    assert tags["clozeworks.tokens_seen"] == "1234"
+    assert tags["clozeworks.tokenizer_fingerprint"] == "f1"
+    assert tags["clozeworks.scores.valid/mlm_loss"] == "2.5"
+    assert "d1" in tags["clozeworks.data_digests"] and "secret1" not in str(tags)
+    assert len(tags["clozeworks.config_digest"]) == 64
+    assert not any(name.startswith("clozeworks.config.") for name in tags)
+    assert provenance_tags(exported.parent, {}) == {}
+
+
+def test_names_of_tags_are_no_longer_than_mlflow_takes(tmp_path: Path) -> None:
+    tags = provenance_tags(tmp_path, {"base": {"x" * 300: 1, "x" * 301: 2}, "step": 3})
+    assert sorted(tags.values()) == ["1", "2", "3"] and tags["clozeworks.step"] == "3"
+    assert max(map(len, tags)) == 250
+
+
+def test_the_store_holds_no_pickle_and_nothing_of_this_machine(
+    registered: registration.Registration, store: str
+) -> None:
+    folder = Path(store.removeprefix("sqlite:///")).parent / "artifacts"
+    names = [path.name for path in folder.rglob("*") if path.is_file()]
+    assert "MLmodel" in names and names.count("model.safetensors") == 2
+    assert not [name for name in names if name.endswith((".bin", ".pkl", ".pt", ".py"))]
+    (description,) = folder.rglob("MLmodel")
+    assert "clozeworks-" not in description.read_text()
+
+
+def test_names_that_are_not_there_are_answered_with_those_that_are(
+    registered: registration.Registration, store: str
+) -> None:
+    for model_uri, known in [
+        ("models:/fish@champion", "birds"),
+        ("models:/birds@challenger", r"champion \(version \d+\)"),
+        ("models:/birds/99", "versions 1"),
+        ("models:/birds", "NAME@ALIAS"),
+        ("no/such/folder", "models:/NAME@ALIAS"),
+    ]:
+        with pytest.raises(UserError, match=known):
+            pull(model_uri, None, store)
+
+
+def test_a_file_changed_in_the_store_is_noticed(exported: Path, store: str, tmp_path: Path) -> None:
+    registration = register(exported, "changed", None, store)
+    source = connect(store).get_model_version("changed", registration.version).source
+    folder = Path(store.removeprefix("sqlite:///")).parent / "artifacts"
+    (path,) = folder.glob(f"models/{source.rpartition('/')[2]}/artifacts/hf/model.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="not what was registered"):
+        pull(registration.model_uri, tmp_path / "model", store)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_version_that_cannot_be_read_back_is_taken_away(
+    exported: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = register(exported, "proof", "champion", store)
+    monkeypatch.setattr(registration, "folder_digest", lambda folder: str(folder))
+    with pytest.raises(UserError, match="could not be read back"):
+        register(exported, "proof", "champion", store)
+    assert connect(store).get_model_version_by_alias("proof", "champion").version == int(first.version)
+    assert len(connect(store).search_model_versions("name='proof'")) == 1
+
+
+def test_what_was_registered_of_a_checkpoint_is_found_again_and_proved(
+    exported: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folder_of(**provenance: Any) -> Path:
+        folder = tmp_path / f"folder-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(exported, folder)
+        told = PROVENANCE | {"mlflow_run_id": "r1", "model_safetensors_sha256": "0" * 64} | provenance
+        (folder / "provenance.json").write_text(json.dumps(told))
+        return folder
+
+    first = register(folder_of(), "once", None, store, once=True)
+    found = register(folder_of(libraries={"torch": "another"}), "once", "champion", store, once=True)
+    assert found.version == first.version
+    assert int(connect(store).get_model_version_by_alias("once", "champion").version) == int(first.version)
+    others = ({"step": 8}, {"mlflow_run_id": "r2"}, {"model_safetensors_sha256": "1" * 64})
+    versions = [register(folder_of(**other), "once", None, store, once=True).version for other in others]
+    versions.append(register(folder_of(), "once", None, store).version)  # as a person asks for it
+    assert versions == ["2", "3", "4", "5"]
+    monkeypatch.setattr(registration, "load_served", None)
+    with pytest.raises(UserError, match="version 1 of once could not be read back .* and stays"):
+        register(folder_of(), "once", None, store, once=True)
+    assert len(connect(store).search_model_versions("name='once'")) == 5
+
+
+def test_weights_that_no_digest_tells_of_are_registered_each_time(exported: Path, store: str) -> None:
+    assert [register(exported, "untold", None, store, once=True).version for _ in range(2)] == ["1", "2"]
+
+
+def test_the_training_run_is_linked_where_the_server_knows_it(exported: Path, store: str, tmp_path: Path) -> None:
+    client = connect(store)
+    run = client.create_run(client.get_experiment_by_name("clozeworks").experiment_id)
+    client.set_terminated(run.info.run_id, "KILLED")
+    registration = register(exported, "linked", None, store, run_id=run.info.run_id, tags={"note": "kept"})
+    version = client.get_model_version("linked", registration.version)
+    assert (version.run_id, version.tags["note"]) == (run.info.run_id, "kept")
+    assert client.get_run(run.info.run_id).info.status == "KILLED"
+    with pytest.raises(UserError, match="no run"):
+        register(exported, "linked", None, store, run_id="0" * 32)
+
+
+def test_a_model_that_others_logged_is_pulled_from_its_pipeline(
+    tiny_hugging_face: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+    from transformers import pipeline
+
+    from trainer.inference.fill_mask import FillMask
+
+    filler = FillMask.load(tiny_hugging_face)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    mlflow.set_experiment("clozeworks")
+    with mlflow.start_run() as run:
+        mlflow.transformers.log_model(
+            pipeline("fill-mask", model=filler.model, tokenizer=filler.tokenizer),
+            name="theirs",
+            registered_model_name="theirs",
+            pip_requirements=["transformers"],
+        )
+    text = "the cat [MASK]"
+    for model_uri in ("models:/theirs/1", f"runs:/{run.info.run_id}/theirs"):
+        pulled = pull(model_uri, tmp_path / model_uri[:4], store)
+        assert FillMask.load(pulled).predict(text) == filler.predict(text)
+
+
+def test_a_destination_that_holds_something_is_left_alone(
+    registered: registration.Registration, store: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="not empty"):
+        pull(registered.model_uri, tmp_path, store)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_server_that_is_away_is_told_in_one_paragraph(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.tracking.mlflow_server.UPLOAD_RETRIES", 0)
+    with pytest.raises(UserError, match=r"at http://127.0.0.1:1 failed"):
+        register(exported, "birds", None, "http://me:secret1@127.0.0.1:1")
+
+
+def test_a_version_goes_through_a_real_server_and_back(exported: Path, mlflow_server: Any, tmp_path: Path) -> None:
+    registration = register(exported, "birds", "champion", mlflow_server.uri)
+    assert registration.tracking_uri == mlflow_server.uri
+    assert files_of(pull("models:/birds@champion", tmp_path / "model", mlflow_server.uri)) == files_of(exported)
+    assert not (tmp_path / "mlruns").exists()  # the server holds the artifacts, not this folder
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "a:b", "a@b", "..", "it's", "a?b", "a\nb", "a\x7fb", "a\udc80b"])
+def test_names_that_mlflow_refuses_are_refused_before_any_work(name: str) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        check_names(name, None)
+
+
+@pytest.mark.parametrize("alias", ["", "latest", "v1", "V22", "a b", "a/b"])
+def test_aliases_that_mlflow_refuses_are_refused_before_any_work(alias: str) -> None:
+    check_names("good-name 1.5", "champion_2")
+    with pytest.raises(UsageError, match="--alias"):
+        check_names("name", alias)
+
+
+def test_a_server_that_calls_a_versions_source_otherwise_is_believed() -> None:
+    other = SimpleNamespace(version=3, source="dbfs:/elsewhere")
+    client: Any = SimpleNamespace(
+        create_registered_model=lambda name, description: None,
+        create_model_version=lambda *given, **named: other,
+        search_model_versions=lambda query: [other],
+        delete_model_version=lambda name, version: pytest.fail("it takes a version away"),
+    )
+    model: Any = SimpleNamespace(model_id="m-1", source_run_id=None)
+    assert registration._create_version(client, "birds", model, {}, "") == "3"

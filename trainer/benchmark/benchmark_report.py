@@ -1,0 +1,107 @@
+"""What a benchmark tells: a table for people, and a JSON in which each figure stands with what it was measured on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from data_prep.base.processor import this_processor
+from trainer.benchmark.measurement import Measurement
+from trainer.benchmark.profiling import Operation
+from trainer.config.run_config import RunConfig, without_secrets
+from trainer.distributed.process_group import Ranks
+from trainer.metrics.throughput import flops_per_place, peak_flops
+from trainer.model.sizes import FLOPS_FORMULA, num_parameters
+from trainer.tracking.environment import describe_environment, git_revision
+
+GIB = 1 << 30
+
+
+def heading_lines(config: RunConfig, phase_number: int, ranks: Ranks, engine: str, data: str) -> list[str]:
+    """What is measured, and what MFU divides by."""
+    training, phase = config.training, config.phases[phase_number]
+    peak = peak_flops(config, ranks.device)
+    mode = "compiled blocks" if training.compile else "eager"
+    return [
+        f"{num_parameters(config.model, config.data.has_sentence_pairs):,} parameters, {training.precision}, {mode}, "
+        f"{engine}; {ranks.world_size} x {device_name(ranks.device)}",
+        f"rows of {phase.sequence_length} places; {data}",
+        f"MFU = {flops_per_place(config, phase) / 1e9:.4g} GFLOP a place x places a second / "
+        + (f"{peak / 1e12:g} TFLOP/s a device" if peak else "a peak that is not stated (--peak-tflops states one)"),
+    ]
+
+
+def table_lines(points: Sequence[Measurement]) -> list[str]:
+    """One line for each measured batch shape."""
+    lines = [
+        f"{'micro-batch':>11}  {'accumulation':>12}  {'tokens/s':>10}  {'ms a step (p10 to p90)':>28}  {'MFU':>10}  "
+        f"{'waiting for data':>16}  {'filled':>7}  peak memory, GiB"
+    ]
+    for point in points:
+        times = point.step_milliseconds
+        step = f"{times['median']:,.1f} ({times['p10']:,.1f} to {times['p90']:,.1f})"
+        mfu = "not stated" if point.mfu is None else f"{point.mfu:.1%}"
+        memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in point.peak_memory_bytes.items())
+        lines.append(
+            f"{point.micro_batch_tokens:>11,}  {point.accumulation_steps:>12}  {point.tokens_per_second:>10,.0f}  "
+            f"{step:>28}  {mfu:>10}  {point.data_wait_share:>16.2%}  {point.filled_share:>7.2%}  {memory}"
+        )
+    return lines
+
+
+def operation_lines(operations: Sequence[Operation]) -> list[str]:
+    """The operations that took longest, with their share of all."""
+    lines = [
+        f"{operation.share:>6.1%}  {operation.milliseconds:>10.2f}  {operation.calls:>7}  {operation.name[:90]}"
+        for operation in operations
+    ]
+    return [f"{'share':>6}  {'ms':>10}  {'calls':>7}  operation", *lines]
+
+
+def report(
+    config: RunConfig, phase_number: int, ranks: Ranks, engine: str, data: str, points: Sequence[Measurement]
+) -> dict[str, Any]:
+    """Everything for the JSON; nothing secret of the configuration."""
+    peak = peak_flops(config, ranks.device)
+    return {
+        "machine": describe_machine(ranks.device) | {"ranks": ranks.world_size},
+        "versions": describe_environment(),
+        "git_revision": git_revision(),
+        "command": " ".join(["python", *sys.argv]),
+        "engine": engine,
+        "data": data,
+        "flops_formula": FLOPS_FORMULA,
+        "flops_per_place": flops_per_place(config, config.phases[phase_number]),
+        "peak_flops_per_device": peak,
+        "phase": phase_number,
+        "config": without_secrets(config).model_dump(mode="json"),
+        "measurements": [asdict(point) for point in points],
+    }
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """The device, the processor with its instruction sets, and what else the machine was doing."""
+    processor = this_processor()
+    described: dict[str, Any] = {
+        "device": device_name(device),
+        "cpu": processor.name,
+        "instruction_sets": list(processor.instruction_sets),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+    }
+    if device.type == "cuda":
+        described |= {
+            "device_memory_bytes": torch.cuda.get_device_properties(device).total_memory,
+            "cuda": torch.version.cuda,
+        }
+    return described
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else this_processor().name

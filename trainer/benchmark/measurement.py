@@ -1,0 +1,217 @@
+"""Timing whole training steps as they are in a run: loader, engine, optimizer, without a wait between steps."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.benchmark.plain_engine import PlainEngine
+from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import learning_rate, masking_rate
+from trainer.data.loader import Loader, Position
+from trainer.data.shard_set import ShardSet
+from trainer.distributed.memory import peak_memory_bytes
+from trainer.distributed.process_group import Ranks, gather_objects
+from trainer.engine.engine import Engine, build_engine
+from trainer.loop.step import Wishes, take_step
+from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_place, peak_flops
+from trainer.model.pretraining import PretrainingModel, PretrainingOutput
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One batch shape over `num_steps` timed steps; tokens are real ones of all ranks, no dead places."""
+
+    micro_batch_tokens: int
+    global_batch_tokens: int
+    accumulation_steps: int
+    num_steps: int
+    tokens_per_second: float
+    step_milliseconds: dict[str, float]
+    """p10, median and p90."""
+    filled_share: float
+    """Real tokens among the places that were computed, filling rows included."""
+    mfu: float | None
+    """By `trainer.metrics.throughput.Interval`; None where no peak is known."""
+    data_wait_share: float
+    """Of the slowest rank's time; on CUDA the host waits while the device works, so it is a bound from above."""
+    peak_memory_bytes: dict[str, int]
+    """Of the rank that needs most: allocated and reserved on CUDA in the timed steps, else the process's resident."""
+
+
+class StepClock:
+    """Reads the time at the boundaries of steps; on CUDA by events, so that no step waits for the one before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._uses_events = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """A step ends here, and the next one begins."""
+        if self._uses_events:
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record()
+        else:
+            self._marks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Between each two marks; waits until the device has come to the last."""
+        pairs = list(zip(self._marks, self._marks[1:], strict=False))
+        if not self._uses_events:
+            return [last - first for first, last in pairs]
+        self._marks[-1].synchronize()
+        return [first.elapsed_time(last) / 1000.0 for first, last in pairs]
+
+
+class Training:
+    """A model in its engine and the loader's batches, as in a run that begins; all of it in memory alone."""
+
+    def __init__(self, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, use_deepspeed: bool) -> None:
+        """`config` has one phase."""
+        self.config, self.ranks = config, ranks
+        (self.phase,) = config.phases
+        self.loader = Loader(
+            shard_sets,
+            config.data,
+            self.phase,
+            Position(0, 0, 0),
+            config.training.seed,
+            ranks.rank,
+            ranks.world_size,
+            lambda step: masking_rate(min(step, config.max_steps - 1), config.max_steps, config.data),
+            0,
+            pin_memory=ranks.device.type == "cuda",
+        )
+        self.batches = iter(self.loader)
+        self.num_steps = 0
+        self.engine = _build(config, ranks, use_deepspeed)
+        batch = next(self.batches).micro_batches[0].to(ranks.device)
+
+        def compute_loss() -> torch.Tensor:
+            output: PretrainingOutput = self.engine.forward(batch)
+            return output.mlm_loss_sum + output.nsp_loss_sum
+
+        self.engine.prepare(compute_loss)
+
+    def step(self, clock: WorkClock) -> int:
+        """Take one step as the training loop does; returns its tokens over all ranks."""
+        rate = learning_rate(
+            min(self.num_steps, self.config.max_steps - 1),
+            self.config.max_steps,
+            self.config.optimizer.learning_rate,
+            self.config.schedule,
+        )
+        result = take_step(
+            self.engine,
+            clock.fetch(self.batches),
+            self.num_steps,
+            rate,
+            self.config.training.seed,
+            self.ranks,
+            Wishes(),
+            clock,
+            lambda text: None,
+        )
+        self.num_steps += 1
+        return result.counts.tokens
+
+    def measure(self, num_steps: int, num_warmup_steps: int) -> Measurement:
+        """Warm up, then time steps without a wait in between."""
+        device, work, clock = self.ranks.device, WorkClock(self.ranks.device), StepClock(self.ranks.device)
+        for _ in range(num_warmup_steps):
+            self.step(work)
+        work.read()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        clock.mark()
+        tokens = 0
+        for _ in range(num_steps):
+            tokens += self.step(work)
+            clock.mark()
+        seconds = clock.seconds()
+        own = RankWork(*work.read(), peak_memory_bytes(device))
+        rows = num_steps * self.phase.global_batch_tokens // self.phase.sequence_length
+        interval = Interval(num_steps, sum(seconds), tokens, rows, tuple(gather_objects(own, self.ranks)))
+        return self._describe(interval, seconds)
+
+    def _describe(self, interval: Interval, seconds: list[float]) -> Measurement:
+        peak = peak_flops(self.config, self.ranks.device)
+        metrics = interval.metrics(self.phase, flops_per_place(self.config, self.phase), peak)
+        low, median, high = np.percentile(seconds, [10, 50, 90]) * 1000.0
+        cut = batch_arithmetic(self.phase, self.ranks.world_size)
+        return Measurement(
+            micro_batch_tokens=cut.micro_batch_tokens,
+            global_batch_tokens=self.phase.global_batch_tokens,
+            accumulation_steps=self.loader.accumulation_steps,
+            num_steps=interval.num_steps,
+            tokens_per_second=interval.tokens_per_second,
+            step_milliseconds={"p10": float(low), "median": float(median), "p90": float(high)},
+            filled_share=interval.tokens / (interval.num_steps * cut.computed_rows * cut.sequence_length),
+            mfu=metrics.get("train/mfu"),
+            data_wait_share=metrics["train/data_wait_share"],
+            peak_memory_bytes=_most(gather_objects(memory_bytes(self.ranks.device), self.ranks)),
+        )
+
+    def close(self) -> None:
+        """Give the memory back, for the next training of this process."""
+        self.engine.destroy()
+        del self.engine, self.batches
+        free_memory()
+
+
+def free_memory() -> None:
+    """Let go of what nothing refers to, on the device too, and of what torch.compile made for other shapes."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def memory_bytes(device: torch.device) -> dict[str, int]:
+    """The most memory that was held: by torch on the device, or by the process."""
+    if device.type != "cuda":
+        return {"resident": peak_memory_bytes(device)}
+    return {
+        "allocated": torch.cuda.max_memory_allocated(device),
+        "reserved": torch.cuda.max_memory_reserved(device),
+    }
+
+
+def with_micro_batch(config: RunConfig, phase_number: int, micro_batch_tokens: int, world_size: int) -> RunConfig:
+    """The configuration with one phase alone, at this micro-batch; the global batch grows to whole micro-batches."""
+    phase = config.phases[phase_number]
+    at_once = micro_batch_tokens * world_size
+    training = config.training.model_copy(
+        update={
+            "phases": (),
+            "batch_warmup": None,
+            "max_steps": config.max_steps,
+            "micro_batch_tokens": micro_batch_tokens,
+            "global_batch_tokens": -(-phase.global_batch_tokens // at_once) * at_once,
+        }
+    )
+    data = config.data.model_copy(update={"sequence_length": phase.sequence_length})
+    return config.model_copy(update={"training": training, "data": data})
+
+
+def _build(config: RunConfig, ranks: Ranks, use_deepspeed: bool) -> Engine | PlainEngine:
+    training = config.training
+    model = PretrainingModel(config.model, config.data.has_sentence_pairs, training.activation_checkpointing)
+    model.initialise(training.seed)
+    if training.compile is True:
+        model.compile_blocks()
+    if use_deepspeed:
+        return build_engine(model, config, ranks)
+    dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+    return PlainEngine(model, config.optimizer, ranks.device, dtype, training.gradient_clipping)
+
+
+def _most(of_ranks: list[dict[str, int]]) -> dict[str, int]:
+    return {name: max(memory[name] for memory in of_ranks) for name in of_ranks[0]}

@@ -1,0 +1,142 @@
+"""Whether a checkpoint may be resumed with a configuration: what changed, and whether that makes it another run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pydantic import ValidationError
+
+from data_prep.base.errors import UserError
+from data_prep.base.installed import installed_version
+from data_prep.base.validation import first_problem
+from trainer.checkpoint.format import DataIdentity, SavedState
+from trainer.config.run_config import RunConfig, without_registry, without_secrets
+
+VERSION = "version of "
+NUMERICS = "numerics: "
+CHANGES_NUMERICS = (VERSION, NUMERICS, "training.compile", "training.deterministic")
+"""So begin the lines after which a resumed run's losses agree within rounding and not bitwise."""
+
+_HARMLESS_SECTIONS = frozenset(
+    {
+        "output_dir",
+        "checkpoint",
+        "evaluation",
+        "tracking",
+        "logging",
+        "health",
+        "distributed",
+        "storage_options",
+    }
+)
+_HARMLESS = frozenset(
+    {
+        "zero.stage",
+        "zero.offload_optimizer",
+        "data.num_workers",
+        "data.cache_dir",
+        "data.cache_bytes",
+        "data.on_corrupt_shard",
+        "data.tokenizer",
+        "training.activation_checkpointing",
+        "training.deterministic",
+        "training.compile",
+        # A run may be lengthened or cut short; its schedule stretches to the new end from here on.
+        "training.max_steps",
+    }
+)
+
+
+def check_compatible(
+    saved: SavedState,
+    config: RunConfig,
+    data: DataIdentity,
+    world_size: int,
+    numerics: dict[str, str],
+    allow_change: bool = False,
+) -> list[str]:
+    """The differences that leave the run what it is (logging, ranks, ZeRO stage, micro-batch, versions), as lines.
+
+    Where `numerics` (`trainer.model.numerics.describe_numerics`) differ, losses agree within rounding from here on.
+    Where data lies and what its folder is called does not matter: its manifests' digests do. A run whose phases are
+    written differently but say the same is the same run.
+
+    Raises:
+        UserError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
+            which lists it among the others.
+    """
+    # An earlier release hid less, and wrote URLs otherwise.
+    before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
+    before |= {f"{NUMERICS}{name}": value for name, value in saved.numerics.items()}
+    after |= {f"{NUMERICS}{name}": value for name, value in numerics.items() if saved.numerics}
+    before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
+    after |= {f"{VERSION}{name}": value for name, value in current_versions().items()}
+    before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}
+    after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
+    before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
+    after["tokenizer_fingerprint"] = data.tokenizer_fingerprint
+    harmless: list[str] = []
+    dangerous: list[str] = []
+    for name in [*before, *(name for name in after if name not in before)]:
+        if before.get(name) != after.get(name):
+            line = f"{name} was {before.get(name)!r} and is {after.get(name)!r}"
+            (harmless if _is_harmless(name) else dangerous).append(line)
+    if dangerous and not allow_change:
+        raise UserError(
+            f"the checkpoint of step {saved.state.step} belongs to another run: " + "; ".join(dangerous) + "; set it "
+            "back, use another output_dir for a new run, or give --allow-change to go on with the change"
+        )
+    return harmless + dangerous
+
+
+def current_versions() -> dict[str, str]:
+    """Versions of what a resumed run's numbers depend on."""
+    packages = ("clozeworks", "torch", "deepspeed")
+    versions = {package: installed_version(package) or "not installed" for package in packages}
+    return {"python": sys.version.split()[0], **versions}
+
+
+def _saved_config(saved: SavedState) -> RunConfig:
+    try:
+        return RunConfig.model_validate(without_registry(saved.config))
+    except ValidationError as error:
+        raise UserError(
+            f"the checkpoint of step {saved.state.step} was written with a setting that this release does not know or "
+            f"accept ({first_problem(error)}); resume it with the release that wrote it"
+        ) from None
+
+
+def _comparable(config: RunConfig) -> dict[str, Any]:
+    """Settings by dotted name; batch sizes and lengths by phase, wherever they were set; places of data left out."""
+    by_phase = {"phases", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
+    left_out: Any = {"deepspeed": True, "registry": True, "training": by_phase}
+    values = dict(_flatten(config.model_dump(mode="json", exclude=left_out)))
+    for name in ("data.sequence_length", "data.shards"):
+        values.pop(name)
+    for number, phase in enumerate(config.phases):
+        values |= {f"phase {number} {name}": value for name, value in phase.model_dump().items()}
+    # How long the last phase is follows from the length of the run.
+    values.pop(f"phase {len(config.phases) - 1} steps")
+    values["training.max_steps"] = config.max_steps
+    values["deepspeed"] = config.deepspeed
+    values["weights of the mixture"] = [component.weight for component in config.data.components]
+    return values
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return flat
+
+
+def _is_harmless(name: str) -> bool:
+    return (
+        name in _HARMLESS
+        or name.split(".")[0] in _HARMLESS_SECTIONS
+        or name in ("world_size", "deepspeed")
+        or name.endswith(" micro_batch_tokens")
+        or name.startswith(CHANGES_NUMERICS)
+    )

@@ -1,0 +1,151 @@
+"""Going on from a checkpoint: the newest that is whole, the same on all ranks, and each rank reads what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_prep.base.errors import UserError
+from trainer.checkpoint.fetch import bring
+from trainer.checkpoint.format import (
+    MARKER_NAME,
+    Checkpoint,
+    checkpoints_folder,
+    find_problem,
+    list_steps,
+    open_checkpoint,
+    rank_file_name,
+    read_marker,
+    read_state,
+    step_folder,
+)
+from trainer.checkpoint.pieces import check_coverage, read_pieces
+from trainer.checkpoint.store import stored_steps
+from trainer.checkpoint.writer import ALONE, Warn, be_silent, bring_back_replaced, in_turn, warn_on_stderr
+from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
+from trainer.engine.engine import Engine
+from trainer.engine.fragments import KINDS, parameter_shapes
+
+
+def find_latest(
+    output_dir: str | Path,
+    ranks: Ranks = ALONE,
+    warn: Warn = warn_on_stderr,
+    remote: str | None = None,
+    stage: int | None = None,
+    step: int | None = None,
+) -> Checkpoint | None:
+    """The newest checkpoint that is whole, the same one on all ranks; None where none was ever completed.
+
+    A damaged checkpoint is skipped with a warning.
+
+    Args:
+        remote: `checkpoint.upload_to`: what a node's disk lacks is fetched from there. Without it all nodes are taken
+            to share the folder, and every rank verifies a share of the files.
+        stage: ZeRO stage of the run, by which a rank knows which files it needs.
+        step: take the checkpoint of this step and no other.
+
+    Raises:
+        UserError: there are checkpoints, and none of them is whole; or there is none of `step`.
+    """
+    say = warn if ranks.is_first else be_silent
+    steps = _candidates(output_dir, ranks, remote, say)
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise UserError(f"there is no checkpoint of step {step} in {output_dir}; those that are there: {there}")
+    for candidate in steps if step is None else [step]:
+        folder = step_folder(output_dir, candidate)
+        problem = _first_problem(folder, ranks) if remote is None else bring(remote, folder, candidate, stage, ranks)
+        problems = [found for found in gather_objects(problem, ranks) if found]
+        if not problems:
+            return open_checkpoint(folder, verified=True)
+        if step is not None:
+            others = ", ".join(str(other) for other in steps if other != step) or "none"
+            raise UserError(
+                f"checkpoint {folder} is damaged ({problems[0]}), so nothing can go on from it; the other steps that "
+                f"are there: {others}"
+            )
+        say(f"checkpoint {folder} is damaged and skipped: {problems[0]}")
+    if steps:
+        raise UserError(
+            f"none of the {len(steps)} checkpoints in {checkpoints_folder(output_dir)} is whole, so the run cannot be "
+            "resumed; restore one from a copy, or move the folder away to start from the beginning"
+        )
+    return None
+
+
+def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:
+    """Steps of which some node's disk or the store has a complete checkpoint, newest first; the same on all ranks."""
+    in_turn(lambda: bring_back_replaced(output_dir), ranks, nodes_have_disks=remote is not None)
+    complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
+    steps = sorted({step for found in gather_objects(complete, ranks) for step in found}, reverse=True)
+    if remote is not None:
+        stored, problem = broadcast_object(_stored_steps(remote) if ranks.is_first else None, ranks)
+        if problem and not steps:
+            raise UserError(f"whether there is a checkpoint to go on from cannot be told: {problem}")
+        if problem:
+            say(f"{problem}; only the checkpoints on disk are looked at")
+        steps = sorted({*steps, *stored}, reverse=True)
+    for step in unfinished:
+        if not steps or step > steps[0]:
+            say(f"{step_folder(output_dir, step)} holds no {MARKER_NAME}: its save never ended, it is left out")
+    return steps
+
+
+def _stored_steps(remote: str) -> tuple[list[int], str | None]:
+    try:
+        return stored_steps(remote), None
+    except UserError as error:
+        return [], str(error)
+
+
+def load(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Set weights and optimizer state of a prepared engine, all ranks together, each reading what it holds.
+
+    Raises:
+        UserError: the checkpoint is of a model with other parameters.
+    """
+    _check_shapes(parameter_shapes(engine.module), checkpoint)
+    fragments = engine.fragments()
+    missing = {f"{kind} of {f.name}": f.stop - f.start for f in fragments for kind in KINDS}
+    by_name = {fragment.name: fragment for fragment in fragments}
+    for name in _own_first(checkpoint.tensor_files, engine.ranks):
+        if not any(missing.values()):
+            break
+        for piece in read_pieces(checkpoint.folder / name):
+            fragment = by_name.get(piece.name)
+            if fragment is not None and piece.kind in KINDS:
+                start, stop = max(piece.start, fragment.start), min(piece.stop, fragment.stop)
+                if start < stop:
+                    fragment.write(piece.kind, start, piece.read(start, stop))
+                    missing[f"{piece.kind} of {piece.name}"] -= stop - start
+    check_coverage(missing, checkpoint.folder)
+    engine.set_loss_scaler_state(checkpoint.saved.loss_scaler)
+    engine.finish_setting(checkpoint.saved.optimizer_steps)
+
+
+def _first_problem(folder: Path, ranks: Ranks) -> str | None:
+    """What this rank finds wrong in its share of a checkpoint's files."""
+    try:
+        records = read_marker(folder).files
+        problems = (find_problem(folder, record) for record in records[ranks.rank :: ranks.world_size])
+        problem = next((problem for problem in problems if problem), None)
+        if problem is None and ranks.is_first:
+            read_state(folder)
+        return problem
+    except UserError as error:
+        return str(error)
+
+
+def _check_shapes(shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:
+    saved = checkpoint.saved.shapes
+    for name in sorted(shapes.keys() | saved.keys()):
+        if shapes.get(name) != saved.get(name):
+            raise UserError(
+                f"checkpoint {checkpoint.folder} is of another model: {name} has shape {saved.get(name)} there and "
+                f"{shapes.get(name)} here; use the model settings of its state.json, or another output_dir"
+            )
+
+
+def _own_first(names: tuple[str, ...], ranks: Ranks) -> list[str]:
+    """The file that most likely holds all this rank needs, then the others."""
+    return sorted(names, key=lambda name: name != rank_file_name(ranks.rank, ranks.world_size))

@@ -1,0 +1,27 @@
+"""Which checkpoints a newer one makes superfluous: a pure rule, the same for the disk and for the remote store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainer.config.run_settings import CheckpointSettings
+
+
+def superfluous_steps(complete: Mapping[int, float | None], newest: int, settings: CheckpointSettings) -> set[int]:
+    """The steps that may go now that `newest` is complete.
+
+    Kept are the newest, the `keep_last` newest, those that `keep_every_steps` divides, and the `keep_best` best. What
+    is of a later step than `newest` is of a course that the run has left (it was damaged and skipped, or the run was
+    taken back on purpose), and goes.
+
+    Args:
+        complete: the complete checkpoints by step, each with its `best_metric`; None where it was not evaluated.
+    """
+    current = sorted((step for step in complete if step <= newest), reverse=True)
+    kept = {newest, *current[: settings.keep_last]}
+    if settings.keep_every_steps is not None:
+        kept |= {step for step in current if step % settings.keep_every_steps == 0}
+    sign = 1 if settings.best_metric.endswith("loss") else -1
+    evaluated = [(sign * value, -step) for step in current if (value := complete[step]) is not None]
+    kept |= {-step for _, step in sorted(evaluated)[: settings.keep_best]}
+    return set(complete) - kept

@@ -1,0 +1,235 @@
+"""Saving a checkpoint: every rank writes its own fragments, all agree, and a marker makes it one.
+
+The order of a save: every rank's file (temporary name, flushed, renamed); agreement; state.json; the marker. A save
+that fails on any rank is none on all of them, and the last good checkpoint stays. Old ones go only once a newer one is
+complete, their marker first. The layout is told in `trainer/checkpoint/format.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest_records import FileRecord
+from data_prep.storage import storage
+from trainer.checkpoint.compatibility import current_versions
+from trainer.checkpoint.format import (
+    FORMAT_VERSION,
+    MARKER_NAME,
+    STATE_NAME,
+    Checkpoint,
+    DataIdentity,
+    Marker,
+    SavedState,
+    TrainState,
+    checkpoints_folder,
+    list_steps,
+    rank_file_name,
+    read_state,
+    step_folder,
+    step_of,
+)
+from trainer.checkpoint.links import refuse_link, remove_checkpoint
+from trainer.checkpoint.retention import superfluous_steps
+from trainer.checkpoint.tensor_file import Part, write_tensors
+from trainer.config.run_config import RunConfig, without_secrets
+from trainer.config.run_settings import CheckpointSettings
+from trainer.distributed.process_group import Ranks, barrier, broadcast_object, gather_objects
+from trainer.engine.engine import Engine
+from trainer.engine.fragments import KINDS, Fragment, parameter_shapes
+from trainer.model.numerics import describe_numerics
+
+Warn = Callable[[str], None]
+
+_REPLACED = ".replaced"
+
+ALONE = Ranks(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
+"""The ranks of a process without a process group."""
+
+
+def warn_on_stderr(message: str) -> None:
+    """Print a warning."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def save(
+    output_dir: str | Path,
+    engine: Engine,
+    state: TrainState,
+    config: RunConfig,
+    data: DataIdentity,
+    warn: Warn = warn_on_stderr,
+) -> Checkpoint | None:
+    """Save the state after `state.step` steps, all ranks together; then let old checkpoints go.
+
+    Returns None, after a warning on rank 0, where it could not be written: the last good one stays and training may
+    go on.
+    """
+    folder, ranks, settings = step_folder(output_dir, state.step), engine.ranks, config.checkpoint
+    nodes_have_disks = settings.upload_to is not None
+    in_turn(lambda: _make_room(folder), ranks, nodes_have_disks)
+    records, problems = _write_rank_files(folder, engine)
+    saved = SavedState(
+        format_version=FORMAT_VERSION,
+        state=state,
+        config=without_secrets(config).model_dump(mode="json"),
+        data=data,
+        world_size=ranks.world_size,
+        zero_stage=engine.stage,
+        shapes=parameter_shapes(engine.module),
+        optimizer_steps=engine.optimizer_steps,
+        loss_scaler=engine.loss_scaler_state(),
+        versions=current_versions(),
+        numerics=describe_numerics(config, ranks.device),
+    )
+    marker = None
+    if ranks.is_first and not problems:
+        marker, problems = _complete(folder, saved, records, nodes_share=not nodes_have_disks)
+    marker, problems = broadcast_object((marker, problems), ranks)
+    if problems:
+        if ranks.is_first:
+            _give_up(folder, problems[0], warn)
+        return None
+    if ranks.local_rank == 0 and not (folder / MARKER_NAME).exists():
+        _complete_here(folder, saved, marker, warn)
+    say = warn if ranks.is_first else be_silent
+    in_turn(lambda: _retire(output_dir, settings, state.step, say), ranks, nodes_have_disks)
+    return Checkpoint(folder, saved, tuple(record.name for record in records))
+
+
+def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], list[str]]:
+    """Write this rank's file; every rank's record and every rank's problem, on all ranks."""
+    ranks = engine.ranks
+    outcome: FileRecord | str
+    try:
+        refuse_link(folder)  # which was set aside, unless nothing may be changed here
+        outcome = write_tensors(folder / rank_file_name(ranks.rank, ranks.world_size), _parts(engine.fragments()))
+    except UserError as error:
+        outcome = f"rank {ranks.rank}: {error}"
+    outcomes = gather_objects(outcome, ranks)
+    return [o for o in outcomes if isinstance(o, FileRecord)], [o for o in outcomes if isinstance(o, str)]
+
+
+def _parts(fragments: list[Fragment]) -> list[Part]:
+    return [
+        (f"{kind}:{f.owned_start}:{f.name}", f.owned_stop - f.owned_start, partial(f.read_owned, kind))
+        for f in fragments
+        for kind in KINDS
+        if f.owned_stop > f.owned_start
+    ]
+
+
+def _complete(
+    folder: Path, saved: SavedState, records: list[FileRecord], nodes_share: bool
+) -> tuple[Marker | None, list[str]]:
+    """Rank 0: write state and marker; the marker, or what stood in the way."""
+    try:
+        storage.write_bytes(folder / STATE_NAME, saved.model_dump_json(indent=1).encode())
+        state_path = folder / STATE_NAME
+        own = FileRecord(name=STATE_NAME, bytes=storage.size(state_path), sha256=storage.sha256_of(state_path))
+        for record in records:
+            if nodes_share and not (folder / record.name).exists():
+                return None, [
+                    f"{folder / record.name} is not here; output_dir must be one folder that all hosts share, or "
+                    "checkpoint.upload_to a store that all hosts reach"
+                ]
+        marker = Marker(format_version=FORMAT_VERSION, step=saved.state.step, files=(*records, own))
+        storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
+    except UserError as error:
+        return None, [str(error)]
+    return marker, []
+
+
+def _complete_here(folder: Path, saved: SavedState, marker: Marker, warn: Warn) -> None:
+    """Another node than rank 0's: write state and marker beside this node's files, the same as there."""
+    try:
+        storage.write_bytes(folder / STATE_NAME, saved.model_dump_json(indent=1).encode())
+        storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
+    except UserError as error:
+        warn(f"{folder} is not complete on this node, which will have to fetch it: {error}")
+
+
+def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> None:
+    """Tidy rank 0's disk, then, where nodes may have disks of their own, each other node's; all ranks together."""
+    if ranks.is_first:
+        tidy()
+    barrier(ranks)
+    if nodes_have_disks:
+        if ranks.local_rank == 0 and not ranks.is_first:
+            tidy()
+        barrier(ranks)
+
+
+def _make_room(folder: Path) -> None:
+    """Rank 0: set aside what an earlier save of this step left, so that nothing of it mixes with the new one."""
+    with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it tells the reason
+        if (folder / MARKER_NAME).exists():
+            storage.remove(_replaced(folder))
+            folder.rename(_replaced(folder))
+        else:
+            storage.remove(folder)
+
+
+def _give_up(folder: Path, problem: str, warn: Warn) -> None:
+    """Rank 0: remove the half-made save and bring back what it was to replace."""
+    warn(f"THE CHECKPOINT {folder} WAS NOT SAVED, the last good one stays: {problem}")
+    with contextlib.suppress(UserError, OSError):
+        remove_checkpoint(folder)
+        if _replaced(folder).exists():
+            _replaced(folder).rename(folder)
+
+
+def bring_back_replaced(output_dir: str | Path) -> None:
+    """Give its name back to a whole checkpoint that a save of the same step, which never ended, had set aside."""
+    for step in _replaced_steps(output_dir):
+        folder = step_folder(output_dir, step)
+        if (_replaced(folder) / MARKER_NAME).exists() and not (folder / MARKER_NAME).exists():
+            with contextlib.suppress(UserError, OSError):  # where nothing can be changed, older ones are left
+                storage.remove(folder)
+                _replaced(folder).rename(folder)
+
+
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{_REPLACED}")
+
+
+def _replaced_steps(output_dir: str | Path) -> list[int]:
+    """Steps of which a checkpoint was set aside."""
+    names = storage.list_names(checkpoints_folder(output_dir))
+    steps = [step_of(name.removesuffix(_REPLACED)) for name in names if name.endswith(_REPLACED)]
+    return [step for step in steps if step is not None]
+
+
+def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, warn: Warn) -> None:
+    """Remove what the checkpoint just completed makes superfluous, and what was never completed."""
+    complete, unfinished = list_steps(output_dir)
+    metrics = {step: _metric(step_folder(output_dir, step), settings) for step in complete}
+    superfluous = superfluous_steps(metrics, saved_step, settings) | {*unfinished}
+    # What was set aside goes before its step does, whose marker keeps it from coming back.
+    outdated = [step for step in _replaced_steps(output_dir) if step in {*complete, saved_step}]
+    folders = [_replaced(step_folder(output_dir, step)) for step in outdated]
+    for folder in (*folders, *(step_folder(output_dir, step) for step in sorted(superfluous))):
+        try:
+            remove_checkpoint(folder)
+        except UserError as error:
+            warn(f"the old checkpoint {folder} is left: {error}")
+
+
+def _metric(folder: Path, settings: CheckpointSettings) -> float | None:
+    """What `keep_best` goes by; None where that step was not evaluated, or its state is damaged."""
+    if not settings.keep_best:
+        return None
+    try:
+        return read_state(folder).state.evaluation.get(settings.best_metric)
+    except UserError:
+        return None
+
+
+def be_silent(message: str) -> None:
+    """Of what all ranks find, rank 0 alone speaks."""

@@ -1,0 +1,132 @@
+"""The gate before an alias: conditions such as `valid/mlm_loss < champion`, parsed by hand and never evaluated as code.
+
+A condition compares a metric of the new version with a number, or with the same metric of the version that bears an
+alias now. Several are joined by `and`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import regex
+
+from data_prep.base.errors import UsageError
+
+OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_CONDITION = regex.compile(r"\s*([A-Za-z][\w./-]*)\s*(<=|>=|<|>)\s*([\w.+-]+)\s*")
+_NUMBER = regex.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_ALIAS = regex.compile(r"[A-Za-z_][\w-]*")
+MOST_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`metric` of the new version `comparison` a number, or the same metric of the version under an alias."""
+
+    metric: str
+    comparison: str
+    operand: float | str
+    """A str is an alias."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the conditions hold, and one line for each of them."""
+
+    holds: bool
+    reasons: tuple[str, ...]
+
+
+def parse_conditions(text: str) -> tuple[Condition, ...]:
+    """The conditions of `--if`.
+
+    Raises:
+        UsageError: it is not of the form METRIC COMPARISON ALIAS-or-NUMBER, joined by `and`.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise UsageError(f"--if holds {len(text):,} characters; a condition has {MOST_CHARACTERS} at most")
+    return tuple(_parse(part, text) for part in regex.split(r"\band\b", text))
+
+
+def aliases_of(conditions: tuple[Condition, ...]) -> list[str]:
+    """The aliases that the conditions name, each once."""
+    return list(dict.fromkeys(each.operand for each in conditions if isinstance(each.operand, str)))
+
+
+def check_metrics(conditions: tuple[Condition, ...], scores: Mapping[str, float]) -> None:
+    """Refuse conditions on metrics that the version to be registered does not have.
+
+    Raises:
+        UsageError: a metric is misspelt, or was not evaluated.
+    """
+    missing = sorted({each.metric for each in conditions} - scores.keys())
+    if missing:
+        known = ", ".join(sorted(scores)) or "none"
+        raise UsageError(f"--if asks for {', '.join(missing)}, which the model has not (its scores: {known}); mend it")
+
+
+def judge(
+    conditions: tuple[Condition, ...],
+    scores: Mapping[str, float],
+    scores_of_alias: Mapping[str, Mapping[str, float] | None],
+    promoted: str | None = None,
+) -> Verdict:
+    """Whether the scores of a version pass; `scores_of_alias` is None for an alias that no version bears yet.
+
+    Where nothing bears the alias that is to move (`promoted`) there is nothing to be better than, and the condition
+    holds; another alias that is not there may be a slip of the pen, and holds nothing. Nor does a score that is missing
+    or NaN on either side.
+    """
+    judged = [_judge(each, scores, scores_of_alias, promoted) for each in conditions]
+    return Verdict(all(holds for holds, _ in judged), tuple(reason for _, reason in judged))
+
+
+def _parse(part: str, text: str) -> Condition:
+    match = _CONDITION.fullmatch(part)
+    if match is None:
+        raise UsageError(
+            f"--if {text!r} is not understood at {part.strip()!r}; write METRIC < ALIAS or METRIC < NUMBER (or >, <=, "
+            ">=), such as 'valid/mlm_loss < champion', several joined by 'and'"
+        )
+    metric, comparison, operand = match.groups()
+    if _NUMBER.fullmatch(operand):
+        return Condition(metric, comparison, float(operand))
+    if _ALIAS.fullmatch(operand):
+        return Condition(metric, comparison, operand)
+    raise UsageError(f"--if {text!r}: {operand!r} is neither a number nor an alias")
+
+
+def _judge(
+    condition: Condition,
+    scores: Mapping[str, float],
+    scores_of_alias: Mapping[str, Mapping[str, float] | None],
+    promoted: str | None,
+) -> tuple[bool, str]:
+    metric, operand = condition.metric, condition.operand
+    value = scores.get(metric)
+    if value is None or math.isnan(value):
+        known = ", ".join(sorted(scores)) or "none"
+        return False, f"the new version has no {metric} (its scores: {known})"
+    if isinstance(operand, float):
+        holds = OPERATORS[condition.comparison](value, operand)
+        return holds, f"{metric} {value:g} {_is(holds)} {condition.comparison} {operand:g}"
+    others = scores_of_alias[operand]
+    if others is None:
+        return operand == promoted, f"no version bears the alias {operand} yet"
+    other = others.get(metric)
+    if other is None or math.isnan(other):
+        return False, f"the version under {operand} has no {metric} to compare with"
+    holds = OPERATORS[condition.comparison](value, other)
+    return holds, f"{metric} {value:g} {_is(holds)} {condition.comparison} {other:g} of {operand}"
+
+
+def _is(holds: bool) -> str:
+    return "is" if holds else "is not"

@@ -1,0 +1,160 @@
+"""From segments and their tokens to the flat arrays of a micro-batch, before masking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from data_prep.base.errors import UserError
+from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from trainer.data.batch import IGNORED
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
+from trainer.data.shard_set import Shard
+
+SEQUENCE_BUCKET = 64
+"""Sequence capacities are multiples of it, so that allocations of few sizes recur."""
+
+_NOT_OURS = "it is not what preparation writes; make the shards again"
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """The fixed shape of a row."""
+
+    sequence_length: int
+    """L: positions."""
+    max_pairs: int
+    """The most sentence pairs that any row can hold; 0 without pairs."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R rows of L places; the fields are those of `Batch`."""
+
+    input_ids: np.ndarray
+    position_ids: np.ndarray
+    token_type_ids: np.ndarray
+    cu_seqlens: np.ndarray
+    cls_positions: np.ndarray
+    next_sentence_labels: np.ndarray
+
+
+def read_segments(segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
+    """The tokens of all segments end to end, (sum(lengths),); segments that touch in a shard are read in one go."""
+    if not len(segments.rows):
+        return np.empty(0, np.int64)
+    stops = segments.starts + segments.lengths
+    breaks = (segments.starts[1:] != stops[:-1]) | (segments.shards[1:] != segments.shards[:-1])
+    firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+    lasts = np.append(firsts[1:], len(stops)) - 1
+    numbers = segments.shards[firsts].tolist()
+    tokens = {number: shards[number].read_tokens() for number in set(numbers)}
+    runs = zip(numbers, segments.starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
+    return np.concatenate([tokens[number][start:stop] for number, start, stop in runs])
+
+
+def check_tokens(tokens: np.ndarray, segments: Segments, shards: Sequence[Shard], vocab_size: int) -> None:
+    """Refuse fewer tokens than the index names, and ids that the tokenizer does not have: no embedding is asked for.
+
+    Checksums tell a shard that was damaged, not one that was written so, with a manifest that vouches for it.
+
+    Raises:
+        UserError: naming the shard.
+    """
+    if len(tokens) != segments.lengths.sum():
+        stops = zip(segments.shards.tolist(), segments.starts + segments.lengths, strict=True)
+        name = next(shards[number].record.name for number, stop in stops if stop > len(shards[number].read_tokens()))
+        raise UserError(f"shard {name} ends before the places that its index names; {_NOT_OURS}")
+    if len(tokens) and tokens.max() >= vocab_size:
+        place = int(np.argmax(tokens >= vocab_size))
+        name = shards[segments.shards[np.searchsorted(np.cumsum(segments.lengths), place, "right")]].record.name
+        raise UserError(
+            f"shard {name} holds the token id {tokens[place]}, and its tokenizer has {vocab_size} pieces; {_NOT_OURS}"
+        )
+
+
+def without_damaged(segments: Segments, shards: Sequence[Shard]) -> tuple[Segments, int]:
+    """Leave out the rows whose shard cannot be read; returns also their number."""
+    damaged = [number for number in np.unique(segments.shards).tolist() if not shards[number].is_readable()]
+    if not damaged:
+        return segments, 0
+    gone = np.isin(segments.shards, damaged)
+    kept = Segments(**{field.name: getattr(segments, field.name)[~gone] for field in fields(Segments)})
+    return kept, len(np.unique(segments.rows[gone]))
+
+
+def assemble_rows(
+    segments: Segments,
+    tokens: np.ndarray,
+    num_rows: int,
+    shape: RowShape,
+    special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS,
+) -> Rows:
+    """Lay segments into rows with their special tokens; what they leave of a row are dead places.
+
+    Dead places hold [PAD] and are a sequence of their own; rows without segments are dead altogether.
+
+    Args:
+        tokens: (sum(segments.lengths),) ids, as `read_segments` gives them.
+    """
+    length = shape.sequence_length
+    opens = segments.types == SEGMENT_A
+    places = segments.lengths + 1 + opens  # [SEP], and [CLS] before an A
+    used = np.bincount(segments.rows, weights=places, minlength=num_rows).astype(np.int64)
+    assert used.max(initial=0) <= length, "a row's segments fit into it"
+    row_shifts = np.arange(num_rows) * length - (np.cumsum(used) - used)
+    firsts = np.cumsum(places) - places + row_shifts[segments.rows]
+    token_firsts = firsts + opens
+
+    input_ids = np.full(num_rows * length, special_tokens.pad)
+    shifts = token_firsts - (np.cumsum(segments.lengths) - segments.lengths)
+    input_ids[np.repeat(shifts, segments.lengths) + np.arange(len(tokens))] = tokens
+    input_ids[firsts[opens]] = special_tokens.cls
+    input_ids[token_firsts + segments.lengths] = special_tokens.sep
+
+    with_dead = np.flatnonzero(used < length)
+    starts = np.sort(np.concatenate([firsts[opens], with_dead * length + used[with_dead]]))
+    cls_positions, labels = _pairs(firsts, segments.labels, num_rows * shape.max_pairs)
+    return Rows(
+        input_ids=input_ids,
+        position_ids=np.arange(num_rows * length) - np.repeat(starts, np.diff(starts, append=num_rows * length)),
+        token_type_ids=_token_types(firsts, segments, num_rows * length),
+        cu_seqlens=_filled(starts, sequence_capacity(len(starts)) + 1, num_rows * length).astype(np.int32),
+        cls_positions=cls_positions,
+        next_sentence_labels=labels,
+    )
+
+
+def sequence_capacity(num_sequences: int) -> int:
+    """Room for the sequences of a micro-batch: their number rounded up to a multiple of `SEQUENCE_BUCKET`.
+
+    Near the real number, since variable-length attention pays for an empty sequence too: a block launch per head, and
+    128 positions of fp32 scratch in the backward (FlashAttention 2).
+    """
+    return max(1, -(-num_sequences // SEQUENCE_BUCKET)) * SEQUENCE_BUCKET
+
+
+def _token_types(firsts: np.ndarray, segments: Segments, num_places: int) -> np.ndarray:
+    """1 at the tokens and the [SEP] of every B, else 0; (num_places,) int64."""
+    of_b = segments.types == SEGMENT_B
+    if not of_b.any():
+        return np.zeros(num_places, np.int64)
+    steps = np.zeros(num_places + 1, np.int64)
+    steps[firsts[of_b]] = 1
+    steps[firsts[of_b] + segments.lengths[of_b] + 1] = -1  # a [CLS], a dead place or the end: never another B
+    return np.cumsum(steps[:-1])
+
+
+def _pairs(firsts: np.ndarray, labels: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    judged = labels != IGNORED
+    return _filled(firsts[judged], capacity, 0), _filled(labels[judged], capacity, IGNORED)
+
+
+def _filled(values: np.ndarray, capacity: int, filler: int) -> np.ndarray:
+    """`values` and then `filler` up to `capacity`."""
+    assert len(values) <= capacity, "capacities are bounds"
+    result = np.full(capacity, filler)
+    result[: len(values)] = values
+    return result

@@ -1,0 +1,122 @@
+"""One pass through the shards of a data set: which row stands at each place, and what it holds.
+
+Plans are made window by window when they are first needed and dropped when the pass has moved on, so memory does not
+grow with the data set. Only sentence pairs need every shard planned once at the start, to know the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from trainer.data.assembly import RowShape
+from trainer.data.order import WINDOW_SHARDS, EpochOrder
+from trainer.data.packing import DocumentRows, RowPlan, Segments, num_document_rows
+from trainer.data.pair_rows import PairCounts, PairPlan, PairRows
+from trainer.data.randomness import Purpose, fold
+from trainer.data.recently_used import RecentlyUsed
+from trainer.data.sentence_pairs import PairTask, max_pairs_in_row, plan_pairs
+from trainer.data.shard_set import Shard
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """What a row is: the settings that the order of samples depends on."""
+
+    sequence_length: int
+    pair_task: PairTask | None
+    short_seq_probability: float
+
+
+def row_shape(settings: RowSettings) -> RowShape:
+    """The fixed shape of the rows that `settings` give, whatever the data."""
+    length = settings.sequence_length
+    return RowShape(length, max_pairs_in_row(length) if settings.pair_task is not None else 0)
+
+
+class Pass:
+    """One pass, named by its key: the same shards, settings and key give the same rows in the same order."""
+
+    def __init__(self, shards: Sequence[Shard], settings: RowSettings, key: np.uint64) -> None:
+        self._shards = shards
+        self._settings = settings
+        self._pair_key = fold(key, Purpose.SENTENCE_PAIRS)
+        self._pair_plans: RecentlyUsed[int, PairPlan] = RecentlyUsed(self._plan_pairs, 2 * WINDOW_SHARDS)
+        self._windows: RecentlyUsed[int, RowPlan] = RecentlyUsed(self._open_window, 2)
+        self.pair_counts: PairCounts | None = None
+        """What became of the sentences, with sentence pairs."""
+        self._order = EpochOrder(self._count_rows(), key)
+
+    @property
+    def num_rows(self) -> int:
+        return self._order.num_rows
+
+    def segments(self, places: np.ndarray) -> tuple[Segments, list[Shard]]:
+        """The segments at `places` (n,) int64 of the pass, and the shards they lie in; rows count 0 to n - 1."""
+        windows, rows = self._order.locate(places)
+        parts = []
+        for window in np.unique(windows).tolist():
+            members = np.flatnonzero(windows == window)
+            segments = self._windows.get(window).segments(rows[members])
+            parts.append((members, segments, [self._shards[number] for number in self._order.windows[window].tolist()]))
+        return merge_segments(parts)
+
+    def _count_rows(self) -> list[int]:
+        if self._settings.pair_task is None:
+            return [num_shard_rows(shard, self._settings) for shard in self._shards]
+        counts = [self._pair_plans.get(number).counts for number in range(len(self._shards))]
+        self.pair_counts = sum(counts, PairCounts())
+        return [count.rows for count in counts]
+
+    def _plan_pairs(self, number: int) -> PairPlan:
+        shard, settings = self._shards[number], self._settings
+        key = fold(self._pair_key, number)
+        assert settings.pair_task is not None
+        return plan_pairs(
+            shard.read_index(),
+            shard.itemsize,
+            settings.sequence_length,
+            settings.short_seq_probability,
+            key,
+            settings.pair_task,
+        )
+
+    def _open_window(self, window: int) -> RowPlan:
+        """Plan a window, and have its shards and those of the next fetched from remote stores."""
+        for number in np.concatenate(self._order.windows[window : window + 2]).tolist():
+            self._shards[number].prefetch()
+        return self._plan_window(window)
+
+    def _plan_window(self, window: int) -> RowPlan:
+        numbers = self._order.windows[window].tolist()
+        if self._settings.pair_task is not None:
+            return PairRows([self._pair_plans.get(number) for number in numbers])
+        shards = [self._shards[number] for number in numbers]
+        indexes = [shard.read_index() for shard in shards]
+        return DocumentRows(indexes, [shard.itemsize for shard in shards], self._settings.sequence_length)
+
+
+def num_shard_rows(shard: Shard, settings: RowSettings) -> int:
+    """Rows of a shard without sentence pairs."""
+    return num_document_rows(shard.record.tokens, shard.record.documents, settings.sequence_length)
+
+
+def merge_segments(parts: Sequence[tuple[np.ndarray, Segments, list[Shard]]]) -> tuple[Segments, list[Shard]]:
+    """Join (which rows these are, their segments, their shards) of several origins into one order of rows."""
+    if not parts:
+        return Segments(*(np.empty(0, np.int64) for _ in fields(Segments))), []
+    shards: list[Shard] = []
+    joined = []
+    for members, segments, part_shards in parts:
+        joined.append(replace(segments, rows=members[segments.rows], shards=segments.shards + len(shards)))
+        shards += part_shards
+    if len(joined) == 1:
+        return joined[0], shards
+    order = np.argsort(np.concatenate([segments.rows for segments in joined]), kind="stable")
+    columns = {
+        field.name: np.concatenate([getattr(segments, field.name) for segments in joined])[order]
+        for field in fields(Segments)
+    }
+    return Segments(**columns), shards

@@ -1,0 +1,49 @@
+"""A stretch of the global order of samples, as logs name it and commands take it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from data_prep.base.errors import UsageError
+
+_RANGE = re.compile(r"(\d+):(\d+)")
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class SampleRange(BaseModel):
+    """The samples `first` to `stop` - 1 of an epoch: places in its order, the same on any number of ranks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    phase: Count
+    epoch: Count
+    first: Count
+    stop: Count
+
+    def __str__(self) -> str:
+        return f"phase {self.phase} epoch {self.epoch} samples {self.first}:{self.stop}"
+
+    def as_options(self, step: int) -> str:
+        """As `launch/show_batch.py` takes it; `step` is the one that trained on it, counted from 1."""
+        return f"--phase {self.phase} --epoch {self.epoch} --samples {self.first}:{self.stop} --step {step - 1}"
+
+
+def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:
+    """`A:B` or `A:B,C:D` as (first, stop): the samples A to B - 1, as Python slices count.
+
+    Raises:
+        UsageError: it is neither, or a range is empty.
+    """
+    ranges = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None or int(match[1]) >= int(match[2]) or int(match[2]) >= 1 << 63:
+            raise UsageError(
+                f"{option} {text}: {part.strip()!r} is no range of samples; give A:B with A less than B for the "
+                "samples A to B - 1, several parted by commas"
+            )
+        ranges.append((int(match[1]), int(match[2])))
+    return ranges

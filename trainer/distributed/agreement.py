@@ -1,0 +1,160 @@
+"""Whether all ranks run the same, compared before the first step.
+
+Each rank states facts: what has to be equal on all ranks, and what may differ between hosts. Two digests per rank are
+gathered, so that equal ranks cost one small collective however many they are. Only where digests differ is the text of
+the facts exchanged, as JSON, by one rank for each different digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from data_prep.base.errors import UsageError, UserError
+from trainer.distributed.exit import ToldByEveryRank
+from trainer.distributed.process_group import Ranks, broadcast_bytes, gather_bytes
+
+_DIGEST_BYTES = 32
+_MOST_TEXTS = 8
+_MOST_NAMES = 12
+_NOT_SET = "not set"
+
+
+class RanksDiffer(ToldByEveryRank, UsageError):
+    """Ranks of one run were started with different settings, data, code or libraries."""
+
+
+class RankCannotRun(ToldByEveryRank):
+    """Something is wrong for some ranks and not for others, such as data that one host lacks."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+class Fact(NamedTuple):
+    """One thing that ranks compare."""
+
+    value: str
+    """What is compared; it stays on its rank."""
+    shown: str
+    """What others are shown of it: short and without secrets."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank says of itself, by name."""
+
+    equal: Mapping[str, Fact]
+    """Refused where it differs."""
+    per_host: Mapping[str, Fact]
+    """May differ between hosts; a difference is a warning."""
+    problem: UserError | None = None
+    """What kept this rank from finding out the rest. Names that it did not get to are not compared."""
+
+
+class _Variant(NamedTuple):
+    """Facts that some ranks share, as the first of them told them."""
+
+    ranks: list[int]
+    host: str
+    facts: dict[str, list[str]]
+    """By name: a digest of the value, and what is shown of it."""
+    problem: str | None
+    exit_status: int
+
+
+def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
+    """Compare the facts of all ranks, all ranks together; rank 0 hands to `warn` what may differ and does.
+
+    Raises:
+        RanksDiffer: ranks differ in what has to be equal; the same text on every rank.
+        RankCannotRun: some ranks have a problem: that of the first of them, on every rank.
+        UserError: all ranks have a problem: this rank's.
+    """
+    problem = None if facts.problem is None else (str(facts.problem), facts.problem.exit_status)
+    own = _digest([_values(facts.equal), problem]) + _digest(_values(facts.per_host))
+    digests = gather_bytes(own, ranks)
+    variants = _variants([each[:_DIGEST_BYTES] for each in digests], facts.equal, facts.problem, ranks)
+    if differences := describe_differences(variants):
+        raise RanksDiffer(
+            f"the ranks do not run the same: {differences}. Fix: start every rank with the same configuration, command "
+            "line, data, code and library versions"
+        )
+    if any(each.problem is None for each in variants):
+        for each in variants:
+            if each.problem is not None:
+                raise RankCannotRun(f"{who(each.ranks, each.host)}: {each.problem}", each.exit_status)
+    if facts.problem is not None:
+        raise facts.problem
+    per_host = _variants([each[_DIGEST_BYTES:] for each in digests], facts.per_host, None, ranks)
+    if ranks.is_first and (differences := describe_differences(per_host)):
+        warn(f"the ranks differ in what may differ between hosts: {differences}")
+
+
+def describe_differences(variants: Sequence[_Variant]) -> str:
+    """Each name in which the variants differ, with the values and who has them; empty where they do not differ.
+
+    A variant with a problem is not asked for names that it lacks, since it may not have got to them.
+    """
+    names = dict.fromkeys(name for variant in variants for name in variant.facts)
+    found = [text for name in names if (text := _describe(name, variants)) is not None]
+    more = f"; and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return "; ".join(found[:_MOST_NAMES]) + more
+
+
+def who(ranks: Sequence[int], host: str) -> str:
+    """Ranks in words: the first with its host, and how many more there are."""
+    more = f" and {len(ranks) - 1} more rank{'s' if len(ranks) > 2 else ''}" if len(ranks) > 1 else ""
+    return f"rank {ranks[0]} ({host}){more}"
+
+
+def told_by_the_different(digests: Sequence[bytes], text: str, ranks: Ranks) -> list[tuple[list[int], str]]:
+    """For each different digest (of the first few) its ranks, and the text of the first of them; in order of ranks.
+
+    All ranks together, each with its own text and the same digests, one per rank.
+    """
+    members: dict[bytes, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        members.setdefault(digest, []).append(rank)
+    groups = list(members.values())[:_MOST_TEXTS]
+    if len(groups) == 1:
+        return [(groups[0], text)]
+    return [(group, broadcast_bytes(text.encode(), ranks, group[0]).decode()) for group in groups]
+
+
+def _describe(name: str, variants: Sequence[_Variant]) -> str | None:
+    by_value: dict[str, tuple[str, list[int], str]] = {}
+    for variant in variants:
+        if name not in variant.facts and variant.problem is not None:
+            continue
+        digest, shown = variant.facts.get(name, ["", _NOT_SET])
+        by_value.setdefault(digest, (shown, [], variant.host))[1].extend(variant.ranks)
+    if len(by_value) == 1:
+        return None
+    return f"{name} is " + " and ".join(f"{shown} on {who(those, host)}" for shown, those, host in by_value.values())
+
+
+def _variants(
+    digests: Sequence[bytes], facts: Mapping[str, Fact], problem: UserError | None, ranks: Ranks
+) -> list[_Variant]:
+    told = {
+        "host": socket.gethostname(),
+        "facts": {name: [_digest(fact.value).hex(), fact.shown] for name, fact in facts.items()},
+        "problem": None if problem is None else str(problem),
+        "exit_status": 0 if problem is None else problem.exit_status,
+    }
+    texts = told_by_the_different(digests, json.dumps(told), ranks)
+    return [_Variant(members, **json.loads(text)) for members, text in texts]
+
+
+def _values(facts: Mapping[str, Fact]) -> dict[str, str]:
+    return {name: fact.value for name, fact in facts.items()}
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()

@@ -1,0 +1,193 @@
+"""How a rank ends without hanging anyone: its error told once over all ranks, its exit status the one that it means.
+
+An error ends a rank at once, without waiting for collectives, so that the others' fail instead of hanging.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+import torch.distributed
+
+from data_prep.base.errors import UserError, unusable_name
+from data_prep.base.terminal import paragraph
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_LEAVING_SECONDS = 5.0
+_LAST_MESSAGE = "clozeworks/last_message"
+_OF_ANOTHER = re.compile(r"rank \d+ ended the run: ")
+# What gloo, NCCL and the TCPStore of torch 2.11 and 2.13 say where another process or its host is gone.
+_LOST_PEER = re.compile(
+    r"closed by (remote )?peer|peer closed|pair closure|connection was likely closed"
+    r"|connection (reset|refused|aborted)|connection abort|broken pipe|socket.*closed|connectFullMesh failed"
+    r"|failed to recv|failed to send|(got|sent) 0 bytes|recvValue(WithTimeout)? failed"
+    r"|timed out|wait timeout after|(read|connect|socket) timeout|NCCL timeout"
+    r"|client socket has failed to connect|no route to host|network is (unreachable|down)|host is (unreachable|down)"
+    r"|ncclRemoteError|remote process exited|remote error detected|communicator was aborted",
+    re.IGNORECASE,
+)
+
+
+class ToldByEveryRank(UserError):
+    """An error that each rank prints, because no single log may be the one that is read."""
+
+
+def run_rank(command: Callable[[], int]) -> NoReturn:
+    """Run one rank's main function and end the process with the status it returns.
+
+    An error ends this rank at once, without waiting for collectives, so that the others' fail instead of hanging. A
+    `UserError` that every rank raises alike is printed by rank 0 alone.
+    """
+    outlive_the_reader()
+    try:
+        status = command()
+    except RankIsMissing as error:  # who speaks for the others may be the one that is missing
+        _print(f"error: {paragraph(error)}", int(os.environ.get("RANK", "0")))
+        end_process(error.exit_status)
+    except UserError as error:
+        _leave(f"error: {paragraph(error)}", error.exit_status, isinstance(error, ToldByEveryRank))
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except OSError as error:
+        if (told := unusable_name(error)) is None:
+            _leave(_explain(error), 1)
+        _leave(f"error: {paragraph(told)}", told.exit_status)
+    except SystemExit as error:
+        end_process(error.code if isinstance(error.code, int) else int(error.code is not None))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+        _leave(_explain(error), LOST_RANK_EXIT_STATUS if is_lost_peer(error) else 1)
+    end_process(status)
+
+
+def outlive_the_reader() -> None:
+    """Let standard output and error write to nowhere once their reader is gone; a full disk loses lines, and no more.
+
+    A launcher that is killed takes the reader of both with it, and a rank must neither fail on its next line nor lose
+    its watchdog in one: it notices the loss (`trainer/distributed/launcher.py`), saves and leaves.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        buffer = io.BufferedWriter(_Unbreakable(descriptor, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(buffer, "utf-8", errors="backslashreplace", line_buffering=True))
+
+
+class _Unbreakable(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except (BrokenPipeError, ConnectionResetError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+        except OSError:  # a full disk, which may have room again; a terminal that hung up
+            pass
+        return memoryview(data).nbytes
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another rank is gone or did not answer in time."""
+    return isinstance(error, RuntimeError) and torch.distributed.is_initialized() and tells_of_lost_peer(str(error))
+
+
+def tells_of_lost_peer(message: str) -> bool:
+    """Whether the message of a communication library says that another process is gone or does not answer."""
+    return _LOST_PEER.search(message) is not None
+
+
+def error_of_another(world_size: int) -> str | None:
+    """The error with which a rank has ended the run for all, in words; asked after a collective failed."""
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        for rank in range(world_size):
+            if store.check([f"{_LAST_MESSAGE}/{rank}"]):
+                message = store.get(f"{_LAST_MESSAGE}/{rank}").decode().removeprefix("error: ")
+                if _OF_ANOTHER.match(message) is None:
+                    return f"rank {rank} ended the run: {message}"
+    except (RuntimeError, ValueError):  # the store's keeper is gone; there is no group (any more)
+        pass
+    return None
+
+
+def _explain(error: BaseException) -> str:
+    if is_lost_peer(error):
+        return f"error: another rank was lost or did not answer in time, see its own message ({first_line(error)})"
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _leave(message: str, exit_status: int, every_rank_tells: bool = False) -> NoReturn:
+    """Print the message, unless rank 0 prints the same one and one log is enough, then end the process."""
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if not torch.distributed.is_initialized() or world_size == 1:
+        # Before the group exists the ranks of a node have seen the same files, so one of them speaks for all.
+        if os.environ.get("LOCAL_RANK", "0") == "0" or not message.startswith("error: "):
+            _print(message, rank)
+        end_process(exit_status)
+    heard = _exchange(message, rank, world_size) if message.startswith("error: ") else []
+    speaks = rank == 0 or every_rank_tells or exit_status == LOST_RANK_EXIT_STATUS
+    if speaks or not heard or heard[0] != message:
+        _print(message, rank)
+    end_process(exit_status)
+
+
+def _exchange(message: str, rank: int, world_size: int) -> list[str]:
+    """Tell the others this rank's last message through the store and hear rank 0's, for a few seconds at most."""
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        store.set(f"{_LAST_MESSAGE}/{rank}", message)
+        # Rank 0 holds the store: it waits for the others, the others for rank 0.
+        awaited = range(1, world_size) if rank == 0 else (0,)
+        keys = [f"{_LAST_MESSAGE}/{number}" for number in awaited]
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        while not store.check(keys) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if rank == 0:
+            time.sleep(0.2)
+            return [message]
+        return [store.get(keys[0]).decode()] if store.check(keys) else []
+    except RuntimeError:
+        return []
+
+
+def _print(message: str, rank: int) -> None:
+    prefix = "" if rank == 0 else f"rank {rank}: "
+    print(f"{prefix}{message}", file=sys.stderr, flush=True)
+
+
+def end_with_last_line(line: str, exit_status: int) -> NoReturn:
+    """Print the line on standard error as the last of this process's output, and end it.
+
+    Other threads, those of torch's C++ libraries too, may print at any time: nothing of theirs comes after the line.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        own, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
+        os.write(own, f"{line}\n".encode(errors="backslashreplace"))
+    os._exit(exit_status)
+
+
+def end_process(exit_status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_status)

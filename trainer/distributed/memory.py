@@ -1,0 +1,62 @@
+"""How much memory a rank has needed at most, and what to say where there is too little of it."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from data_prep.base.errors import UserError
+from trainer.distributed.process_group import Ranks, gather_objects
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this process has held so far: on CUDA what torch reserved there, else its resident set."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else _peak_resident_bytes()
+
+
+def peak_memory_of_ranks(ranks: Ranks) -> list[int]:
+    """`peak_memory_bytes` of every rank, on every rank."""
+    return gather_objects(peak_memory_bytes(ranks.device), ranks)
+
+
+@contextlib.contextmanager
+def told_when_out_of_memory(ranks: Ranks, when: str) -> Iterator[None]:
+    """Turn what the device, or Python itself, says when there is too little memory into what to lower.
+
+    Raises:
+        UserError: there was too little memory in the block.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"rank {ranks.rank} ran out of memory on {ranks.device} {when} ({said[0]}); lower "
+            "training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage"
+        ) from None
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether this error, or one behind it, says that memory ran out: torch's on any device, or Python's own."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _peak_resident_bytes() -> int:
+    # Not getrusage where it can be helped: its peak begins with what the parent held when it forked.
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,103 @@
+"""Whether all ranks see one folder under the same path: rank 0 writes a file there, and every rank reads it back.
+
+Hosts with disks of their own would each keep a part of every checkpoint, and none the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+
+from data_prep.base.errors import UsageError, UserError
+from trainer.distributed.agreement import told_by_the_different, who
+from trainer.distributed.exit import ToldByEveryRank
+from trainer.distributed.process_group import Ranks, broadcast_bytes, gather_bytes
+
+PREFIX = ".shared-folder-"
+PATIENCE_SECONDS = 10.0
+"""A network file system may show a new file late to other hosts."""
+_LOOK_SECONDS = 0.25
+_MOST_HOSTS = 4
+
+
+class FolderIsNotShared(ToldByEveryRank, UsageError):
+    """Not every rank sees what rank 0 wrote into the output directory."""
+
+
+def refuse_unshared(folder: str, ranks: Ranks) -> None:
+    """Refuse, on all ranks alike, an output directory that is not one for all; rank 0's must exist.
+
+    Raises:
+        FolderIsNotShared: names the ranks that do not see rank 0's file, and where they looked.
+        UserError: rank 0 cannot write there.
+    """
+    if ranks.world_size == 1:
+        return
+    try:
+        written = broadcast_bytes(json.dumps(_write_nonce(folder)).encode() if ranks.is_first else b"", ranks, 0)
+        nonce, problem = json.loads(written)
+        if problem is not None:
+            raise UserError(problem)
+        reason = _why_unseen(Path(folder, PREFIX + nonce), nonce)
+        own = json.dumps({"host": socket.gethostname(), "folder": str(Path(folder).absolute()), "reason": reason})
+        # All that see it are one group, whatever their hosts.
+        digests = gather_bytes(hashlib.sha256(own.encode() if reason else b"").digest(), ranks)
+        told = [(members, json.loads(text)) for members, text in told_by_the_different(digests, own, ranks)]
+    finally:
+        if ranks.is_first:
+            _remove_nonces(folder)
+    unseen = [
+        f"{who(members, each['host'])} does not see it in {each['folder']} ({each['reason']})"
+        for members, each in told
+        if each["reason"] is not None
+    ]
+    if unseen:
+        first = told[0][1]
+        raise FolderIsNotShared(
+            f"output_dir={folder} is not one folder that all hosts share: rank 0 ({first['host']}) wrote a file into "
+            f"{first['folder']}, and {', '.join(unseen[:_MOST_HOSTS])}. Fix: mount one folder at output_dir on every "
+            "host, or set checkpoint.upload_to to a store that all hosts reach"
+        )
+
+
+def _write_nonce(folder: str) -> tuple[str, str | None]:
+    """Write a file that nobody else could have written; its nonce, and what stood in the way."""
+    nonce = secrets.token_hex(16)
+    try:
+        with open(Path(folder, PREFIX + nonce), "x", encoding="ascii") as file:
+            file.write(nonce)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return nonce, f"output_dir={folder} cannot be written ({error.strerror}). Fix: make room there, or name another"
+    return nonce, None
+
+
+def _why_unseen(path: Path, nonce: str) -> str | None:
+    """Why the file cannot be read back within the time; None once it can."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            if path.read_text(encoding="ascii", errors="replace") == nonce:
+                return None
+            reason = "its content is another"
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+        if time.monotonic() > deadline:
+            return reason
+        time.sleep(_LOOK_SECONDS)
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)  # has NFS ask the server again for names that it did not find
+
+
+def _remove_nonces(folder: str) -> None:
+    """Remove the file of this start, and of those that were killed before they did."""
+    for path in Path(folder).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()

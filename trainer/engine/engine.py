@@ -1,0 +1,251 @@
+"""The DeepSpeed engine behind six verbs: forward, backward, step, train, eval, set_learning_rate.
+
+A loss comes in scaled for the global batch (`loss_sum * world_size / global_count`), and the caller says which
+micro-batch is the step's last, so their number may change from step to step. A step whose gradient is not finite
+changes nothing: neither weights nor optimizer state, at any stage and precision.
+
+DeepSpeed makes optimizer state in its first step. So every process takes one rehearsal step with gradient and learning
+rate 0, which also meets out-of-memory before the first real step, and then all state is set: to the model's initial
+weights and zeros here, or to a checkpoint's (`trainer/checkpoint/writer.py`). A fresh and a resumed run
+therefore start alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from data_prep.base.errors import UsageError, UserError
+from trainer.config.run_config import RunConfig
+from trainer.distributed.memory import told_when_out_of_memory
+from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_into_buckets
+from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
+from trainer.engine import fragments
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.optimizer import build_optimizer
+
+
+class Engine:
+    """A model under training on this rank; make it with `build_engine`."""
+
+    def __init__(
+        self,
+        engine: Any,
+        config: RunConfig,
+        ranks: Ranks,
+        initial: dict[str, torch.Tensor],
+        reduction: OverlappedReduction | None = None,
+    ) -> None:
+        self._engine = engine
+        self._reduction = reduction
+        self._initial: dict[str, torch.Tensor] | None = initial
+        self.ranks = ranks
+        self.stage: int = config.zero.stage
+        self.precision: str = config.training.precision
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself; at stage 3 its parameters are partitioned."""
+        module: nn.Module = self._engine.module
+        return module
+
+    @property
+    def device(self) -> torch.device:
+        return self.ranks.device
+
+    def train(self) -> None:
+        """Dropout on."""
+        self._engine.train()
+
+    def eval(self) -> None:
+        """Dropout off."""
+        self._engine.eval()
+
+    def forward(self, batch: Any, **options: Any) -> Any:
+        """The model's output for one micro-batch on this rank's device; the options are the model's."""
+        return self._engine(batch, **options)
+
+    def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
+        """Accumulate the gradient of `loss` (shape ()), and reduce it over ranks after the step's last micro-batch.
+
+        DeepSpeed averages gradients over ranks, so the caller multiplies by the world size.
+        """
+        self._engine.set_gradient_accumulation_boundary(is_last_micro_batch)
+        if self._reduction is None or not is_last_micro_batch:
+            self._engine.backward(loss, scale_wrt_gas=False)
+            return
+        self._reduction.begin()
+        self._engine.backward(loss, scale_wrt_gas=False)
+        self._reduction.finish()
+
+    def step(self) -> float | torch.Tensor:
+        """Clip, update, clear the gradients; return the global norm before clipping, shape ().
+
+        A norm that is not finite says that the step was skipped (`was_step_applied`).
+        """
+        if self.stage > 0:
+            self._engine.step()
+            reduced_norm: float | torch.Tensor = self._engine.get_global_grad_norm()
+            return reduced_norm
+        # In fp32 at stage 0 DeepSpeed keeps no norm and would write NaN into Adam's moments.
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if torch.isfinite(norm):
+            self._engine.step()
+        else:
+            self._engine.zero_grad()
+            self._engine._step_applied = False
+        return norm
+
+    @property
+    def was_step_applied(self) -> bool:
+        """Whether the last step changed the weights."""
+        applied: bool = self._engine.was_step_applied()
+        return applied
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """The learning rate of the next step."""
+        for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
+            group["lr"] = learning_rate
+
+    def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
+        """Take the rehearsal step and set the state of a fresh run; all ranks together, once.
+
+        Each of `losses` runs the forward of a micro-batch, one of them of the run's largest, and returns a loss of
+        shape ().
+
+        Raises:
+            UserError: the device has too little memory, or the forward gives no finite number.
+        """
+        assert self._initial is not None, "the engine is prepared already"
+        scaler = self.loss_scaler_state()
+        self.train()
+        self.set_learning_rate(0.0)
+        with told_when_out_of_memory(self.ranks, "in the rehearsal step"):
+            for number, compute_loss in enumerate(losses, start=1):
+                # Times 0: a step that fp16 skips for overflow would make no state.
+                self.backward(compute_loss() * 0.0, is_last_micro_batch=number == len(losses))
+            self.step()
+        if not self.was_step_applied:
+            raise UserError(
+                "the model's first forward and backward gave no finite gradient; check the model's settings, and with "
+                "training.precision=fp16 try bf16"
+            )
+        self.set_loss_scaler_state(scaler)
+        for fragment in self.fragments():
+            initial = self._initial[fragment.name].view(-1)
+            fragment.write("weight", fragment.start, initial[fragment.start : fragment.stop])
+            fragment.fill("exp_avg", 0.0)
+            fragment.fill("exp_avg_sq", 0.0)
+        self._initial = None
+        self.finish_setting(steps=0)
+
+    def fragments(self) -> list[fragments.Fragment]:
+        """This rank's part of the training state, in the same order in every process of a run."""
+        optimizer = self._engine.optimizer
+        return list(fragments.fragments(self.module, optimizer, self.stage, self.ranks.rank, self.ranks.world_size))
+
+    def finish_setting(self, steps: int) -> None:
+        """After all fragments were set: Adam's number of updates and the weights of the forward; all ranks together."""
+        fragments.set_optimizer_steps(self._engine.optimizer, self.stage, steps)
+        fragments.refresh_model_weights(self._engine.optimizer, self.stage)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Updates that Adam has made; skipped steps are none."""
+        return fragments.optimizer_steps(self._engine.optimizer, self.stage)
+
+    def loss_scaler_state(self) -> dict[str, float | int] | None:
+        """The dynamic loss scale of fp16 and its counters; None in other precisions."""
+        if self.precision != "fp16":
+            return None
+        values = vars(self._engine.optimizer.loss_scaler)
+        return {name: value for name, value in values.items() if type(value) in (int, float)}
+
+    @property
+    def loss_scale_can_fall(self) -> bool:
+        """Whether fp16's loss scale is dynamic and above its minimum: an overflow may be due to the scale alone."""
+        if self.precision != "fp16":
+            return False
+        scaler = self._engine.optimizer.loss_scaler
+        return bool(scaler.dynamic and scaler.cur_scale > scaler.min_scale)
+
+    def set_loss_scaler_state(self, state: dict[str, float | int] | None) -> None:
+        """Go on with a loss scale; None leaves it as it is."""
+        if state is not None and self.precision == "fp16":
+            vars(self._engine.optimizer.loss_scaler).update(state)
+
+    def destroy(self) -> None:
+        """Let go of DeepSpeed's hooks and buffers; before `distributed.leave_groups`."""
+        self._engine.destroy()
+
+
+def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
+    """Hand the model, whose weights are fp32 and the same on every rank, to DeepSpeed; then call `Engine.prepare`.
+
+    Raises:
+        UsageError: the DeepSpeed settings contradict the YAML or are refused by DeepSpeed.
+    """
+    settings = deepspeed_config(config, ranks.world_size)
+    assert config.training.precision != "auto", "with_precision_decided comes first"
+    check_precision(config, ranks.device.type)
+    persistent = set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    assert not persistent, f"a checkpoint holds parameters only, but the model has the buffers {sorted(persistent)}"
+    import deepspeed
+    from pydantic import ValidationError
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    model.to(ranks.device)
+    # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
+    initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    try:
+        # With bf16 DeepSpeed prints its memory use at every stage of the start.
+        with contextlib.redirect_stdout(io.StringIO()):
+            engine, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=build_optimizer(model, config.optimizer),
+                config=settings,
+                dist_init_required=False,
+            )
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UsageError(f"DeepSpeed refuses its settings (deepspeed: in the YAML): {problems}") from None
+    set_timeout_on_all_groups(config.distributed.timeout_seconds)
+    if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
+        # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
+        engine.optimizer.loss_scaler.raise_error_at_min_scale = False
+    return Engine(engine, config, ranks, initial, overlapped_reduction(engine, ranks))
+
+
+def overlapped_reduction(engine: Any, ranks: Ranks) -> OverlappedReduction | None:
+    """Take the reduction of gradients over from DeepSpeed's engine, where that would begin after the backward.
+
+    So it is with several ranks at ZeRO 1 in bf16; gradients arrive one by one in its fp32 buffers with
+    `bf16.immediate_grad_update`. None where DeepSpeed reduces.
+    """
+    optimizer = engine.optimizer
+    if ranks.world_size == 1 or not getattr(optimizer, "immediate_grad_update", False):
+        return None
+    engine.enable_backward_allreduce = False
+    groups = list(zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True))
+    factor = engine.gradient_predivide_factor() if engine.postscale_gradients() else ranks.world_size
+    buckets = cut_into_buckets(groups, list(engine.module.parameters()), int(engine.zero_reduce_bucket_size()))
+    return OverlappedReduction(buckets, engine.communication_data_type, optimizer.dp_process_group, predivide=factor)
+
+
+def check_precision(config: RunConfig, device_type: str) -> None:
+    """Refuse what a kind of device ("cpu", "cuda") cannot do.
+
+    Raises:
+        UsageError: fp16 on the CPU, where there is no loss scaling.
+    """
+    if config.training.precision == "fp16" and device_type == "cpu":
+        raise UsageError("training.precision=fp16 needs a CUDA device; on the CPU use bf16 or fp32")

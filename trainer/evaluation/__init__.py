@@ -1,0 +1,1 @@
+"""Evaluation of the model that is being trained."""

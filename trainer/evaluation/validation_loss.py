@@ -1,0 +1,128 @@
+"""Evaluation on the valid shards, with masks fixed by seed: the same tasks every time, on any number of ranks.
+
+Figures are counted by source and by length, and everything else is a sum of these. A length is that of the text which
+a prediction is made from: the tokens of its sequence (a document's piece in its row, or the two halves of a sentence
+pair), without special tokens. Micro-batch by micro-batch the losses are the same on any number of ranks; their sum in
+float64 depends on its order in the last bits alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from trainer.config.run_settings import EvaluationSettings
+from trainer.data.batch import IGNORED
+from trainer.data.evaluation_batches import EvaluationBatch, Origins
+from trainer.distributed.process_group import Ranks, all_reduce_sum
+from trainer.engine.engine import Engine
+from trainer.model.pretraining import PredictionScores
+
+MAX_SOURCES = 50
+"""Sources with figures of their own, those with most predictions; the others are told together, as `OTHERS`."""
+OTHERS = "others"
+NUM_SUMS = 7
+"""Of MLM: loss, right at first, right among five, predictions; of sentence pairs: loss, right, pairs."""
+
+
+def evaluate(
+    engine: Engine, batches: Iterable[EvaluationBatch], ranks: Ranks, origins: Origins, settings: EvaluationSettings
+) -> dict[str, float]:
+    """Metrics over all ranks by name: `valid/mlm_loss` (nats), `valid/mlm_accuracy`, `valid/mlm_accuracy_top5`,
+    `valid/mlm_perplexity`, and with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`; the same under
+    `valid/length/A-B/`, and under `valid/source/NAME/` and `valid/component/NAME/` where there are several.
+
+    Every rank must give the same number of batches. Dropout is off. Logits are made for predicted places alone.
+    """
+    bounds = torch.tensor(settings.length_bounds, device=ranks.device)
+    shape = (len(origins.names), len(bounds) + 1, NUM_SUMS)
+    totals = torch.zeros(shape, dtype=torch.float64, device=ranks.device)
+    engine.eval()
+    with torch.no_grad():
+        for batch in batches:
+            moved = batch.to(ranks.device)
+            add_scores(totals, moved, engine.forward(moved.batch, scored=True), bounds)
+    engine.train()
+    return metrics_of(all_reduce_sum(totals, ranks).cpu(), origins, settings.length_bounds)
+
+
+def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionScores, bounds: torch.Tensor) -> None:
+    """Add a micro-batch to (num_sources, num_lengths, NUM_SUMS) float64."""
+    micro = batch.batch
+    mlm = torch.stack([scores.mlm_losses, scores.mlm_first, scores.mlm_among_five, torch.ones_like(scores.mlm_losses)])
+    pair = torch.stack([scores.pair_losses, scores.pair_correct, torch.ones_like(scores.pair_losses)])
+    parts = (
+        (mlm, micro.labels != IGNORED, micro.masked_positions, micro.masked_positions, slice(0, 4)),
+        # A pair is of the source of its first token, which stands behind its [CLS].
+        (pair, micro.next_sentence_labels != IGNORED, micro.cls_positions, micro.cls_positions + 1, slice(4, 7)),
+    )
+    starts = micro.cu_seqlens.long()
+    for values, used, places, origin_places, columns in parts:
+        sequences = torch.searchsorted(starts, places, right=True) - 1
+        ends = starts[sequences + 1]
+        num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has a [SEP] more, and ends in its segment B
+        lengths = ends - starts[sequences] - num_special
+        groups = batch.origins[origin_places] * totals.shape[1] + torch.bucketize(lengths, bounds, right=True)
+        values = torch.where(used, values.double(), 0.0).T  # (predictions, 4) or (pairs, 3)
+        totals.view(-1, NUM_SUMS)[:, columns].index_add_(0, torch.where(used, groups, 0), values)
+
+
+def metrics_of(totals: torch.Tensor, origins: Origins, length_bounds: Sequence[int]) -> dict[str, float]:
+    """From sums (num_sources, num_lengths, NUM_SUMS) to metrics; of what nothing was predicted, none."""
+    by_source, by_length = totals.sum(1), totals.sum(0)
+    metrics = _figures("valid", by_source.sum(0))
+    for name, sums in zip(length_names(length_bounds), by_length, strict=True):
+        metrics |= _figures(f"valid/length/{name}", sums)
+    if len(origins.names) > 1:
+        order = by_source[:, 3].argsort(descending=True, stable=True).tolist()
+        names = metric_names(origins.names)
+        for number in sorted(order[:MAX_SOURCES]):
+            metrics |= _figures(f"valid/source/{names[number]}", by_source[number])
+        metrics |= _figures(f"valid/source/{OTHERS}", by_source[order[MAX_SOURCES:]].sum(0))
+    if len(origins.component_names) > 1:
+        components = torch.tensor(origins.components)
+        for number, name in enumerate(metric_names(origins.component_names)):
+            metrics |= _figures(f"valid/component/{name}", by_source[components == number].sum(0))
+    return metrics
+
+
+def _figures(prefix: str, sums: torch.Tensor) -> dict[str, float]:
+    mlm_loss, first, among_five, predictions, pair_loss, pair_correct, pairs = sums.tolist()
+    figures = {}
+    if predictions:
+        figures = {
+            "mlm_loss": mlm_loss / predictions,
+            "mlm_accuracy": first / predictions,
+            "mlm_accuracy_top5": among_five / predictions,
+            "mlm_perplexity": perplexity(mlm_loss / predictions),
+        }
+    if pairs:
+        figures |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_correct / pairs}
+    return {f"{prefix}/{name}": value for name, value in figures.items()}
+
+
+def length_names(bounds: Sequence[int]) -> list[str]:
+    """The names of the lengths that the bounds part: of (128, 256) they are 0-127, 128-255 and 256-up."""
+    lows = [0, *bounds]
+    return [f"{low}-{high - 1}" for low, high in zip(lows, lows[1:], strict=False)] + [f"{lows[-1]}-up"]
+
+
+def metric_names(names: Sequence[str]) -> list[str]:
+    """Each name as MLflow takes it in a metric's name, and the next free number behind one that is taken."""
+    found: list[str] = []
+    taken = {OTHERS}
+    for name in names:
+        plain = re.sub(r"[^\w\- .]|^\.+$", "_", name)[:100] or "_"
+        numbered = (f"{plain}-{number}" for number in itertools.count(2))
+        found.append(plain if plain not in taken else next(each for each in numbered if each not in taken))
+        taken.add(found[-1])
+    return found
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that overflows."""
+    return math.exp(loss) if loss < 700 else math.inf

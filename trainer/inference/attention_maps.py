@@ -1,0 +1,68 @@
+"""The attention of an encoder's heads over a sentence: who looks where, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.base.errors import UsageError
+from trainer.inference.fill_mask import METASPACE
+from trainer.inference.pretrained import (
+    load_config,
+    load_pretrained,
+    load_text_tokenizer,
+    max_length,
+    refuse_random_weights,
+)
+from trainer.model.quiet_transformers import quiet_transformers
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """`weights` (num_layers, num_heads, length, length) float32, a row for each looking token, rows sum to 1."""
+
+    tokens: tuple[str, ...]
+    weights: np.ndarray
+
+
+def attention_maps(folder: Path, first: str, second: str | None = None) -> AttentionMaps:
+    """Run the model in `folder` over a sentence or a pair.
+
+    Raises:
+        UserError: the folder is no encoder.
+        UsageError: the text is empty or longer than the model takes.
+    """
+    if not first.strip():
+        raise UsageError("the text is empty; give a sentence")
+    import torch
+
+    tokenizer = load_text_tokenizer(folder)
+    with quiet_transformers():
+        encoded = tokenizer(first, second, return_tensors="pt", return_attention_mask=True)
+    length, most = encoded["input_ids"].shape[1], max_length(load_config(folder), tokenizer)
+    if length > most:
+        raise UsageError(f"the text is {length:,} tokens long and the model takes {most:,}; give a shorter one")
+    # Only the plain implementation keeps the weights; the fused ones never make them.
+    model, missing = load_pretrained("AutoModel", folder, "an encoder", attn_implementation="eager")
+    refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
+    with torch.inference_mode():
+        attentions = model(**encoded, output_attentions=True).attentions
+    tokens = tuple(
+        piece.replace(METASPACE, " ").strip() or piece
+        for piece in tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist())
+    )
+    return AttentionMaps(tokens, torch.stack([layer[0] for layer in attentions]).float().numpy())
+
+
+def choose(numbers: list[int] | None, count: int, option: str) -> list[int]:
+    """The numbers asked for, counted from 1 by people, as indices; all without any.
+
+    Raises:
+        UsageError: one of them is not there.
+    """
+    for number in numbers or []:
+        if not 1 <= number <= count:
+            raise UsageError(f"{option} {number} is not there: the model has 1 to {count}")
+    return [number - 1 for number in numbers] if numbers else list(range(count))

@@ -1,0 +1,194 @@
+"""Vectors of texts from an encoder, and the nearest words of a word: by the embedding table, and in context.
+
+A text's vector is the mean of its tokens' hidden states, padding left out (Reimers and Gurevych 2019, section 3), or
+the hidden state of [CLS]. Nearness is the cosine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import regex
+
+from data_prep.base.errors import UsageError
+from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
+from trainer.inference.pretrained import load_pretrained, load_text_tokenizer, max_length, refuse_random_weights
+from trainer.model.quiet_transformers import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Pooling = Literal["mean", "cls"]
+WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+(?:['’][\p{L}\p{M}]+)*")
+
+
+class Neighbour(NamedTuple):
+    """A word and its cosine with the word asked for."""
+
+    word: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Vectors (num_texts, hidden_size) float32 in the order of the texts, and how many texts had to be cut."""
+
+    vectors: np.ndarray
+    num_truncated: int
+
+
+class Embedder:
+    """An encoder and its tokenizer."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.max_length = max_length(model.config, tokenizer)
+
+    @classmethod
+    def load(cls, folder: Path) -> Embedder:
+        """Load a Hugging Face folder.
+
+        Raises:
+            UserError: transformers cannot make an encoder of it.
+        """
+        model, missing = load_pretrained("AutoModel", folder, "an encoder")
+        refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
+        return cls(model, load_text_tokenizer(folder))
+
+    def embed(
+        self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1, batch_size: int = 32
+    ) -> Embeddings:
+        """One vector for each text. `layer` 0 is the embeddings, then the layers; -1 is the last.
+
+        Raises:
+            UsageError: the model has no such layer.
+        """
+        self._check_layer(layer)
+        ids, num_truncated = self._tokenise(texts)
+        vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
+        by_length = sorted(range(len(texts)), key=lambda number: len(ids[number]))  # so that little is padding
+        for start in range(0, len(texts), batch_size):
+            numbers = by_length[start : start + batch_size]
+            hidden, mask = self._hidden_states([ids[number] for number in numbers], layer)
+            vectors[numbers] = (hidden[:, 0] if pooling == "cls" else _mean(hidden, mask)).numpy()
+        return Embeddings(vectors, num_truncated)
+
+    def static_neighbours(self, word: str, top_k: int = 10) -> list[Neighbour]:
+        """The nearest words of the embedding table; a word of several pieces is the mean of their rows."""
+        table = self.model.get_input_embeddings().weight.detach().float().numpy()
+        pieces = sorted((number, piece) for piece, number in self.tokenizer.get_vocab().items() if number < len(table))
+        words = {number: text for number, piece in pieces if (text := self._as_word(piece)) is not None}
+        ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise UsageError(f"--neighbours {word!r} holds nothing; give a word")
+        found = _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
+        return found
+
+    def contextual_neighbours(
+        self, word: str, texts: Sequence[str], top_k: int = 10, layer: int = -1, batch_size: int = 32
+    ) -> tuple[list[Neighbour], int]:
+        """The words of `texts` that are used most alike, and how often `word` itself was met.
+
+        A word's vector is the mean over its occurrences, each the mean of its pieces' hidden states.
+
+        Raises:
+            UsageError: `word` is not in the texts, or the model has no such layer.
+        """
+        self._check_layer(layer)
+        sums: dict[str, np.ndarray] = {}
+        counts: dict[str, int] = {}
+        for start in range(0, len(texts), batch_size):
+            for found, vector in self._word_vectors(texts[start : start + batch_size], layer):
+                sums[found] = sums.get(found, 0.0) + vector
+                counts[found] = counts.get(found, 0) + 1
+        wanted = word.casefold()
+        if wanted not in sums:
+            raise UsageError(f"the texts do not hold the word {word!r}; give texts that do, or another word")
+        means = np.stack([sums[found] / counts[found] for found in sums])
+        return _nearest(means[list(sums).index(wanted)], list(sums), means, word, top_k), counts[wanted]
+
+    def _word_vectors(self, texts: Sequence[str], layer: int) -> list[tuple[str, np.ndarray]]:
+        """(word in small letters, vector (hidden_size,)) for every word of the texts that was not cut off."""
+        with quiet_transformers():
+            encoded = self.tokenizer(
+                list(texts), truncation=True, max_length=self.max_length, return_offsets_mapping=True
+            )
+        hidden, _ = self._hidden_states(encoded["input_ids"], layer)
+        vectors = []
+        for number, text in enumerate(texts):
+            spans = encoded["offset_mapping"][number]
+            for match in WORD.finditer(text):
+                inside = [
+                    place for place, (begin, end) in enumerate(spans) if begin < match.end() and end > match.start()
+                ]
+                if inside:
+                    vectors.append((match.group().casefold(), hidden[number, inside].mean(dim=0).numpy()))
+        return vectors
+
+    def _tokenise(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+        with quiet_transformers():
+            whole = self.tokenizer(list(texts), add_special_tokens=True)["input_ids"] if texts else []
+            cut = [len(ids) > self.max_length for ids in whole]
+            if any(cut):
+                whole = self.tokenizer(list(texts), truncation=True, max_length=self.max_length)["input_ids"]
+        return whole, sum(cut)
+
+    def _hidden_states(self, ids: Sequence[Sequence[int]], layer: int) -> tuple[Any, Any]:
+        """Hidden states (num_texts, length, hidden_size) and mask (num_texts, length) of one batch, padded."""
+        import torch
+
+        length = max(len(row) for row in ids)
+        pad = self.tokenizer.pad_token_id or 0
+        input_ids = torch.tensor([[*row, *([pad] * (length - len(row)))] for row in ids])
+        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in ids])
+        last = layer in (-1, self.num_layers)
+        with torch.inference_mode():
+            outputs = self.model(input_ids=input_ids, attention_mask=mask, output_hidden_states=not last)
+        # ModernBERT normalises after its last layer, so that `last_hidden_state` is not `hidden_states[-1]`.
+        return (outputs.last_hidden_state if last else outputs.hidden_states[layer]), mask
+
+    @property
+    def num_layers(self) -> int:
+        layers: int = self.model.config.num_hidden_layers
+        return layers
+
+    def _check_layer(self, layer: int) -> None:
+        if not -self.num_layers - 1 <= layer <= self.num_layers:
+            raise UsageError(
+                f"--layer {layer} is not there: the model has layers 1 to {self.num_layers}, 0 is the embeddings and "
+                "-1 the last"
+            )
+
+    def _as_word(self, piece: str) -> str | None:
+        """A piece that stands for a whole word or its beginning; None for endings, bytes, punctuation, special ones."""
+        if piece in self.tokenizer.all_special_tokens or piece.startswith(WORDPIECE_CONTINUATION):
+            return None
+        start = self._word_start
+        if start is not None and not piece.startswith(start):
+            return None
+        is_bytes = start == BYTE_LEVEL_SPACE
+        text = self.tokenizer.convert_tokens_to_string([piece]).strip() if is_bytes else piece.removeprefix(start or "")
+        return text if WORD.fullmatch(text) else None
+
+    @cached_property
+    def _word_start(self) -> str | None:
+        return word_start_of(self.tokenizer.get_vocab())
+
+
+def _mean(hidden: Any, mask: Any) -> Any:
+    weights = mask.unsqueeze(-1).to(hidden.dtype)  # (num_texts, length, 1)
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+def _nearest(vector: np.ndarray, words: Sequence[str], vectors: np.ndarray, but: str, top_k: int) -> list[Neighbour]:
+    """The `top_k` words of greatest cosine with `vector` (hidden_size,), `but` left out."""
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(vector)
+    cosines = vectors @ vector / np.maximum(lengths, 1e-12)
+    order = (number for number in np.argsort(-cosines, kind="stable") if words[number].casefold() != but.casefold())
+    return [Neighbour(words[number], float(cosines[number])) for number, _ in zip(order, range(top_k), strict=False)]

@@ -1,0 +1,295 @@
+"""Filling masks in text with a trained model, and masking a word of a text to see what the model makes of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import regex
+
+from data_prep.base.errors import UsageError, UserError
+from trainer.inference.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
+from trainer.model.quiet_transformers import quiet_transformers
+
+if TYPE_CHECKING:
+    import tokenizers
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+MASK_TOKEN = "[MASK]"
+METASPACE = "▁"
+BYTE_LEVEL_SPACE = "Ġ"
+WORDPIECE_CONTINUATION = "##"
+# A word: one character of the scripts that put no spaces, else letters with marks and digits, apostrophes inside.
+_WORD = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}]|[\p{L}\p{M}\p{N}]*\p{L}[\p{L}\p{M}\p{N}]*(?:['’][\p{L}\p{M}]+)*"
+)
+
+
+class Candidate(NamedTuple):
+    """A piece for a mask; `begins_word` tells a word (or its beginning) from the rest of one."""
+
+    token: str
+    token_id: int
+    probability: float
+    begins_word: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model makes of a text: for each mask its candidates, likeliest first, and the text filled with those."""
+
+    text: str
+    masks: tuple[tuple[Candidate, ...], ...]
+    filled: str
+    num_tokens: int = 0
+    """Tokens of the text without special tokens."""
+    window_tokens: int | None = None
+    """Of a longer text than the model takes, the tokens around each mask that were read; None where all were."""
+
+
+@dataclass(frozen=True)
+class MaskedText:
+    """A text of which one word was replaced by the mask."""
+
+    actual: str
+    masked: str
+    word: str
+
+
+class MaskedModel(Protocol):
+    """What is asked of a masked language model: transformers' own ones, and `CheckpointMaskedLM`."""
+
+    config: Any
+
+    def eval(self) -> Any: ...
+    def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any: ...
+
+
+class FillMask:
+    """A model and its tokenizer, ready to fill masks on the CPU."""
+
+    def __init__(self, model: MaskedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        if tokenizer.mask_token_id is None:
+            raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
+        vocabulary = tokenizer.get_vocab()
+        self._word_start = word_start_of(vocabulary)
+        self._word_ids = sorted(set(vocabulary.values()) - set(tokenizer.all_special_ids))  # they may have holes
+        self._max_positions = max_length(model.config, tokenizer)
+
+    @classmethod
+    def load(cls, folder: Path) -> FillMask:
+        """Load a Hugging Face folder: safetensors only, no code of its own, no look-up elsewhere.
+
+        Raises:
+            UserError: transformers cannot make a masked language model of it, or it holds no trained head.
+        """
+        tokenizer = load_tokenizer(folder)
+        model, missing = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
+        refuse_random_weights(missing, folder, "a masked language model")
+        return cls(model, tokenizer)
+
+    @property
+    def mask_token(self) -> str:
+        token: str = self.tokenizer.mask_token
+        return token
+
+    def predict(self, text: str, top_k: int = 5) -> Prediction:
+        """Fill every mask of `text`; of a longer text than the model takes, a window around each mask is read.
+
+        Raises:
+            UsageError: there is no mask in the text.
+        """
+        import torch
+
+        text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
+        with quiet_transformers():  # it warns of every text that is longer than the model takes
+            body, full = self._ids(text, add_special_tokens=False), self._ids(text)
+        positions = [place for place, token in enumerate(body) if token == self.tokenizer.mask_token_id]
+        if not positions:
+            raise UsageError(f"the text {shorten(text)!r} holds no {self.mask_token}; put {self.mask_token} for a word")
+        before = next(start for start in range(len(full) + 1) if full[start : start + len(body)] == body)
+        prefix, suffix = full[:before], full[before + len(body) :]
+        length = self._max_positions - len(prefix) - len(suffix)
+        masks: list[tuple[Candidate, ...]] = []
+        for start, places in windows(positions, len(body), length):
+            input_ids = torch.tensor([prefix + body[start : start + length] + suffix])
+            with torch.inference_mode():
+                logits = self.model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+            masks += [self._candidates(logits[len(prefix) + place - start], top_k) for place in places]
+        best = [candidates[0] for candidates in masks]
+        window = length if len(body) > length else None
+        return Prediction(text, tuple(masks), fill(text, self.mask_token, best), len(body), window)
+
+    def is_one_piece(self, word: str) -> bool:
+        """Whether a single piece of the vocabulary stands for the word, so that one mask can be filled with it."""
+        ids = self._ids(word, add_special_tokens=False)
+        return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
+
+    def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
+
+    def _candidates(self, logits: Any, top_k: int) -> tuple[Candidate, ...]:
+        """The likeliest pieces, logits (vocab_size,): never a special token or a row that only pads the vocabulary."""
+        import torch
+
+        probabilities = torch.softmax(logits.float(), dim=-1)
+        allowed = [token_id for token_id in self._word_ids if token_id < len(probabilities)]
+        values, places = probabilities[allowed].topk(min(top_k, len(allowed)))
+        found = zip(places.tolist(), values.tolist(), strict=True)
+        return tuple(self._candidate(allowed[place], probability) for place, probability in found)
+
+    def _candidate(self, token_id: int, probability: float) -> Candidate:
+        piece = str(self.tokenizer.convert_ids_to_tokens(token_id))
+        if self._word_start == METASPACE:
+            return Candidate(
+                piece.replace(METASPACE, " ").strip() or piece, token_id, probability, piece.startswith(METASPACE)
+            )
+        if piece.startswith(WORDPIECE_CONTINUATION):
+            return Candidate(piece.removeprefix(WORDPIECE_CONTINUATION), token_id, probability, False)
+        begins_word = self._word_start is None or piece.startswith(self._word_start)
+        return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, begins_word)
+
+
+def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
+    """What encodes as the tokenizer does, but that "[SEP]" and the like in a text are text; the mask stays the mask.
+
+    The library takes all names of special tokens for text, or none; a mask that is no special token is not among them.
+    """
+    import tokenizers
+
+    values = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in values["added_tokens"]:
+        token["special"] = token["special"] and token["content"] != tokenizer.mask_token
+    backend = tokenizers.Tokenizer.from_str(json.dumps(values))
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
+
+
+def word_start_of(pieces: Iterable[str]) -> str | None:
+    """The character with which a vocabulary marks a piece that begins a word; None where it marks the others.
+
+    A vocabulary without such marks may still hold either character, as text.
+    """
+    firsts = Counter(piece[:1] for piece in pieces)
+    mark = max((METASPACE, BYTE_LEVEL_SPACE), key=lambda character: firsts[character])
+    return mark if firsts[mark] > firsts.total() // 20 else None
+
+
+def windows(positions: list[int], num_tokens: int, length: int) -> list[tuple[int, list[int]]]:
+    """Stretches of `length` tokens to read, as (start, masks within): all at once, or one around each mask."""
+    if num_tokens <= length:
+        return [(0, positions)]
+    return [(min(max(place - length // 2, 0), num_tokens - length), [place]) for place in positions]
+
+
+def fill(text: str, mask_token: str, candidates: list[Candidate]) -> str:
+    """Put one candidate for each mask; the rest of a word joins what stands before it."""
+    filled, *rest = text.split(mask_token)
+    for candidate, following in zip(candidates, rest, strict=True):
+        if not candidate.begins_word:
+            filled = filled.rstrip(" ")
+        filled += candidate.token + following
+    return filled
+
+
+def mask_random_word(
+    text: str, seed: int, mask_token: str = MASK_TOKEN, preferred: Callable[[str], bool] | None = None
+) -> MaskedText:
+    """Mask one whole word of `text`, never punctuation: which one follows from (seed, text).
+
+    `preferred` narrows the choice where it leaves any word, for instance to words that one piece stands for.
+
+    Raises:
+        UsageError: the text has no word.
+    """
+    words = list(_WORD.finditer(text.replace(mask_token, "\0" * len(mask_token))))
+    if not words:
+        raise UsageError(f"the text {shorten(text)!r} has no word to mask; give a sentence")
+    if preferred is not None:
+        words = [word for word in words if preferred(word.group())] or words
+    word = random.Random(f"{seed}:{text}").choice(words)
+    masked = text[: word.start()] + mask_token + text[word.end() :]
+    return MaskedText(text, masked, word.group())
+
+
+def has_word(text: str) -> bool:
+    """Whether `mask_random_word` could find a word in the text."""
+    return _WORD.search(text.replace(MASK_TOKEN, "\0")) is not None
+
+
+def report(prediction: Prediction, masked: MaskedText | None = None) -> list[str]:
+    """Lines for a person; for a word masked at random: the word, the guesses, and the text thrice."""
+    if masked is None:
+        lines = [
+            f"mask {number}: " + _listed(candidates) for number, candidates in enumerate(prediction.masks, start=1)
+        ]
+        return [*lines, f"MODEL: {one_line(prediction.filled)}"]
+    best, *others = prediction.masks[0]
+    lines = [f"masked word: {masked.word}", f"predicted word: {best.token} (probability {best.probability:.3f})"]
+    if others:
+        lines.append(f"next guesses: {_listed(tuple(others))}")
+    return [
+        *lines,
+        f"ACTUAL: {one_line(masked.actual)}",
+        f"MASKED: {one_line(masked.masked)}",
+        f"MODEL: {one_line(prediction.filled)}",
+    ]
+
+
+def as_json(prediction: Prediction, masked: MaskedText | None = None) -> dict[str, Any]:
+    """The same for programs."""
+    masks = [
+        [{"token": item.token, "token_id": item.token_id, "probability": item.probability} for item in candidates]
+        for candidates in prediction.masks
+    ]
+    value: dict[str, Any] = {"text": prediction.text, "masks": masks, "filled": prediction.filled}
+    value |= {"num_tokens": prediction.num_tokens, "window_tokens": prediction.window_tokens}
+    if masked is not None:
+        best = prediction.masks[0][0]
+        value |= {"actual": masked.actual, "word": masked.word, "predicted": best.token}
+        value["correct"] = is_right(prediction, masked)
+    return value
+
+
+def window_note(prediction: Prediction) -> str | None:
+    """What to say of a text of which only windows were read; None of any other."""
+    if prediction.window_tokens is None:
+        return None
+    return (
+        f"the text {shorten(prediction.text)!r} has {prediction.num_tokens:,} tokens, more than the model takes; for "
+        f"each mask only the {prediction.window_tokens:,} tokens around it were read"
+    )
+
+
+def is_right(prediction: Prediction, masked: MaskedText) -> bool:
+    """Whether the first guess is the word that was masked, upper and lower case being the same."""
+    best = prediction.masks[0][0]
+    return best.begins_word and best.token.casefold() == masked.word.casefold()
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text, for messages."""
+    text = one_line(text)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _listed(candidates: tuple[Candidate, ...]) -> str:
+    return ", ".join(f"{item.token} {item.probability:.3f}" for item in candidates)

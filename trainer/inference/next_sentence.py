@@ -1,0 +1,104 @@
+"""Whether a sentence follows another, by a model that was pretrained on pairs (Devlin et al. 2018, section 3.1).
+
+Label 0 is the pair as it stood in the text: B is next, or (sentence-order prediction, Lan et al. 2019, section 3.1)
+A and B are in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import read_yaml
+from trainer.inference.pretrained import load_config, load_pretrained, load_text_tokenizer, max_length
+from trainer.model.quiet_transformers import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LABELS = {"next_sentence": ("IsNext", "NotNext"), "sentence_order": ("InOrder", "Swapped")}
+CONFIG_FILE = "training_config.yaml"
+
+
+@dataclass(frozen=True)
+class PairPrediction:
+    """What the model says of a pair; `probability` is that of `label`."""
+
+    first: str
+    second: str
+    label: str
+    probability: float
+
+
+class NextSentence:
+    """A model with a head for sentence pairs, and its tokenizer."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        labels: tuple[str, str] = LABELS["next_sentence"],
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.labels = labels
+
+    @classmethod
+    def load(cls, folder: Path) -> NextSentence:
+        """Load a Hugging Face folder.
+
+        Raises:
+            UserError: the folder is no such model, or holds no trained head for pairs.
+        """
+        remedy = (
+            "which only pretraining with data.sentence_pairs gives; take a model trained so, or fit this one to "
+            "labelled pairs with launch/finetune.py"
+        )
+        config = load_config(folder)
+        from transformers.models.auto.modeling_auto import MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING as WITH_HEAD
+
+        if type(config) not in WITH_HEAD:
+            family = config.model_type
+            raise UserError(f"{folder} is of the family {family}, in which none has a head for pairs, {remedy}")
+        model, missing = load_pretrained("AutoModelForNextSentencePrediction", folder, "a next-sentence model")
+        untrained = sorted(name for name in missing if "seq_relationship" in name or "pooler" in name)
+        if untrained:
+            raise UserError(f"{folder} holds no head for sentence pairs ({', '.join(untrained)} missing), {remedy}")
+        return cls(model, load_text_tokenizer(folder), LABELS[pair_task(folder)])
+
+    def predict(self, first: str, second: str) -> PairPrediction:
+        """Judge a pair; a pair that is too long is cut, the longer text first.
+
+        Raises:
+            UsageError: a text is empty.
+        """
+        import torch
+
+        if not first.strip() or not second.strip():
+            raise UsageError("a text of the pair is empty; give two sentences")
+        with quiet_transformers():
+            inputs = self.tokenizer(
+                first,
+                second,
+                truncation="longest_first",
+                max_length=max_length(self.model.config, self.tokenizer),
+                return_tensors="pt",
+                return_token_type_ids=True,
+                return_attention_mask=True,
+            )
+        with torch.inference_mode():
+            probabilities = self.model(**inputs).logits[0].softmax(dim=-1).tolist()  # (2,)
+        best = int(probabilities[1] > probabilities[0])
+        return PairPrediction(first, second, self.labels[best], probabilities[best])
+
+
+def pair_task(folder: Path) -> str:
+    """What the pairs of the pretraining were, by its configuration in the folder; of others' models next sentences."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return "next_sentence"
+    data = read_yaml(path).get("data", {})
+    task = data.get("sentence_pairs", "next_sentence") if isinstance(data, dict) else "next_sentence"
+    return task if task in LABELS else "next_sentence"

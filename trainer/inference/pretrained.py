@@ -1,0 +1,213 @@
+"""Loading a Hugging Face folder as a model of some kind: safetensors only, no code of its own, no look-up elsewhere."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.base.errors import UserError
+from trainer.inference.model_folder import read_config
+from trainer.model.quiet_transformers import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SAFELY: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+_AS_USED: dict[str, Any] = {"return_dict": True, "output_hidden_states": False, "chunk_size_feed_forward": 0}
+"""How the model answers and computes here, whatever config.json says of it."""
+SHORTEST = 8
+"""Tokens that a model has to take at least; fewer leave no room for text beside the special ones."""
+MOST_LAYERS = 1_000
+"""Each takes a millisecond to build, whatever its size."""
+MOST_LABELS = 1_000_000
+_COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
+_OF_A_LAYER = re.compile(r"\blayers?\.\d+\.")
+LARGEST_WEIGHT = 1e6
+"""No trained encoder has a weight near it; a bit that was changed in an exponent makes 1e38 of one."""
+OFFSET_POSITIONS = frozenset(
+    ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "xmod", "mpnet", "longformer")
+    + ("luke", "lilt", "ibert", "data2vec-text", "esm", "markuplm", "layoutlmv3")
+)
+"""RoBERTa's kin by model_type: their first position is pad_token_id + 1, and the rows before it are never used."""
+
+
+def load_pretrained(
+    auto_class: str, folder: Path, purpose: str, **options: Any
+) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model in evaluation mode, float32, and the names of weights that the folder lacks (they are random).
+
+    `auto_class` is one of transformers' (`AutoModel`, `AutoModelForSequenceClassification`), `purpose` says in an
+    error what the folder was to be loaded as.
+
+    Raises:
+        UserError: transformers cannot make such a model of the folder, a weight is none that training gives, or there
+            are weights of layers that the model has not.
+    """
+    config = load_config(folder)  # whose numbers are looked at, before a model of so many layers is made
+    options = {name: value for name, value in _AS_USED.items() if hasattr(config, name)} | options
+    with quiet_transformers():
+        import torch
+        import transformers
+
+        try:
+            model, info = getattr(transformers, auto_class).from_pretrained(
+                str(folder), use_safetensors=True, output_loading_info=True, dtype=torch.float32, **SAFELY, **options
+            )
+        except Exception as error:  # a file from elsewhere makes the libraries raise whatever there is
+            raise _cannot_load(folder, purpose, error) from error
+    _check_finite(model, folder)
+    left_over = sorted(name for name in info["unexpected_keys"] if _OF_A_LAYER.search(name))
+    if left_over:
+        raise UserError(
+            f"{folder} holds weights of layers that its config.json does not tell of ({', '.join(left_over[:3])}), so "
+            "that they would be left out; copy both from the same model"
+        )
+    return model.eval(), frozenset(info["missing_keys"])
+
+
+def refuse_random_weights(missing: frozenset[str], folder: Path, purpose: str, but: Sequence[str] = ()) -> None:
+    """Refuse a folder that lacks weights, which would be random: it was trained as something else.
+
+    `but` are parts of names that may be missing, since they are not used or are yet to be trained.
+
+    Raises:
+        UserError: naming some of them.
+    """
+    random = sorted(name for name in missing if not any(part in name for part in but))
+    if random:
+        raise UserError(
+            f"{folder} lacks {', '.join(random[:3])} ({len(random)} in all), so that as {purpose} it would hold random "
+            "weights; take a model that was trained as one"
+        )
+
+
+def load_config(folder: Path) -> Any:
+    """The folder's configuration.
+
+    Raises:
+        UserError: there is none that transformers understands, or a number in it is that of no model.
+    """
+    num_labels = read_config(folder).get("num_labels", 2)
+    if isinstance(num_labels, int) and num_labels > MOST_LABELS:  # a name is made for each
+        raise UserError(
+            f"{folder / 'config.json'} says num_labels={num_labels!r:.40}, and that is at most {MOST_LABELS:,}; mend "
+            "the file, or copy or export the model again"
+        )
+    with quiet_transformers():
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(str(folder), **SAFELY)
+        except Exception as error:  # as above
+            raise _cannot_load(folder, "a model", error) from error
+    _check_numbers(config, folder)
+    return config
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer, to which "[MASK]" and the like in a text are the special tokens.
+
+    Raises:
+        UserError: there is none that transformers understands, or the model beside it does not know all its ids.
+    """
+    # Before the tokenizer is made, for which transformers reads it too.
+    vocab_size = getattr(load_config(folder), "vocab_size", None) if (folder / "config.json").is_file() else None
+    with quiet_transformers():
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), **SAFELY)
+            _ = tokenizer.all_special_ids  # of an unknown token that is none it never comes to an end
+        except Exception as error:  # as above; tokenizers raises plain `Exception`
+            raise _cannot_load(folder, "a tokenizer", error) from error
+    _check_ids(tokenizer, vocab_size, folder)
+    return tokenizer
+
+
+def load_text_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer, to which "[SEP]" and the like in a text are text, as they are in preparation.
+
+    Raises:
+        UserError: as `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(folder)
+    tokenizer.split_special_tokens = True
+    return tokenizer
+
+
+def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The longest input in tokens, special tokens included.
+
+    Raises:
+        UserError: the model has no number of positions, or what model and tokenizer say is no length.
+    """
+    folder = tokenizer.name_or_path
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        raise UserError(
+            f"{folder} is a {config.model_type}, which has no max_position_embeddings, so it is no encoder as BERT is; "
+            "take one that is"
+        )
+    if getattr(config, "model_type", None) in OFFSET_POSITIONS:
+        positions -= (config.pad_token_id or 0) + 1
+    longest = tokenizer.model_max_length
+    for name, length in (
+        ("max_position_embeddings (config.json)", positions),
+        ("model_max_length (tokenizer_config.json)", longest),
+    ):
+        if not isinstance(length, int | float) or not length >= SHORTEST:
+            raise UserError(
+                f"{folder} takes {length!r} tokens by its {name}, and that has to be a number from {SHORTEST} up; mend "
+                "the file, or take another model"
+            )
+    return int(min(positions, longest))
+
+
+def _check_numbers(config: Any, folder: Path) -> None:
+    """Refuse numbers with which libraries build without end, fail when the model is used, or give NaN in silence."""
+    values = {**config.to_dict(), **{name: getattr(config, name, None) for name in _COUNTS}}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        most = MOST_LAYERS if name == "num_hidden_layers" else math.inf
+        if value != value or abs(value) == math.inf:
+            rule = "a finite number"
+        elif name in _COUNTS and not 1 <= value <= most:
+            rule = f"a whole number from 1 to {most:,}" if most < math.inf else "a whole number from 1 up"
+        elif name.endswith(("_eps", "_dropout", "_dropout_prob")) and not 0 <= value <= 1:
+            rule = "a number from 0 to 1"
+        else:
+            continue
+        raise UserError(
+            f"{folder / 'config.json'} says {name}={value!r:.40}, and that has to be {rule}; mend the file, or copy or "
+            "export the model again"
+        )
+
+
+def _check_finite(model: PreTrainedModel, folder: Path) -> None:
+    """Refuse weights with which everything would be NaN, in silence: such numbers, and those whose products are."""
+    for name, weight in model.named_parameters():
+        if not (weight.abs() <= LARGEST_WEIGHT).all():
+            what = "not finite (NaN, infinity)" if not weight.isfinite().all() else f"beyond {LARGEST_WEIGHT:g}"
+            raise UserError(
+                f"{folder} holds numbers in {name} that are {what}: its training diverged, or the file is damaged; "
+                "take an earlier checkpoint, or another model"
+            )
+
+
+def _check_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, folder: Path) -> None:
+    added = tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)  # of which a text may have none
+    highest = max((number for piece, number in tokenizer.get_vocab().items() if piece not in added), default=0)
+    if vocab_size is not None and highest >= vocab_size:
+        raise UserError(
+            f"{folder} has a tokenizer with ids up to {highest:,} and a model that knows {vocab_size:,} of them "
+            "(vocab_size in config.json), so they do not belong together; copy both from the same model"
+        )
+
+
+def _cannot_load(folder: Path, purpose: str, error: Exception) -> UserError:
+    reason = " ".join(str(error).split())[:300]
+    return UserError(f"{folder} cannot be loaded as {purpose} ({reason}); export or register it again")

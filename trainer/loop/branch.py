@@ -1,0 +1,85 @@
+"""Going on from an earlier checkpoint on another course: `pretrain.py --resume-from STEP --skip-samples A:B`.
+
+The new course is a new MLflow run that names the old one as its parent. Its first checkpoint replaces the one that it
+began with, and says so: the same command again, after a crash or a requeue, goes on and does not go back once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.base.errors import UsageError
+from trainer.checkpoint.format import TrainState
+from trainer.checkpoint.store import remove_step, stored_steps
+from trainer.config.run_settings import TrackingSettings
+from trainer.data.sample_range import SampleRange
+from trainer.tracking.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What the command line asks for: the step to go back to, and samples (first, stop) of an epoch to skip."""
+
+    step: int
+    skip: tuple[tuple[int, int], ...] = ()
+    epoch: int | None = None
+    """Of the samples; None for the one in which the step lies."""
+
+
+def is_on(state: TrainState, branch: Branch) -> bool:
+    """Whether a run at `state` has taken this branch already."""
+    skipped = {(r.first, r.stop) for r in state.skipped_samples if branch.epoch in (None, r.epoch)}
+    return state.branched_at == branch.step and {*branch.skip} <= skipped
+
+
+def branched(state: TrainState, branch: Branch) -> TrainState:
+    """The state of the checkpoint that is gone back to, as the beginning of the new course.
+
+    Raises:
+        UsageError: a range lies before the samples that are still to come.
+    """
+    epoch = state.epoch if branch.epoch is None else branch.epoch
+    for first, stop in branch.skip:
+        if (epoch, stop) <= (state.epoch, state.next_sample):
+            raise UsageError(
+                f"--skip-samples {first}:{stop} of epoch {epoch} lies before sample {state.next_sample:,} of epoch "
+                f"{state.epoch}, where step {state.step:,} ends; resume from an earlier step"
+            )
+    new = (SampleRange(phase=state.phase, epoch=epoch, first=first, stop=stop) for first, stop in branch.skip)
+    return state.model_copy(
+        update={
+            "skipped_samples": (*state.skipped_samples, *new),
+            "branched_at": state.step,
+            "mlflow_run_id": None,
+        }
+    )
+
+
+def leave_stored_course(url: str, step: int) -> None:
+    """Remove from the store the checkpoints of later steps, lest an empty disk goes on from one of them.
+
+    Raises:
+        UserError: the store refuses.
+    """
+    for later in stored_steps(url):
+        if later > step:
+            remove_step(url, later)
+
+
+def begin_mlflow_run(
+    settings: TrackingSettings, output_dir: Path, state: TrainState, warn: Callable[[str], None]
+) -> Tracker:
+    """Close the old course's MLflow run, put its record aside, and open a new one that names it as its parent."""
+    old = Tracker.open(settings, output_dir, warn)
+    old.close("KILLED")
+    number = 1
+    while (aside := output_dir / f"tracking-{number}").exists():
+        number += 1
+    (output_dir / "tracking").rename(aside)
+    tracker = Tracker.open(settings, output_dir, warn, parent_uuid=old.run_uuid)
+    skipped = ", ".join(str(range_) for range_ in state.skipped_samples)
+    tags = {"clozeworks.resumed_from_step": str(state.step), "clozeworks.skipped_samples": skipped or "none"}
+    tracker.log_tags(tags)
+    return tracker

@@ -1,0 +1,68 @@
+"""Which version of its data a run reads: the one that it began with, whatever was added or removed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import UnknownVersion, read_manifest
+from data_prep.storage import storage
+from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.checkpoint.store import stored_state, stored_steps
+from trainer.config.run_config import RunConfig
+from trainer.data.shard_set import ShardSet, open_shard_set
+
+
+def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
+    """The shard sets of the run: its own versions where it has a checkpoint, else (or `allow_change`) the current ones.
+
+    Raises:
+        UserError: a shard set is missing or damaged, or the run's version of it was deleted.
+    """
+    data, output_dir = config.data, Path(config.output_dir)
+    digests: Sequence[str | None] = () if allow_change else begun_with(output_dir, config.checkpoint.upload_to)
+    if len(digests) != len(data.components):  # another mixture, which the check of the checkpoint names
+        digests = [None] * len(data.components)
+    try:
+        return [
+            open_shard_set(component.url, data.cache_dir, data.cache_bytes, digest)
+            for component, digest in zip(data.components, digests, strict=True)
+        ]
+    except UnknownVersion as error:
+        raise UserError(
+            f"the run in {output_dir} reads data that is not there any more: {error}. Restore it, begin a new run in "
+            "another output_dir, or give --allow-change to go on with the current version"
+        ) from None
+
+
+def begun_with(output_dir: str | Path, remote: str | None = None) -> tuple[str, ...]:
+    """Manifest digests of the run's data, from its newest checkpoint that can be read; empty where there is none.
+
+    Args:
+        remote: `checkpoint.upload_to`, which is asked where this node's disk has none, as after a move to another node.
+    """
+    for step in list_steps(output_dir)[0]:
+        try:
+            return read_state(step_folder(output_dir, step)).data.manifest_digests
+        except UserError:
+            continue  # resuming warns of it, and takes an earlier one too
+    return () if remote is None else _begun_with_in_store(remote)
+
+
+def _begun_with_in_store(remote: str) -> tuple[str, ...]:
+    try:
+        for step in stored_steps(remote):
+            if (saved := stored_state(remote, step)) is not None:
+                return saved.data.manifest_digests
+    except UserError:
+        pass  # resuming asks the store too, and does not begin afresh where it does not answer
+    return ()
+
+
+def describe_versions(shard_sets: Sequence[ShardSet]) -> Iterator[str]:
+    """Say of each shard set which version is read, and whether there is a newer one."""
+    for shard_set in shard_sets:
+        manifest, newest = shard_set.manifest, read_manifest(shard_set.url).version
+        newer = f"; the current version is {newest}, and a run keeps its own" if newest != manifest.version else ""
+        yield f"data {storage.redact(shard_set.url)}: version {manifest.version} ({manifest.digest[:16]}){newer}"

@@ -1,0 +1,130 @@
+"""What a rank runs, as facts that all ranks compare before the first step (`trainer/distributed/agreement.py`).
+
+Weights of `init_from` are not among them: rank 0 alone reads them and hands them to the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.base.errors import UserError
+from data_prep.base.installed import installed_version
+from data_prep.storage import storage
+from trainer.config.run_config import RunConfig, without_secrets
+from trainer.data.shard_set import ShardSet
+from trainer.distributed.agreement import Fact, Facts
+from trainer.loop.branch import Branch
+
+PER_HOST = {
+    "data.shards.url": "the manifests are compared instead",
+    "data.tokenizer": "its fingerprint is compared with the shards' instead",
+    "data.num_workers": "batches do not depend on it, and hosts may have other numbers of cores",
+    "data.cache_dir": "hosts may have other disks",
+    "data.cache_bytes": "hosts may have other disks",
+    "storage_options": "hosts may reach a store by other endpoints and logins; what is read is compared instead",
+    "logging.peak_flops_per_device": "hosts may have other devices; rank 0's counts",
+    "logging.gpu_hour_price": "hosts may have other prices; rank 0's counts",
+}
+"""Settings, or sections of them, that may differ between hosts, and why; places in lists are left out of the name."""
+
+PACKAGES = ("configs", "data_prep", "trainer", "launch")
+LIBRARIES = ("torch", "deepspeed", "numpy")
+"""Libraries by whose numbers the ranks' work fits together."""
+
+_LONGEST_SHOWN = 80
+
+
+def facts_of(
+    config: RunConfig, allow_change: bool, branch: Branch | None, opened: Sequence[ShardSet] | UserError
+) -> Facts:
+    """State what this rank runs; `opened` is the run's data, or why this rank cannot read it."""
+    equal, per_host = _facts_of_settings(config)
+    equal |= {name: _fact(value) for name, value in _flags(allow_change, branch).items()}
+    if not isinstance(opened, UserError):
+        equal |= _facts_of_data(opened)
+    equal |= {f"version of {name}": _fact(installed_version(name)) for name in LIBRARIES}
+    equal |= {f"sha256 of {name}": Fact(digest, digest[:12]) for name, digest in source_digests()}
+    per_host["version of python"] = _fact(sys.version.split()[0])
+    return Facts(equal, per_host, opened if isinstance(opened, UserError) else None)
+
+
+def source_digests() -> Iterator[tuple[str, str]]:
+    """Name and sha256 of every source file of this project that is installed here, and of the script that runs."""
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+            for path in sorted(folder.rglob("*.py")):
+                yield f"{package}/{path.relative_to(folder).as_posix()}", _sha256(path)
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None:
+        yield f"the script {Path(script).name}", _sha256(Path(script))
+
+
+def may_differ(name: str) -> bool:
+    """Whether a setting (dotted name, with the places of lists' items) may differ between hosts."""
+    plain = re.sub(r"\.\d+(?=\.|$)", "", name)
+    return any(plain == each or plain.startswith(f"{each}.") for each in PER_HOST)
+
+
+def _facts_of_settings(config: RunConfig) -> tuple[dict[str, Fact], dict[str, Fact]]:
+    """The resolved settings that have to be equal, and those that may differ; without secrets."""
+    shown = without_secrets(config)
+    values = shown.model_dump(mode="json")
+    # One component may be given by its URL alone, or as a list of one.
+    values["data"]["shards"] = [each.model_dump(mode="json") for each in shown.data.components]
+    facts = {name: _fact(value) for name, value in _flatten(values)}
+    per_host = {name: fact for name, fact in facts.items() if may_differ(name)}
+    return {name: fact for name, fact in facts.items() if name not in per_host}, per_host
+
+
+def _flags(allow_change: bool, branch: Branch | None) -> dict[str, Any]:
+    """What of the command line changes a run, besides its settings."""
+    return {
+        "--allow-change": allow_change,
+        "--resume-from": branch and branch.step,
+        "--skip-samples": [f"{first}:{stop}" for first, stop in branch.skip] if branch else [],
+        "--skip-epoch": branch and branch.epoch,
+    }
+
+
+def _facts_of_data(shard_sets: Sequence[ShardSet]) -> dict[str, Fact]:
+    """The training and evaluation data, and the tokenizer that all components share."""
+    facts = {
+        f"the manifest of data.shards.{number}": Fact(
+            each.manifest.digest, f"{each.manifest.digest[:12]} ({storage.redact(each.url)})"
+        )
+        for number, each in enumerate(shard_sets)
+    }
+    return facts | {"the tokenizer's fingerprint": _fact(shard_sets[0].manifest.tokenizer.fingerprint)}
+
+
+def _fact(value: Any) -> Fact:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    shown = storage.hide_secrets(text)
+    if len(shown) > _LONGEST_SHOWN:
+        shown = f"{shown[:_LONGEST_SHOWN]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+    return Fact(text, shown)
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted name, those within lists of sections too."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        items = enumerate(value)
+    if not items:
+        yield prefix, value
+    for name, item in items:
+        yield from _flatten(item, f"{prefix}.{name}".lstrip("."))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

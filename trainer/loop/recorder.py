@@ -1,0 +1,94 @@
+"""The curve of a run: what the steps gave, summed over ranks and turned into metrics when it is read.
+
+Loss sums stay on the device until `flush`, so that no step waits for the step before. They are summed over ranks in
+float64, where sums of a few float32 numbers are exact in any order.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from trainer.data.sample_range import SampleRange
+from trainer.distributed.memory import peak_memory_bytes
+from trainer.distributed.process_group import Ranks, all_reduce_sum
+from trainer.loop.step import StepResult
+from trainer.metrics.throughput import Interval, RankWork, WorkClock
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """The metrics of one optimizer step under their MLflow names; `step` counts completed steps, from 1."""
+
+    step: int
+    samples: SampleRange
+    metrics: dict[str, float]
+
+
+class Recorder:
+    """Collects step results; all ranks call it alike."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._pending: list[tuple[int, SampleRange, float, StepResult]] = []
+        self._flushed_at = time.perf_counter()
+        self._tokens = 0
+        self.clock = WorkClock(ranks.device)
+
+    def add(self, step: int, samples: SampleRange, learning_rate: float, result: StepResult) -> None:
+        self._pending.append((step, samples, learning_rate, result))
+        self._tokens += result.counts.tokens
+
+    def restart_clock(self) -> None:
+        """Leave out of the next interval what has passed since the last flush (an evaluation, a checkpoint)."""
+        self._flushed_at = time.perf_counter()
+
+    def flush(self) -> tuple[list[StepMetrics], Interval]:
+        """The metrics of every step since the last flush, of which there is one at least, and how fast they went."""
+        own = torch.stack(
+            [torch.stack([r.mlm_loss_sum, r.nsp_loss_sum, r.nsp_correct]) for *_, r in self._pending]
+        )  # (num_steps, 3)
+        sums = all_reduce_sum(own, self._ranks).tolist()
+        now = time.perf_counter()
+        rows = sum(samples.stop - samples.first for _, samples, *_ in self._pending)
+        seconds = max(now - self._flushed_at, 1e-9)
+        interval = Interval(len(self._pending), seconds, self._tokens, rows, self._work_of_ranks())
+        lines = [
+            StepMetrics(step, samples, _metrics(row, learning_rate, result))
+            for row, (step, samples, learning_rate, result) in zip(sums, self._pending, strict=True)
+        ]
+        self._pending, self._tokens, self._flushed_at = [], 0, now
+        return lines, interval
+
+    def global_losses(self, result: StepResult) -> tuple[float, float]:
+        """MLM and next-sentence loss of one step over all ranks; all ranks call it, and each waits for its device."""
+        sums = all_reduce_sum(torch.stack([result.mlm_loss_sum, result.nsp_loss_sum]), self._ranks).tolist()
+        return sums[0] / max(result.counts.masked, 1), sums[1] / max(result.counts.pairs, 1)
+
+    def _work_of_ranks(self) -> tuple[RankWork, ...]:
+        work = torch.zeros(self._ranks.world_size, 3, dtype=torch.float64)
+        peak = float(peak_memory_bytes(self._ranks.device))
+        work[self._ranks.rank] = torch.tensor([*self.clock.read(), peak], dtype=torch.float64)
+        rows = all_reduce_sum(work, self._ranks).tolist()
+        return tuple(RankWork(data, forward, int(peak)) for data, forward, peak in rows)
+
+
+def _metrics(sums: list[float], learning_rate: float, result: StepResult) -> dict[str, float]:
+    counts = result.counts
+    metrics = {"train/learning_rate": learning_rate}
+    if counts.unreadable_rows:
+        metrics["train/unreadable_rows"] = float(counts.unreadable_rows)
+    if counts.is_empty:  # a loss of 0 would be a lie
+        return metrics
+    mlm_loss = sums[0] / max(counts.masked, 1)
+    metrics |= {"train/loss": mlm_loss, "train/mlm_loss": mlm_loss, "train/grad_norm": float(result.grad_norm)}
+    if counts.pairs:
+        pair_loss = sums[1] / counts.pairs
+        metrics |= {
+            "train/loss": mlm_loss + pair_loss,
+            "train/pair_loss": pair_loss,
+            "train/pair_accuracy": sums[2] / counts.pairs,
+        }
+    return metrics

@@ -1,0 +1,316 @@
+"""A run and what it works with: opening data, model, engine, checkpoint and tracking in the right order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import TOKENIZER_FOLDER
+from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible
+from trainer.checkpoint.format import Checkpoint, DataIdentity, TrainState
+from trainer.checkpoint.restore import find_latest, load
+from trainer.checkpoint.upload import Uploader
+from trainer.checkpoint.writer import warn_on_stderr
+from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import Phase
+from trainer.data.batch import Batch
+from trainer.data.evaluation_batches import evaluation_batches
+from trainer.data.loader import Loader
+from trainer.data.shard_set import ShardSet
+from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives
+from trainer.distributed.stop_signal import StopSignal
+from trainer.distributed.watchdog import Watchdog
+from trainer.engine.engine import Engine, build_engine
+from trainer.loop.branch import Branch, begin_mlflow_run, branched, is_on
+from trainer.loop.data_version import describe_versions
+from trainer.loop.recorder import Recorder
+from trainer.metrics.health import Health
+from trainer.metrics.status import RunStatus, read_status
+from trainer.metrics.unigram import training_counts, training_entropy_nats
+from trainer.model.numerics import describe_numerics, with_compilation_decided, with_precision_decided
+from trainer.model.pretraining import PretrainingModel, PretrainingOutput
+from trainer.model.sizes import num_parameters
+from trainer.registry.init_from import load_initial_weights
+from trainer.registry.registrar import Registrar
+from trainer.tracking.data_description import all_lineages
+from trainer.tracking.run_description import describe_run
+from trainer.tracking.system_metrics import SystemMetrics
+from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
+
+COMPILATION_SECONDS = 3600
+"""How long all compilation of a set-up may take on a rank while the others wait; a cold one takes minutes."""
+
+
+@dataclass
+class Run:
+    """What a run works with. What has a default below changes while it goes on, and so does `state`."""
+
+    config: RunConfig
+    ranks: Ranks
+    shard_sets: list[ShardSet]
+    engine: Engine
+    tracker: MetricLog
+    recorder: Recorder
+    stop_signal: StopSignal
+    watchdog: Watchdog
+    health: Health
+    state: TrainState
+    loader: Loader | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds_a_step: float | None = None
+    flops_per_device: float | None = None
+    """Operations a second that each device reached between the last two log lines."""
+    seconds_left: float | None = None
+    started_at: float = field(default_factory=time.time)
+    saved_at: float = field(default_factory=time.monotonic)
+    """Of this process's last checkpoint, or its start."""
+    saved_step: int | None = None
+    """Of the checkpoint from which the same command would resume."""
+    save_is_deferred: bool = False
+    """Whether a checkpoint was due at a step that was not finite, and has not been saved since."""
+    failed_saves: int = 0
+    """Of this process."""
+    uploader: Uploader | None = None
+    registrar: Registrar | None = None
+    """On rank 0, where the run registers its model."""
+    status: RunStatus | None = None
+    """On rank 0, once the run has begun."""
+    system: SystemMetrics | None = None
+    """Of rank 0's machine, on rank 0."""
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.config.output_dir)
+
+    def say(self, text: str) -> None:
+        """Print a line on rank 0."""
+        if self.ranks.is_first:
+            print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Print a warning on rank 0."""
+        if self.ranks.is_first:
+            warn_on_stderr(text)
+
+    @property
+    def data(self) -> DataIdentity:
+        return data_identity(self.shard_sets)
+
+
+def set_up(
+    config: RunConfig,
+    shard_sets: list[ShardSet],
+    ranks: Ranks,
+    stop_signal: StopSignal,
+    watchdog: Watchdog,
+    allow_change: bool,
+    branch: Branch | None = None,
+) -> Run:
+    """Build model and engine, and put them where the newest checkpoint stands, or at the beginning."""
+    config, warning = with_compilation_decided(config, ranks)
+    if warning and ranks.is_first:
+        warn_on_stderr(warning)
+    output_dir, data = Path(config.output_dir), data_identity(shard_sets)
+    latest, branch = find_start(config, ranks, branch)
+    saved_precision = latest.saved.config["training"]["precision"] if latest else None
+    config, warning = with_precision_decided(config, ranks, saved_precision)
+    if warning and ranks.is_first:
+        warn_on_stderr(warning)
+    numerics = describe_numerics(config, ranks.device)
+    changes = check_compatible(latest.saved, config, data, ranks.world_size, numerics, allow_change) if latest else []
+    next_sentence = config.data.has_sentence_pairs
+    model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
+    model.initialise(config.training.seed)
+    if config.model.output_bias == "frequencies":
+        model.set_output_bias(torch.from_numpy(training_counts(config.data, shard_sets)))
+    notes: list[str] = []
+    earlier = latest.saved.data_lineage if latest else ()
+    if config.init_from is not None and latest is None:  # a checkpoint wins
+        notes, earlier = load_initial_weights(
+            model, config.init_from, ranks, config.tracking.uri, data.tokenizer_fingerprint
+        )
+    if ranks.is_first:  # after the checks: a refused run leaves the folder as it was
+        keep_tokenizer(config, shard_sets[0])
+    if config.training.compile is True:
+        model.compile_blocks()
+    engine = build_engine(model, config, ranks)
+    rehearse(engine, config, shard_sets, ranks, latest.step if latest else 0, watchdog)
+    if latest:
+        load(engine, latest)
+    state = latest.saved.state if latest else TrainState()
+    state = state.model_copy(update={"data_lineage": seen_data(shard_sets, earlier, ranks)})
+    if branch is not None:
+        state = branched(state, branch)
+    tracker = open_tracker(config, ranks, state, begin=branch is not None)
+    health = Health(config.health, training_entropy_nats(config.data, shard_sets))
+    run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, watchdog, health, state)
+    run.saved_step = latest.step if latest else None
+    if ranks.is_first:
+        run.system = SystemMetrics(output_dir, ranks.device)
+        if config.registry.name is not None:
+            run.registrar = Registrar(config, run.warn, run.say)
+    if config.checkpoint.upload_to is not None:
+        run.uploader = Uploader(config.checkpoint, ranks, warn_on_stderr)
+        if latest is not None and branch is None:
+            run.uploader.submit_if_missing(latest)
+    status = read_status(output_dir)
+    if status and status.get("step") == state.step:
+        run.metrics = status.get("metrics", {})
+    for note in notes:
+        run.say(note)
+    introduce(run, changes)
+    return run
+
+
+def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[Checkpoint | None, Branch | None]:
+    """The checkpoint to go on from, and the branch that is to be taken there, unless it was before.
+
+    Raises:
+        UserError: there is no checkpoint of the branch's step, or none that is whole.
+    """
+    remote, stage = config.checkpoint.upload_to, config.zero.stage
+    latest = find_latest(config.output_dir, ranks, remote=remote, stage=stage)
+    if branch is None or (latest is not None and is_on(latest.saved.state, branch)):
+        return latest, None
+    return find_latest(config.output_dir, ranks, remote=remote, stage=stage, step=branch.step), branch
+
+
+def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool) -> MetricLog:
+    """The run's MLflow record on rank 0; with `begin` that of a new course, beside the old one's."""
+    if not ranks.is_first:
+        return NullTracker()
+    if begin:
+        return begin_mlflow_run(config.tracking, Path(config.output_dir), state, warn_on_stderr)
+    return Tracker.open(config.tracking, Path(config.output_dir), warn_on_stderr)
+
+
+def rehearse(
+    engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, step: int, watchdog: Watchdog
+) -> None:
+    """One step at the run's largest micro-batch that changes nothing: meets out-of-memory before the first real one.
+
+    Where blocks are compiled, all graphs of the steps after `step` are made here, those of evaluation too. No later
+    step waits for a compiler, so that the timeouts of steps need not allow for one.
+    """
+    ahead, is_compiled = phases_after(step, config), config.training.compile is True
+    shapes = one_of_each_shape([_as_cut(phase, ranks.world_size) for phase in ahead])
+    batches = [_first_batch(phase, config, shard_sets, ranks) for phase in (shapes if is_compiled else shapes[:1])]
+    losses = [_loss_of(engine, batch) for batch in batches]
+    if not is_compiled:
+        engine.prepare(*losses)
+        return
+    with patient_collectives(COMPILATION_SECONDS, config.distributed, ranks):
+        watchdog.mark("compiling for training", COMPILATION_SECONDS)
+        engine.prepare(*losses)
+        watchdog.mark("compiling for evaluation", COMPILATION_SECONDS)
+        engine.eval()
+        with torch.no_grad():
+            for phase in one_of_each_shape(ahead):
+                engine.forward(_first_batch(phase, config, shard_sets, ranks), scored=True)
+        engine.train()
+    watchdog.mark("setting up")
+
+
+def phases_after(step: int, config: RunConfig) -> list[Phase]:
+    """The phases that the run still has after `step` steps; at its end, its last one."""
+    taken = zip(config.phases, config.steps_by_phase, itertools.accumulate(config.steps_by_phase), strict=True)
+    phases = [(phase, end) for phase, steps, end in taken if steps]
+    return [phase for phase, end in phases if end > step] or [phases[-1][0]]
+
+
+def one_of_each_shape(phases: Sequence[Phase]) -> list[Phase]:
+    """A phase for each shape of micro-batch, the largest first."""
+    by_shape = {(phase.micro_batch_tokens, phase.sequence_length): phase for phase in phases}
+    return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
+
+
+def _as_cut(phase: Phase, world_size: int) -> Phase:
+    """The phase with the size of the micro-batches that training takes on so many ranks; evaluation takes full ones."""
+    return phase.model_copy(update={"micro_batch_tokens": batch_arithmetic(phase, world_size).micro_batch_tokens})
+
+
+def _first_batch(phase: Phase, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> Batch:
+    """A micro-batch of the phase's shape, of valid data, on the rank's device."""
+    batches = evaluation_batches(
+        shard_sets, config.data, phase, config.training.seed, ranks.rank, ranks.world_size, phase.micro_batch_tokens
+    )
+    return next(batches).batch.to(ranks.device)
+
+
+def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
+    def loss() -> torch.Tensor:
+        output: PretrainingOutput = engine.forward(batch)
+        return output.mlm_loss_sum + output.nsp_loss_sum
+
+    return loss
+
+
+def introduce(run: Run, changes: list[str]) -> None:
+    """Say how the run begins, and give MLflow what describes it."""
+    config, state = run.config, run.state
+    phase = config.phases[min(state.phase, len(config.phases) - 1)]
+    run.say(f"{parameters_of(config):,} parameters; {batch_arithmetic(phase, run.ranks.world_size)}")
+    if (warmup := phase.batch_warmup) is not None:
+        grows = f"{warmup.initial_tokens:,} to {phase.global_batch_tokens:,} tokens"
+        run.say(f"the global batch grows from {grows} over the phase's first {warmup.steps:,} steps")
+    run.say(
+        f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
+        if state.step
+        else f"beginning {config.max_steps:,} steps in {config.output_dir}"
+    )
+    if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":
+        run.say("model.attention_probs_dropout_prob is over 0: attention takes the reference path, which is slower")
+    for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():
+        run.say(line)
+    for change in changes:
+        (run.warn if change.startswith(CHANGES_NUMERICS) else run.say)(f"changed since the checkpoint: {change}")
+    if run.ranks.is_first:
+        describe_run(run.tracker, config, run.shard_sets, run.state.data_lineage)
+
+
+def parameters_of(config: RunConfig) -> int:
+    return num_parameters(config.model, config.data.has_sentence_pairs)
+
+
+def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
+    """Exactly which data the run reads."""
+    return DataIdentity(
+        manifest_digests=tuple(shard_set.manifest.digest for shard_set in shard_sets),
+        tokenizer_fingerprint=shard_sets[0].manifest.tokenizer.fingerprint,
+    )
+
+
+def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:
+    """Digests of the run's data, of what that grew from, and of what the weights saw `earlier`; rank 0's, for all."""
+    urls, digests = [each.url for each in shard_sets], data_identity(shard_sets).manifest_digests
+    seen: tuple[str, ...] = broadcast_object(all_lineages(urls, digests, earlier) if ranks.is_first else None, ranks)
+    return seen
+
+
+def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
+    """Keep the tokenizer with the run, so that a checkpoint can be exported wherever the run's folder is.
+
+    Raises:
+        UserError: it is damaged, or the run's folder cannot be written; one that is there already is left as it is.
+    """
+    source, folder = config.data.tokenizer or shard_set.tokenizer_folder, Path(config.output_dir) / TOKENIZER_FOLDER
+    tokenizer = Tokenizer.load(source)
+    if not is_tokenizer(folder, tokenizer.fingerprint):
+        copy_tokenizer(tokenizer, str(folder))
+
+
+def is_tokenizer(folder: Path, fingerprint: str) -> bool:
+    """Whether the folder holds the whole tokenizer of that fingerprint."""
+    try:
+        return Tokenizer.load(folder).fingerprint == fingerprint
+    except UserError:
+        return False

@@ -1,0 +1,145 @@
+"""One optimizer step: the gradient of one global batch, the same on any number of ranks.
+
+The loss is the sum over predicted tokens divided by their number in the *global* batch, next-sentence loss likewise
+by pairs. One all-reduce before the first forward carries these counts (and the ranks' wishes), so every rank scales
+its sums alike; DeepSpeed averages gradients over ranks, hence the factor `world_size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from trainer.data.device_copies import on_device
+from trainer.data.loader import GlobalBatch
+from trainer.distributed.process_group import Ranks, sum_on_hosts
+from trainer.metrics.throughput import WorkClock
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What one rank asks of all of them after this step; the wish of any counts for all."""
+
+    stop: bool = False
+    save: bool = False
+
+
+@dataclass(frozen=True)
+class GlobalCounts:
+    """What one global batch holds over all ranks, and what they agreed on."""
+
+    masked: int
+    pairs: int
+    tokens: int
+    unreadable_rows: int
+    stop: bool
+    save: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be predicted, as where all its samples are skipped."""
+        return not self.masked and not self.pairs
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Counts over all ranks; sums of this rank alone, float64, shape ()."""
+
+    counts: GlobalCounts
+    mlm_loss_sum: torch.Tensor
+    nsp_loss_sum: torch.Tensor
+    nsp_correct: torch.Tensor
+    grad_norm: torch.Tensor | float
+    applied: bool
+    """Whether the weights changed: not where the loss or the gradient is not finite, or the batch is empty."""
+
+    @property
+    def is_nonfinite(self) -> bool:
+        """Whether the step was skipped because its loss or its gradient is not finite; the same on all ranks."""
+        return not self.applied and not self.counts.is_empty
+
+
+class Steppable(Protocol):
+    """What a step needs of an engine; `trainer.engine.engine.Engine` says what each does."""
+
+    @property
+    def was_step_applied(self) -> bool: ...
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+    def forward(self, batch: Any) -> Any: ...
+    def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None: ...
+    def step(self) -> float | torch.Tensor: ...
+
+
+def take_step(
+    engine: Steppable,
+    global_batch: GlobalBatch,
+    step: int,
+    learning_rate: float,
+    seed: int,
+    ranks: Ranks,
+    wishes: Wishes,
+    clock: WorkClock,
+    mark: Callable[[str], None],
+) -> StepResult:
+    """Forward and backward over this rank's micro-batches, then the update.
+
+    `step` is the number of completed steps; `mark` is told what comes next (`trainer/distributed/watchdog.py`).
+    """
+    mark(f"step {step + 1}: counting")
+    counts = count_globally(global_batch, ranks, wishes)
+    engine.set_learning_rate(learning_rate)
+    mlm_loss_sum, nsp_loss_sum, nsp_correct = torch.zeros(3, dtype=torch.float64, device=ranks.device).unbind()
+    if counts.is_empty:
+        # A batch consumed: not even an update by Adam's momentum, which a gradient of zero would be.
+        return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm=0.0, applied=False)
+    last = len(global_batch.micro_batches) - 1
+    for number, batch in enumerate(on_device(global_batch.micro_batches, ranks.device)):
+        mark(f"step {step + 1}: micro-batch {number}")
+        seed_micro_batch(seed, step, global_batch.first_slice + number)
+        with clock.forward():
+            output = engine.forward(batch)
+        loss = output.mlm_loss_sum / max(counts.masked, 1) + output.nsp_loss_sum / max(counts.pairs, 1)
+        engine.backward(poisoned_unless_finite(loss) * ranks.world_size, is_last_micro_batch=number == last)
+        mlm_loss_sum += output.mlm_loss_sum.detach()
+        nsp_loss_sum += output.nsp_loss_sum.detach()
+        nsp_correct += output.nsp_correct
+    mark(f"step {step + 1}: update")
+    grad_norm = engine.step()
+    return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm, engine.was_step_applied)
+
+
+def poisoned_unless_finite(loss: torch.Tensor) -> torch.Tensor:
+    """The loss itself; where it is not finite, one whose gradient is NaN.
+
+    An infinite loss may have a finite gradient, and only a norm that is not finite has all ranks skip the step. It is
+    done on the device, so that no step waits for it.
+    """
+    return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
+
+
+def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: Wishes) -> GlobalCounts:
+    """Sum over all ranks what their micro-batches hold; any rank's wish counts for all."""
+    local = torch.tensor(
+        [
+            sum(batch.num_masked for batch in global_batch.micro_batches),
+            sum(batch.num_pairs for batch in global_batch.micro_batches),
+            sum(batch.num_tokens for batch in global_batch.micro_batches),
+            sum(batch.num_unreadable_rows for batch in global_batch.micro_batches),
+            int(wishes.stop),
+            int(wishes.save),
+        ],
+        dtype=torch.int64,
+    )
+    # Nothing goes to the device, so that its queue never runs dry.
+    masked, pairs, tokens, unreadable_rows, stops, saves = sum_on_hosts(local, ranks).tolist()
+    return GlobalCounts(masked, pairs, tokens, unreadable_rows, stop=stops > 0, save=saves > 0)
+
+
+def seed_micro_batch(seed: int, step: int, slice_number: int) -> None:
+    """Seed torch's generators from (seed, step, micro-batch in the global batch), so dropout depends on no rank."""
+    state = np.random.SeedSequence([seed, step, slice_number]).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]))

@@ -1,0 +1,332 @@
+"""The training run from its start to its end.
+
+The loop reads: fetch, step, record, log if due, evaluate if due, save if due, stop if asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from trainer.checkpoint.format import TrainState, step_folder
+from trainer.checkpoint.upload import check_upload_wait
+from trainer.checkpoint.writer import warn_on_stderr
+from trainer.config.run_config import RunConfig
+from trainer.config.schedule import learning_rate
+from trainer.data.loader import GlobalBatch
+from trainer.data.sample_settings import check_enough_data
+from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
+from trainer.data.workers import explain_lost_workers
+from trainer.distributed.agreement import agree
+from trainer.distributed.exit import end_process
+from trainer.distributed.memory import is_out_of_memory, peak_memory_of_ranks, told_when_out_of_memory
+from trainer.distributed.process_group import (
+    Ranks,
+    barrier,
+    device_type,
+    gather_objects,
+    initialize_distributed,
+    leave_groups,
+)
+from trainer.distributed.shared_folder import refuse_unshared
+from trainer.distributed.stacks import STACKS_FOLDER
+from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
+from trainer.distributed.watchdog import Watchdog
+from trainer.engine.engine import check_precision
+from trainer.loop.branch import Branch
+from trainer.loop.data_version import open_data
+from trainer.loop.global_batches import global_batches, samples_of
+from trainer.loop.identity import facts_of
+from trainer.loop.reporting import log, log_evaluation, report_end, report_start, report_stop
+from trainer.loop.run_lock import only_training
+from trainer.loop.saving import defer_save, save, settle, state_of_checkpoint
+from trainer.loop.setup import Run, set_up
+from trainer.loop.step import StepResult, Wishes, take_step
+from trainer.metrics.status import record_end, record_loss_of_writer
+from trainer.metrics.status_records import State
+from trainer.model.numerics import with_own_precision
+from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable
+from trainer.preflight.launch_checks import refuse_exposed
+from trainer.preflight.preflight import cheap_findings
+from trainer.tracking.mlflow_server import resolve_tracking_uri
+
+
+def train(
+    config: RunConfig,
+    allow_change: bool = False,
+    branch: Branch | None = None,
+    stop_signal: StopSignal | None = None,
+) -> int:
+    """Begin or resume the run of `config.output_dir`; returns the exit status, or ends the process with it.
+
+    `branch` goes back to an earlier checkpoint first (`trainer/loop/branch.py`); `stop_signal` listens now.
+
+    Raises:
+        UserError: data, tokenizer, checkpoints or DeepSpeed's settings do not fit, another training is running, or the
+            ranks do not run the same.
+    """
+    launched_at = time.time()
+    opened = open_or_explain(config, allow_change)
+    stop_signal = stop_signal or StopSignal()
+    ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
+    stop_signal.ranks_have_met()
+    watchdog = watch(config, ranks)
+    with contextlib.ExitStack() as held:
+        with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "while it was set up"):
+            shard_sets = agreed(config, allow_change, branch, opened, ranks)
+            refuse_exposed(lambda found: gather_objects(found, ranks))
+            refuse_unwritable(config, ranks)
+            held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
+            if config.checkpoint.upload_to is None:
+                refuse_unshared(config.output_dir, ranks)
+            if ranks.is_first:  # not before: the folder may be another run's
+                watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
+            warn_of_findings(config, ranks)
+            with recorded_if_it_fails(Path(config.output_dir), ranks):
+                run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
+        report_start(run, launched_at)
+        try:
+            with (
+                watchdog.naming_lost_ranks(),
+                told_when_out_of_memory(ranks, "in training"),
+                explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run),
+            ):
+                settle(run)
+                ended = training_loop(run)
+        except Exception as error:
+            report_end(run, "failed", str(error))
+            run.tracker.log_pictures()
+            run.tracker.close("FAILED")
+            raise
+        try:
+            all_registered = leave(run, ended)
+        except Exception as error:
+            report_end(run, "failed", str(error))
+            raise
+    end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
+
+
+def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | UserError:
+    """Check the run as far as one rank can and open its data; of several ranks' the error, for all ranks to compare.
+
+    A rank that ended here alone would have the others wait for it until `distributed.meeting_timeout_seconds`.
+
+    Raises:
+        UserError: this is the only rank, and something does not fit.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        storage.configure(config.storage_options)  # first: messages leave out the secrets that are known by it
+        check_precision(config, device_type())
+        check_sections(config, world_size, device_type())
+        check_upload_wait(config, world_size)
+        resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
+        shard_sets = open_data(config, allow_change)
+        check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
+        check_own_tokenizer(shard_sets[0])
+        check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
+    except UserError as error:
+        if world_size == 1:
+            raise
+        return error
+    return shard_sets
+
+
+def agreed(
+    config: RunConfig, allow_change: bool, branch: Branch | None, opened: list[ShardSet] | UserError, ranks: Ranks
+) -> list[ShardSet]:
+    """The run's data, once all ranks have found that they run the same; before anything else that they do together.
+
+    Raises:
+        UserError: they do not (`RanksDiffer`), or one of them cannot run at all.
+    """
+    if ranks.world_size > 1:
+        agree(facts_of(config, allow_change, branch, opened), ranks, warn_on_stderr)
+    assert not isinstance(opened, UserError), "what one rank cannot do ends all"
+    return opened
+
+
+def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
+    """Rank 0: what the cheap part of `launch/doctor.py` finds."""
+    if ranks.is_first:
+        decided = with_own_precision(config, ranks.device.type)
+        for finding in cheap_findings(decided, ranks.world_size, ranks.device):
+            if finding.level != "ok":
+                warn_on_stderr(f"{finding.name}: {finding.text} (launch/doctor.py tells more)")
+
+
+def training_loop(run: Run) -> State:
+    """Take the steps that are left; returns how the run ended.
+
+    Raises:
+        UserError: the run ends and its last checkpoint could not be saved, or too many steps were not finite.
+    """
+    config, batches, clock = run.config, global_batches(run), run.recorder.clock
+    while run.state.step < config.max_steps:
+        run.watchdog.mark(f"step {run.state.step + 1}: fetching")
+        batch = clock.fetch(batches)
+        rate = learning_rate(run.state.step, config.max_steps, config.optimizer.learning_rate, config.schedule)
+        result = take_step(
+            run.engine,
+            batch,
+            run.state.step,
+            rate,
+            config.training.seed,
+            run.ranks,
+            wishes(run),
+            clock,
+            run.watchdog.mark,
+        )
+        run.state = advanced(run.state, batch, result)
+        run.recorder.add(run.state.step, samples_of(batch), rate, result)
+        check_finite(run, batch, result)
+        due = what_is_due(run, result)
+        if due.log:
+            log(run)
+        if due.evaluation:
+            log_evaluation(run)
+        if due.save:
+            save(run, due.end)
+        elif due.deferred_save and not due.stop:
+            defer_save(run, is_last=due.end)
+        if due.stop:
+            report_stop(run, state_of_checkpoint(run, due.save))
+            return "stopped"
+    return "finished"
+
+
+@dataclass(frozen=True)
+class Due:
+    """What follows a step; the same on all ranks."""
+
+    log: bool
+    evaluation: bool
+    save: bool
+    deferred_save: bool
+    """A checkpoint is due and is not saved, since the step is not finite."""
+    stop: bool
+    end: bool
+
+
+def what_is_due(run: Run, result: StepResult) -> Due:
+    """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved.
+
+    A phase's last step is logged: speed is told by the places of a row, of which the next phase has others.
+
+    Nothing is saved in a streak of non-finite steps. A skipped step outside of one (`NonFiniteSteps.is_probe`) defers
+    a save, too, unless the run ends with it.
+    """
+    config, step = run.config, run.state.step
+    last, stop = step == config.max_steps, result.counts.stop
+    evaluation = last or step % config.evaluation.every_steps == 0
+    ends = last or stop
+    wanted = ends or run.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
+    save = wanted and not run.health.nonfinite.in_streak and (ends or not result.is_nonfinite)
+    ends_phase = step in itertools.accumulate(config.steps_by_phase)
+    log = evaluation or save or ends or ends_phase or step % config.logging.every_steps == 0
+    return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
+
+
+def wishes(run: Run) -> Wishes:
+    """What this rank asks for: a stop where it was signalled, and on rank 0 a checkpoint where its time has come."""
+    minutes = run.config.checkpoint.every_minutes
+    is_time = minutes is not None and time.monotonic() - run.saved_at >= 60 * minutes
+    return Wishes(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
+
+
+def check_finite(run: Run, batch: GlobalBatch, result: StepResult) -> None:
+    """Count steps in a row that were skipped because loss or gradient was not finite; all ranks alike.
+
+    A step that only showed that fp16's loss scale was too large is not one of them.
+
+    Raises:
+        UserError: there are too many of them.
+    """
+    if result.applied:
+        run.health.nonfinite.reset()
+    elif result.is_nonfinite:
+        losses, nonfinite, engine = run.recorder.global_losses(result), run.health.nonfinite, run.engine
+        if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
+            return
+        try:
+            run.warn(nonfinite.record(run.state.step, samples_of(batch), losses, run.saved_step))
+        except UserError:
+            log(run)
+            raise
+
+
+def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> TrainState:
+    """The state after a step on `batch`."""
+    position = batch.next_position
+    return state.model_copy(
+        update={
+            "step": state.step + 1,
+            "tokens_seen": state.tokens_seen + result.counts.tokens,
+            "samples_seen": state.samples_seen + batch.last_sample - batch.first_sample + 1,
+            "masked_seen": state.masked_seen + result.counts.masked,
+            "pairs_seen": state.pairs_seen + result.counts.pairs,
+            "skipped_steps": state.skipped_steps + result.is_nonfinite,
+            "unreadable_rows": state.unreadable_rows + result.counts.unreadable_rows,
+            "phase": position.phase,
+            "epoch": position.epoch,
+            "next_sample": position.next_sample,
+            "evaluation": {},
+        }
+    )
+
+
+@contextlib.contextmanager
+def recorded_if_it_fails(output_dir: Path, ranks: Ranks) -> Iterator[None]:
+    """Note on disk, by rank 0, that a start failed while it was set up; a refusal leaves the folder as it was."""
+    try:
+        yield
+    except Exception as error:
+        is_refusal = isinstance(error, UserError) and not is_out_of_memory(error)
+        if ranks.is_first and not is_refusal:
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                record_end(output_dir, "failed", str(error) or type(error).__name__)
+        raise
+
+
+def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
+    """Start the watchdog of this rank; on rank 1 it notes on disk that rank 0, which notes all else, was lost."""
+    output_dir = Path(config.output_dir)
+    watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
+    if ranks.rank == 1:
+        watchdog.on_leaving = lambda verdict: record_loss_of_writer(output_dir, verdict)
+    watchdog.start()
+    return watchdog
+
+
+def leave(run: Run, ended: State) -> bool:
+    """Say how it went, and let go of what the run works with; whether all that was to be registered was."""
+    peaks = ", ".join(f"{peak / (1 << 30):.2f}" for peak in peak_memory_of_ranks(run.ranks))
+    where = "on the GPU" if run.ranks.device.type == "cuda" else "resident"
+    run.say(f"peak memory of the ranks: {peaks} GiB ({where})")
+    run.tracker.log_pictures()
+    run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
+    run.say(f"curves: {run.tracker.view_hint}")
+    if run.uploader is not None:
+        run.uploader.close(run.watchdog.mark)
+    report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
+    if run.registrar is not None and ended == "stopped":
+        # Before the others leave: a launcher ends a rank that outlives a stopped one.
+        run.registrar.break_off(run.watchdog.mark)
+    run.watchdog.mark("waiting for the other ranks to be done")
+    with run.watchdog.naming_lost_ranks():
+        barrier(run.ranks)  # watched until all are done: what a rank still copies may take its time
+    run.watchdog.close()
+    run.engine.destroy()
+    leave_groups(run.ranks)  # no rank waits in it for what rank 0 registers
+    if run.registrar is None or ended == "stopped":
+        return True
+    # A run that was stopped before its last checkpoint was registered does it now.
+    run.registrar.submit(run.state.step, step_folder(run.output_dir, run.state.step))
+    return run.registrar.close()

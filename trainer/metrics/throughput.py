@@ -1,0 +1,168 @@
+"""How fast a run goes, and what holds it up: time by what it was spent on, without making any step wait.
+
+A rank's *work* is what waits for no other rank: fetching batches and the forward passes. (At ZeRO 3 a forward gathers
+weights from the others, so there the slowest rank shows less clearly.) MFU divides the operations that
+`trainer/model/sizes.flops_per_token` counts by what the devices could do (Chowdhery et al. 2022, "PaLM", appendix B).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import Phase
+from trainer.model.sizes import flops_per_token
+
+Batch = TypeVar("Batch")
+
+PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "GH200": 989e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "V100-PCIE": 112e12,
+    "V100": 125e12,
+}
+"""Dense operations a second in bf16 or fp16 by NVIDIA's data sheet of each (half of what it says "with sparsity"); a
+device takes the first name that stands in its own as whole words. V100 knows fp16 only."""
+
+
+class WorkClock:
+    """Adds up the seconds of this rank's work between two readings."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._uses_events = device.type == "cuda"
+        self._data_seconds = 0.0
+        self._forward_seconds = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def fetch(self, batches: Iterator[Batch]) -> Batch:
+        """The next of `batches`."""
+        started_at = time.perf_counter()
+        batch = next(batches)
+        self._data_seconds += time.perf_counter() - started_at
+        return batch
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Measure a forward pass; on CUDA by events, which are read later, so that nothing waits for the device."""
+        if self._uses_events:
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            first.record()
+            yield
+            last.record()
+            self._events.append((first, last))
+            return
+        started_at = time.perf_counter()
+        yield
+        self._forward_seconds += time.perf_counter() - started_at
+
+    def read(self) -> tuple[float, float]:
+        """Seconds spent on (data, forward passes) since the last reading; the device has done them by now."""
+        for first, last in self._events:
+            last.synchronize()
+            self._forward_seconds += first.elapsed_time(last) / 1000.0
+        seconds = self._data_seconds, self._forward_seconds
+        self._data_seconds, self._forward_seconds, self._events = 0.0, 0.0, []
+        return seconds
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What one rank did in an interval: seconds on data and on forward passes, and the most memory it has held."""
+
+    data_seconds: float
+    forward_seconds: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Steps between two log lines; `tokens` and `rows` over all ranks, `ranks` in their order."""
+
+    num_steps: int
+    seconds: float
+    tokens: int
+    rows: int
+    ranks: tuple[RankWork, ...]
+
+    @property
+    def seconds_a_step(self) -> float:
+        return self.seconds / self.num_steps
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank whose work took longest."""
+        return max(range(len(self.ranks)), key=lambda rank: self.work_seconds[rank])
+
+    @property
+    def work_seconds(self) -> list[float]:
+        """Seconds of work a step, by rank."""
+        return [(work.data_seconds + work.forward_seconds) / self.num_steps for work in self.ranks]
+
+    def metrics(self, phase: Phase, flops_per_place: float, peak_flops: float | None) -> dict[str, float]:
+        """The interval under its MLflow names; `peak_flops` a device, None gives no MFU."""
+        metrics = {
+            "train/tokens_per_second": self.tokens_per_second,
+            "train/seconds_per_step": self.seconds_a_step,
+            "train/data_wait_share": min(1.0, max(work.data_seconds for work in self.ranks) / self.seconds),
+            "train/slowest_rank": float(self.slowest_rank),
+            "train/slowest_rank_seconds": max(self.work_seconds),
+            "train/peak_memory_bytes": float(max(work.peak_memory_bytes for work in self.ranks)),
+        }
+        if peak_flops is not None:
+            metrics["train/mfu"] = self.flops_per_device(phase, flops_per_place) / peak_flops
+        return metrics
+
+    def flops_per_device(self, phase: Phase, flops_per_place: float) -> float:
+        """Operations a second that each device reached."""
+        return flops_per_place * self.rows * phase.sequence_length / (self.seconds * len(self.ranks))
+
+
+def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:
+    """The rank whose work takes over `ratio` times the median of the others'; None where there is none."""
+    if len(work_seconds) < 2:
+        return None
+    slowest = max(range(len(work_seconds)), key=lambda rank: work_seconds[rank])
+    others = sorted(seconds for rank, seconds in enumerate(work_seconds) if rank != slowest)
+    return slowest if work_seconds[slowest] > ratio * others[len(others) // 2] else None
+
+
+def flops_per_place(config: RunConfig, phase: Phase) -> float:
+    """Operations of forward and backward per place of a row of this phase."""
+    return flops_per_token(
+        config.model, phase.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
+    )
+
+
+def peak_flops(config: RunConfig, device: torch.device) -> float | None:
+    """Operations a second that one device could do: the setting, else the data sheet's, else None."""
+    if config.logging.peak_flops_per_device is not None or device.type != "cuda":
+        return config.logging.peak_flops_per_device
+    return data_sheet_flops(torch.cuda.get_device_name(device), config.training.precision)
+
+
+def data_sheet_flops(device_name: str, precision: str) -> float | None:
+    """What the data sheet says of a device; None for an unknown one, for a MIG slice, which is a part of one, and for
+    fp32, whose peak depends on settings."""
+    if precision == "fp32" or re.search(r"\bMIG\b", device_name):
+        return None
+    return next((flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)

@@ -1,0 +1,121 @@
+"""What a run's numbers depend on beside its settings: precision, compiled blocks, attention kernel, build of torch.
+
+Two choices among kernels give losses that agree within rounding and not bitwise. So all ranks make the same choice, a
+checkpoint stores it, and a resumed run compares it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import Any, Literal
+
+import torch
+
+from data_prep.base.processor import Processor, this_processor
+from trainer.config.run_config import RunConfig
+from trainer.distributed.process_group import Ranks, gather_objects
+from trainer.model.attention import choose_kernel
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def missing_for_compilation(device_type: str) -> str | None:
+    """What this host lacks for compiled blocks that pay off ("cuda" or "cpu" as `device_type`); None if nothing."""
+    if device_type != "cuda":
+        return "a CUDA device"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton"
+    if not any(shutil.which(name) for name in (os.environ.get("CC"), "gcc", "cc", "clang") if name):
+        return "a C compiler (gcc, cc or clang, or the one that CC names)"
+    return None
+
+
+def with_compilation_decided(config: RunConfig, ranks: Ranks) -> tuple[RunConfig, str | None]:
+    """The configuration with `training.compile=auto` replaced by true or false, the same on all ranks.
+
+    Returns a warning too, where CUDA ranks have to do without. All ranks call it together. At ZeRO stage 3 nothing is
+    compiled: DeepSpeed's hooks, which gather a module's weights, break every block into a dozen graphs.
+    """
+    if config.training.compile != "auto":
+        return config, None
+    missing = gather_objects(missing_for_compilation(ranks.device.type), ranks)
+    if config.zero.stage == 3:
+        missing = ["a ZeRO stage below 3"] * ranks.world_size
+    lacking = [rank for rank, what in enumerate(missing) if what is not None]
+    warning = None
+    if lacking and ranks.device.type == "cuda":
+        warning = (
+            f"training.compile=auto: nothing is compiled, because rank {lacking[0]} lacks {missing[lacking[0]]}. "
+            "Fix: provide it on every host, or set training.compile=false"
+        )
+    return _with_training(config, compile=not lacking), warning
+
+
+def fast_precision(device_type: str, processor: Processor) -> Literal["fp32", "bf16"]:
+    """The faster of the two. A constant rule, never timed: a run's precision does not depend on a machine's load.
+
+    On CPUs bf16 pays off where there are units for its products of matrices: with Intel's AMX whole steps of
+    `small_cpu` are 1.4 times as fast as in fp32, with Intel's AVX-512 BF16 alone 0.85 times
+    (tests/benchmarks/results/cpu_steps.json); AMD's AVX-512 BF16 multiplies 2.6 times as fast as fp32. Where bf16 is
+    emulated, and on ARM, which nobody has measured, it is fp32.
+    """
+    if device_type != "cpu":
+        return "bf16"
+    sets = processor.instruction_sets
+    is_fast = "amx_bf16" in sets or (processor.vendor == "AuthenticAMD" and "avx512_bf16" in sets)
+    return "bf16" if is_fast else "fp32"
+
+
+def with_own_precision(config: RunConfig, device_type: str) -> RunConfig:
+    """The configuration with `training.precision=auto` replaced by what this host alone would choose: for estimates."""
+    if config.training.precision != "auto":
+        return config
+    return _with_training(config, precision=_own_precision(config, device_type))
+
+
+def with_precision_decided(
+    config: RunConfig, ranks: Ranks, saved: Precision | None = None
+) -> tuple[RunConfig, str | None]:
+    """The configuration with `training.precision=auto` replaced by one precision, the same on all ranks.
+
+    A run goes on in `saved`, that of its checkpoint, whatever processor it has moved to; the warning says so where a
+    new run would have another. A new run takes bf16 where every rank is fast in it. All ranks call it together.
+    """
+    if config.training.precision != "auto":
+        return config, None
+    of_ranks = gather_objects(_own_precision(config, ranks.device.type), ranks)
+    fast = "bf16" if set(of_ranks) == {"bf16"} else "fp32"
+    kept = saved or fast
+    if config.zero.stage == 0:  # DeepSpeed has no other there; check_compatible refuses it for a run of another
+        kept = fast
+    warning = None
+    if kept != fast:
+        warning = (
+            f"training.precision=auto: the run stays in {kept}, in which it was begun; a new run would take {fast}, "
+            "which is faster on the present processors"
+        )
+    return _with_training(config, precision=kept), warning
+
+
+def _own_precision(config: RunConfig, device_type: str) -> Literal["fp32", "bf16"]:
+    return "fp32" if config.zero.stage == 0 else fast_precision(device_type, this_processor())
+
+
+def _with_training(config: RunConfig, **changes: Any) -> RunConfig:
+    return config.model_copy(update={"training": config.training.model_copy(update=changes)})
+
+
+def describe_numerics(config: RunConfig, device: torch.device) -> dict[str, str]:
+    """By name, for a checkpoint: what changes the bits of a loss and is no setting."""
+    model, dtype = config.model, DTYPES[config.training.precision]
+    lengths = dict.fromkeys(phase.sequence_length for phase in config.phases)
+    dropout = model.attention_probs_dropout_prob
+    kernels = dict.fromkeys(choose_kernel(device, dtype, model.head_size, dropout, length) for length in lengths)
+    return {
+        "attention kernel": ", ".join(kernels),
+        "torch build": torch.__version__,
+    }

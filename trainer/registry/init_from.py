@@ -1,0 +1,182 @@
+"""Begin with trained weights: a Hugging Face checkpoint of BERT or ModernBERT becomes the weights of a new run.
+
+Rank 0 reads (a local folder, or `models:/...` from the registry) and hands the weights to the others, so that only it
+needs the folder. transformers loads them, which knows old names of weights, divided files and models without heads.
+Only safetensors are read. Parameters that the checkpoint lacks keep their fresh values, and it is said which; rows
+that only pad the vocabulary are shut, so that the first loss is the checkpoint's own. A checkpoint that carries a
+tokenizer has to carry that of the shards.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
+from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
+from trainer.config.model_settings import ModelSettings
+from trainer.distributed.process_group import Ranks, broadcast_object
+from trainer.inference.pretrained import load_config, load_pretrained
+from trainer.inference.provenance import data_lineage, read_provenance
+from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
+from trainer.model.pretraining import PretrainingModel
+from trainer.registry.pull import check_is_there, is_address, pull
+
+SHUT = -10_000.0
+"""Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
+
+_WORDS = "encoder.embeddings.word_embeddings.weight"
+_ARCHITECTURES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}
+
+
+class InitialWeights(NamedTuple):
+    """What is known of weights that a run began with."""
+
+    notes: list[str]
+    """What to say of them."""
+    data_lineage: tuple[str, ...]
+    """Manifest digests of the data that they saw; empty where their provenance tells of none."""
+
+
+class _Found(NamedTuple):
+    """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or why it could not."""
+
+    weights: dict[str, torch.Tensor]
+    data_lineage: tuple[str, ...] = ()
+    note: str | None = None
+    problem: str | None = None
+
+
+def load_initial_weights(
+    model: PretrainingModel,
+    source: str,
+    ranks: Ranks,
+    tracking_uri: str | None = None,
+    tokenizer_fingerprint: str | None = None,
+) -> InitialWeights:
+    """Put the weights of `source` into `model` (fp32, on the CPU), all ranks together.
+
+    `tokenizer_fingerprint` is that of the shards; None: it is not compared.
+
+    Raises:
+        UserError: `source` is no such checkpoint, of another architecture than the model, or of another tokenizer than
+            the shards.
+    """
+    found = broadcast_object(
+        _read_or_explain(model, source, tracking_uri, tokenizer_fingerprint) if ranks.is_first else None, ranks
+    )
+    if found.problem is not None:
+        raise UserError(found.problem)
+    parameters = dict(model.named_parameters())
+    filled_up = []
+    with torch.no_grad():
+        for name, weight in found.weights.items():
+            parameters[name][: len(weight)].copy_(weight)
+            if len(weight) < len(parameters[name]):
+                filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
+        # Those of the checkpoint's rows that only pad are as trained; a decoder without a bias pads the same.
+        num_rows = len(found.weights[_WORDS])
+        parameters["mlm_head.bias"][max(num_rows, model.config.vocab_size) :] = SHUT
+    fresh = [name for name in parameters if name not in found.weights] + filled_up
+    lines = [
+        f"beginning with the weights of {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"
+    ]
+    lines += [f"initialised anew, since it lacks them: {', '.join(fresh)}"] if fresh else []
+    return InitialWeights(lines + ([found.note] if found.note else []), found.data_lineage)
+
+
+def look_at_initial_weights(
+    config: ModelSettings, source: str, tracking_uri: str | None = None, tokenizer_fingerprint: str | None = None
+) -> list[str]:
+    """What `load_initial_weights` would begin with, told without loading a weight; nothing comes from a registry.
+
+    Raises:
+        UserError: `source` would be refused: of a registry, because it is not there; of a folder, for all that
+            config.json and tokenizer say.
+    """
+    where = storage.redact(source)
+    if is_address(source):
+        family_in_transformers(config, next_sentence=False)
+        check_is_there(source, tracking_uri)
+        return [f"{where} is there; whether it fits this model is seen when the run pulls it"]
+    family, note = _check(pull(source), source, config, tokenizer_fingerprint)
+    return [f"{where} is a {family} of this architecture"] + ([note] if note else [])
+
+
+def _read_or_explain(
+    model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None
+) -> _Found:
+    """An error of rank 0 has to reach the ranks that wait for its weights."""
+    try:
+        return _read(model, source, tracking_uri, tokenizer_fingerprint)
+    except UserError as error:
+        return _Found({}, problem=str(error))
+
+
+def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None) -> _Found:
+    folder = pull(source, tracking_uri=tracking_uri)  # refuses pickles and code
+    family, note = _check(folder, source, model.config, tokenizer_fingerprint)
+    loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
+    weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
+    converted, lacking = from_hugging_face(weights, (name for name, _ in model.named_parameters()), family)
+    if of_encoder := [names for name, names in lacking.items() if name.startswith("encoder.")]:
+        raise UserError(
+            f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder; it is damaged, or no "
+            "checkpoint of this architecture"
+        )
+    return _Found(converted, data_lineage(read_provenance(folder)), note)
+
+
+def _check(
+    folder: Path, source: str, config: ModelSettings, tokenizer_fingerprint: str | None
+) -> tuple[str, str | None]:
+    """The family of both sides, and what could not be checked of the tokenizer."""
+    family = _check_architecture(folder, source, config)
+    return family, None if tokenizer_fingerprint is None else _compare_tokenizers(folder, source, tokenizer_fingerprint)
+
+
+def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
+    """Refuse weights whose ids mean other pieces than those of the shards; says where that cannot be seen."""
+    where = storage.redact(source)
+    if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
+        return f"{where} carries no {TOKENIZER_NAME}: that its ids are those of the shards is not checked"
+    found = Tokenizer.load(folder).fingerprint
+    if found != expected:
+        raise UserError(
+            f"init_from={where} carries a tokenizer of fingerprint {found}, and the shards were made with {expected}: "
+            f"the same ids are other pieces; make shards with its own, 'python -m data_prep shards --tokenizer "
+            f"{where}', or take another checkpoint"
+        )
+    return None
+
+
+def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str:
+    """The family of both sides, whose config.json has to say what `config` says."""
+    where = storage.redact(source)
+    family = family_in_transformers(config, next_sentence=False)
+    theirs: dict[str, Any] = load_config(folder).to_dict()
+    if theirs["model_type"] != family:
+        raise UserError(
+            f"init_from={where} is a {theirs['model_type']}, and the model is a {family} "
+            f"(model.family={config.family}); take a checkpoint of BERT or ModernBERT, and set the family it is of"
+        )
+    settings = FAMILIES[family].settings_of(theirs)
+    differences = [
+        f"model.{name} is {getattr(config, name)} and there {value}"
+        for name, value in settings.items()
+        if getattr(config, name) != value
+    ]
+    if theirs["vocab_size"] > config.padded_vocab_size:
+        differences.append(f"model.vocab_size is {config.vocab_size} and there {theirs['vocab_size']}")
+    if not theirs.get("tie_word_embeddings", True):
+        differences.append("the MLM decoder is the word matrix and there a matrix of its own")
+    if differences:
+        raise UserError(
+            f"init_from={where} is of another architecture: {'; '.join(differences)}; set these as they are there, or "
+            "take another checkpoint"
+        )
+    return family

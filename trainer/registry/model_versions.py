@@ -1,0 +1,209 @@
+"""The versions of a registered model side by side: what each was trained on and reached, and which bears an alias."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import regex
+
+from data_prep.base.errors import UsageError, UserError
+from trainer.config.promotion import Condition, Verdict, aliases_of, judge
+from trainer.config.registry_names import PREVIOUS, check_promoted
+from trainer.registry.promotion_lock import promotion_lock
+from trainer.registry.pull import TAG_PREFIX
+from trainer.registry.registration import point_alias
+from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
+
+SCORES_PREFIX = TAG_PREFIX + "scores."
+LINEAGE_TAGS = regex.escape(TAG_PREFIX + "data_lineage") + r"(\.\d+)?"
+DIGESTS_TAG = TAG_PREFIX + "data_digests"
+_MIN_DIGEST_DIGITS = 8
+_DIGITS_SHOWN = 12
+_SCORES_SHOWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy")
+_MOST_OTHER_SCORES = 3
+
+
+class NotPromoted(UserError):
+    """The version did not pass the gate; the aliases are as they were."""
+
+    exit_status = 3
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A registered version and what its tags say of it."""
+
+    name: str
+    version: int
+    aliases: tuple[str, ...]
+    created_at: datetime
+    run_id: str | None
+    tags: dict[str, str]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Evaluation scores by metric."""
+        found = {
+            name.removeprefix(SCORES_PREFIX): text for name, text in self.tags.items() if name.startswith(SCORES_PREFIX)
+        }
+        return {name: value for name, text in found.items() if (value := _number(text)) is not None}
+
+    @property
+    def data_lineage(self) -> tuple[str, ...]:
+        """Manifest digests of the data that it saw and of the versions which those grew from."""
+        parts = [text for name, text in self.tags.items() if regex.fullmatch(LINEAGE_TAGS, name)]
+        lineage = (digest for part in parts for digest in part.split(",") if digest)
+        return tuple(dict.fromkeys((*self.data_digests, *lineage)))
+
+    @property
+    def data_digests(self) -> tuple[str, ...]:
+        """Manifest digests of the data that it was trained on."""
+        try:
+            values = json.loads(self.tags.get(DIGESTS_TAG, "{}"))
+        except ValueError:
+            return ()
+        return tuple(str(digest) for digest in values.values()) if isinstance(values, dict) else ()
+
+    def tag(self, name: str) -> str:
+        """A tag of ours; "-" where there is none."""
+        return self.tags.get(TAG_PREFIX + name, "-")
+
+
+def list_model_versions(name: str | None, tracking_uri: str | None = None) -> list[ModelVersion]:
+    """All versions of a registered model, or without a name of all of them, by name, the oldest first.
+
+    Raises:
+        UserError: there is none of that name, or the server does not answer.
+    """
+    with registry_client(resolve_tracking_uri(tracking_uri), f"listing {name or 'all registered models'}") as client:
+        return _versions(client, name)
+
+
+def trained_on(versions: Sequence[ModelVersion], digest: str) -> list[ModelVersion]:
+    """The versions that saw the data of this manifest digest (or its beginning), or data that grew from it.
+
+    Raises:
+        UsageError: the beginning is too short to mean one data set.
+    """
+    if len(digest) < _MIN_DIGEST_DIGITS:
+        raise UsageError(f"--trained-on {digest!r} is too short; give at least {_MIN_DIGEST_DIGITS} digits of a digest")
+    return [version for version in versions if any(each.startswith(digest.lower()) for each in version.data_lineage)]
+
+
+def promote(
+    name: str,
+    version: str,
+    alias: str,
+    conditions: tuple[Condition, ...],
+    tracking_uri: str | None = None,
+) -> Verdict:
+    """Let `alias` point to the version if the conditions hold; the version that bore it is kept as `previous`.
+
+    Promotions at once are judged one after another, so that each is compared with what the one before left. The
+    registered model's description becomes the version's.
+
+    Raises:
+        NotPromoted: a condition does not hold; no alias was moved.
+        UserError: there is no such version, or the server refuses.
+    """
+    check_promoted(name, alias)
+    with (
+        registry_client(
+            resolve_tracking_uri(tracking_uri), f"promoting {name} version {version}", moves_alias=True
+        ) as client,
+        promotion_lock(client, name, alias),
+    ):
+        versions = _versions(client, name)
+        candidate = next((each for each in versions if str(each.version) == version), None)
+        if candidate is None:
+            known = ", ".join(str(each.version) for each in versions) or "none"
+            raise UserError(f"{name} has no version {version}, only {known}; choose one of them by --version")
+        holders = {bearer: each for each in versions for bearer in each.aliases}
+        named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
+        verdict = judge(conditions, candidate.scores, named, alias)
+        if not verdict.holds:
+            raise NotPromoted(
+                f"version {version} of {name} was not promoted to {alias}: {'; '.join(verdict.reasons)}. No alias was "
+                "moved"
+            )
+        holder = holders.get(alias)
+        # The aliases last, `alias` after `previous`: if the server is lost here, no alias that users read was moved.
+        if card := client.get_model_version(name, version).description:
+            client.update_registered_model(name, card)
+        if holder is not None and holder.version != candidate.version:
+            point_alias(client, name, PREVIOUS, str(holder.version))
+        point_alias(client, name, alias, version)
+    return verdict
+
+
+def version_lines(versions: Sequence[ModelVersion], with_names: bool = False) -> Iterator[str]:
+    """A table of the versions, a line each, with the pretraining's scores, or those of fitted models.
+
+    `with_names` adds the registered model's name, as the first column.
+    """
+    there = sorted({name for each in versions for name in each.scores})
+    metrics = [name for name in _SCORES_SHOWN if name in there] or there[:_MOST_OTHER_SCORES]  # of fitted models: test/
+    rows = [["version", "aliases", "registered", "steps", "tokens seen", *metrics, "data", "tokenizer", "git", "run"]]
+    for each in versions:
+        scores = [f"{each.scores[name]:.4f}" if name in each.scores else "-" for name in metrics]
+        data = ",".join(digest[:_DIGITS_SHOWN] for digest in each.data_digests) or "-"
+        tokens = each.tag("tokens_seen")
+        row = [str(each.version), ",".join(each.aliases) or "-", f"{each.created_at:%Y-%m-%d %H:%M}"]
+        row += [each.tag("step"), f"{int(tokens):,}" if tokens.isdigit() else tokens, *scores, data]
+        row += [each.tag("tokenizer_fingerprint")[:_DIGITS_SHOWN], _short_revision(each.tag("git_revision"))]
+        rows.append([*row, (each.run_id or "-")[:_DIGITS_SHOWN]])
+    if with_names:
+        rows = [[name, *row] for name, row in zip(["model", *(each.name for each in versions)], rows, strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _versions(client: Any, name: str | None) -> list[ModelVersion]:
+    """Those of one registered model, or of all."""
+    wanted = f"name='{name}'" if name is not None else None
+    models = list(_all_pages(client.search_registered_models, wanted))
+    if name is not None and name not in {each.name for each in models}:
+        raise UserError(f"there is no registered model {name}; see the server's Models page, or register it first")
+    aliases: dict[tuple[str, int], list[str]] = {}
+    for model in models:
+        for alias, number in model.aliases.items():
+            aliases.setdefault((model.name, int(number)), []).append(alias)
+    versions = [
+        ModelVersion(
+            each.name,
+            int(each.version),
+            tuple(sorted(aliases.get((each.name, int(each.version)), ()))),
+            datetime.fromtimestamp(each.creation_timestamp / 1000, UTC),
+            each.run_id or None,
+            dict(each.tags),
+        )
+        for each in _all_pages(client.search_model_versions, wanted)
+    ]
+    return sorted(versions, key=lambda each: (each.name, each.version))
+
+
+def _all_pages(search: Callable[..., Any], wanted: str | None) -> Iterator[Any]:
+    token: str | None = None
+    while True:
+        page = search(wanted, page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _short_revision(revision: str) -> str:
+    """A git revision of 10 digits, with what says that files differed."""
+    commit, dash, dirty = revision.partition("-")
+    return commit[:10] + dash + dirty if commit else "-"

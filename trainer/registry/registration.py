@@ -1,0 +1,302 @@
+"""The MLflow model registry: an exported folder becomes a version, and a version becomes a folder again.
+
+A version is one MLflow model: what `mlflow.transformers.load_model` wants (a pipeline; for a pretrained encoder the
+fill-mask one, which has neither pooler nor next-sentence head), and the whole exported folder under `hf/`. A version
+is created when all of that is uploaded, and an alias moves when the version was read back, so a broken upload is never
+seen under an alias.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import regex
+
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from trainer.config.registry_names import check_names
+from trainer.inference.model_folder import check_model_folder, folder_digest, read_card
+from trainer.inference.provenance import read_provenance
+from trainer.model.quiet_transformers import quiet_transformers
+from trainer.registry.pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
+from trainer.registry.served_model import ServedModel, load_served
+from trainer.tracking.delivery import find_or_create_experiment
+from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri, short
+from trainer.tracking.params import flatten
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Run
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.models import ModelSignature
+
+MAX_TAG_LENGTH = 5000
+DIGESTS_A_TAG = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
+DATA_DIGESTS = "data_digests"
+DATA_LINEAGE = "data_lineage"
+WEIGHTS_TAG = TAG_PREFIX + "model_safetensors_sha256"
+CHECKPOINT_TAGS = (WEIGHTS_TAG, TAG_PREFIX + "mlflow_run_id", TAG_PREFIX + "step")
+DEFAULT_EXPERIMENT = "clozeworks"
+REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
+MAX_DESCRIPTION_LENGTH = 5000
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A registered version."""
+
+    name: str
+    version: str
+    alias: str | None
+    tracking_uri: str
+    run_id: str | None
+
+    @property
+    def model_uri(self) -> str:
+        """What everybody loads it by: the alias where there is one, else the version."""
+        return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/{self.version}"
+
+
+def register(
+    folder: Path,
+    name: str,
+    alias: str | None = None,
+    tracking_uri: str | None = None,
+    run_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    once: bool = False,
+) -> Registration:
+    """Register an exported folder as the next version of `name`, and let `alias` point to it once it is proved.
+
+    The version's tags are the folder's provenance (tokens seen, digests, scores, training run), its digest, and `tags`.
+    `run_id` is the training run; by default the one in the provenance, where the server knows it. With `once` a version
+    that there is of the same run, step and weights is the one, and no other is made.
+
+    Raises:
+        UserError: the folder is no safe model folder, or the server refuses or breaks off; then nothing has changed
+            under the alias, and the same call may be made again.
+    """
+    check_names(name, alias)
+    check_model_folder(folder, strict=True)
+    uri = resolve_tracking_uri(tracking_uri)
+    provenance = read_provenance(folder)
+    digest = folder_digest(folder)
+    all_tags = {**provenance_tags(folder, provenance), DIGEST_TAG: digest, **(tags or {})}
+    with registry_client(uri, f"registering {name}", moves_alias=True) as client:
+        run = _training_run(client, run_id or provenance.get("mlflow_run_id"), required=run_id is not None)
+        experiment_id = run.info.experiment_id if run else find_or_create_experiment(client, DEFAULT_EXPERIMENT)
+        run_id = run.info.run_id if run else None
+        card = _description(folder)
+        made_before = _versions_of(client, name, _is_of_checkpoint(all_tags)) if once else []
+        if made_before:
+            version = made_before[0]
+        else:
+            model = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
+            _upload_or_fail(client, model, folder, name)
+            version = _create_version(client, name, model, all_tags, card)
+        _prove(client, name, version, folder, uri, is_new=not made_before)
+        if alias:
+            point_alias(client, name, alias, version)
+            client.update_registered_model(name, card)
+    return Registration(name, version, alias, storage.hide_secrets(uri), run_id)
+
+
+def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
+    """Let the alias point to the version.
+
+    Two registrations that make a new alias at once both insert it, and the store refuses the second; asked again, it
+    moves the alias that is there now.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_registered_model_alias(name, alias, version)
+    except MlflowException:
+        client.set_registered_model_alias(name, alias, version)
+
+
+def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, str]:
+    """What an export says of its origin, as version tags; the resolved configuration by its digest."""
+    special = (DATA_DIGESTS, DATA_LINEAGE)
+    others = {name: value for name, value in provenance.items() if name not in special and value is not None}
+    tags = flatten(others, TAG_PREFIX)
+    if DATA_DIGESTS in provenance:  # its keys are addresses, which cannot be names of tags
+        tags[TAG_PREFIX + DATA_DIGESTS] = storage.hide_secrets(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
+    tags |= lineage_tags(provenance.get(DATA_LINEAGE) or ())
+    config = folder / "training_config.yaml"
+    if config.is_file():
+        tags[TAG_PREFIX + "config_digest"] = hashlib.sha256(config.read_bytes()).hexdigest()
+    short_enough = {name: text for name, text in tags.items() if len(text) <= MAX_TAG_LENGTH}
+    return {regex.sub(r"[^\w./-]", "_", name): text for name, text in short_enough.items()}
+
+
+def lineage_tags(lineage: Sequence[str]) -> dict[str, str]:
+    """The digests in tags of their own: data_lineage, and of a long one data_lineage.1 and so on."""
+    parts = [lineage[start : start + DIGESTS_A_TAG] for start in range(0, len(lineage), DIGESTS_A_TAG)]
+    names = [TAG_PREFIX + DATA_LINEAGE + (f".{number}" if number else "") for number in range(len(parts))]
+    return {name: ",".join(part) for name, part in zip(names, parts, strict=True)}
+
+
+def _upload_or_fail(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
+    """Upload, and let the logged model say how that went."""
+    try:
+        _upload(client, model, folder, name)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the server may be gone; what broke the upload is what is told
+            client.finalize_logged_model(model.model_id, "FAILED")
+        raise
+    client.finalize_logged_model(model.model_id, "READY")
+
+
+def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
+    """Lay the MLflow model and `hf/` out in a temporary folder, and send that to the logged model."""
+    import mlflow.transformers
+    from mlflow.models import Model
+
+    served = load_served(folder)
+    served.model.name_or_path = name  # MLflow writes it down, and the temporary path tells nobody anything
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary, quiet_transformers():
+        path = Path(temporary) / "model"
+        description = Model(
+            artifact_path=model.artifact_location,
+            run_id=model.source_run_id,
+            model_uuid=model.model_id,
+            model_id=model.model_id,
+        )
+        if served.pipeline_task is None:
+            path.mkdir()
+            description.save(str(path / "MLmodel"))
+        else:
+            mlflow.transformers.save_model(
+                served.pipeline(),
+                str(path),
+                task=served.pipeline_task,
+                mlflow_model=description,
+                pip_requirements=[f"{library}=={_public_version(library)}" for library in REQUIREMENTS],
+                signature=_signature(served),
+                input_example=served.example,
+                model_config=served.model_config,
+            )
+        shutil.copytree(folder, path / EXPORT_FOLDER)
+        client.log_model_artifacts(model.model_id, str(path))
+
+
+def _signature(served: ServedModel) -> ModelSignature | None:
+    """What a model of pairs takes: of an example MLflow would infer one text, and leave the second out."""
+    if isinstance(served.example, str):
+        return None
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    taken = Schema([ColSpec("string", name) for name in served.example])
+    return ModelSignature(taken, Schema([ColSpec("string", "label"), ColSpec("double", "score")]))
+
+
+def _public_version(library: str) -> str:
+    return metadata.version(library).partition("+")[0]
+
+
+def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: dict[str, str], description: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name, description=description)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    made: list[str] = []
+    is_of_model = _is_of_model(model)
+    try:
+        created = client.create_model_version(
+            name,
+            f"models:/{model.model_id}",
+            model.source_run_id,
+            tags=tags,
+            description=description,
+            model_id=model.model_id,
+        )
+        made = [str(created.version)]  # which a server that has sources of its own does not tell below
+    except MlflowException:
+        if not _versions_of(client, name, is_of_model):
+            raise
+    # Where an answer was lost, MLflow asked again, and the server made another version of the same model.
+    version, *copies = _versions_of(client, name, is_of_model) or made
+    for copy in copies:
+        client.delete_model_version(name, copy)
+    return version
+
+
+def _versions_of(client: MlflowClient, name: str, is_meant: Callable[[ModelVersion], bool]) -> list[str]:
+    """Those versions of `name` that are meant, oldest first."""
+    found = client.search_model_versions(f"name='{name}'")
+    return sorted((str(each.version) for each in found if is_meant(each)), key=int)
+
+
+def _is_of_model(model: LoggedModel) -> Callable[[ModelVersion], bool]:
+    return lambda version: version.source == f"models:/{model.model_id}"
+
+
+def _is_of_checkpoint(tags: Mapping[str, str]) -> Callable[[ModelVersion], bool]:
+    """Whether a version was made of the checkpoint that these tags tell of; of weights without a digest none was."""
+    wanted = {name: tags.get(name) for name in CHECKPOINT_TAGS}
+    return lambda version: WEIGHTS_TAG in tags and all(version.tags.get(name) == wanted[name] for name in wanted)
+
+
+def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> None:
+    """Read the version back and let it answer both ways; a new version that cannot be is taken away again."""
+    import mlflow.transformers
+
+    model_uri = f"models:/{name}/{version}"
+    try:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
+            artifact_uri, digest = find_model(client, model_uri)
+            served = load_served(download(artifact_uri, digest, model_uri, uri, Path(temporary) / "hf"))
+            if served.pipeline_task is not None:
+                served.pipeline()(served.example)
+                with quiet_transformers():
+                    mlflow.transformers.load_model(model_uri, dst_path=temporary)(served.example)
+    except Exception as error:
+        if is_new:
+            client.delete_model_version(name, version)
+        fate = "was taken away" if is_new else "stays, as it was made before"
+        raise UserError(
+            f"version {version} of {name} could not be read back ({short(error)}) and {fate}; no alias was moved. "
+            f"{folder} is as it was: run the same command again"
+        ) from error
+
+
+def _description(folder: Path) -> str:
+    """The model card as a version's description, as long as the registry takes it."""
+    card = read_card(folder)
+    if len(card) <= MAX_DESCRIPTION_LENGTH:
+        return card
+    ending = f"\n\n(cut here; the whole card is {EXPORT_FOLDER}/README.md of the version)"
+    return card[: MAX_DESCRIPTION_LENGTH - len(ending)] + ending
+
+
+def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> Run | None:
+    """The run to hang the model on; a model from elsewhere has none here."""
+    from mlflow.exceptions import MlflowException
+
+    if run_id is None:
+        return None
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        run = None
+    if run is None or run.info.lifecycle_stage == "deleted":
+        if required:
+            raise UserError(f"the server has no run {run_id}; give the run of this server, or leave it out")
+        return None
+    return run
