@@ -82,8 +82,9 @@ class Device:
 SLOW = Device(matmul_flops=620e12, attention_forward_flops=300e12, attention_backward_flops=250e12, bandwidth=3.3e12)
 """The lower ends: products at 620, attention a sixth slower, 3.3e12 bytes/s."""
 
-ACCUMULATED_BYTES = 2 + 6 + (2 + 4) + (4 + 4 + 4)
-"""Per parameter and micro-batch in DeepSpeed's BF16_Optimizer: zeroed; added into; copied to float32; summed."""
+ACCUMULATION = {"before": (2 + 6 + (2 + 4) + (4 + 4 + 4), 3), "now": ((2 + 4) + (4 + 4 + 4), 2)}
+"""Bytes per parameter and kernels per tensor of a micro-batch in DeepSpeed's BF16_Optimizer: zeroed; added into; copied
+to float32; summed. With `bf16.immediate_grad_update` a gradient is copied and summed when it comes, then dropped."""
 STEP_BYTES = 4 + (4 + 4) + 28 + (4 + 2) + 4
 """Per parameter and step: norm; clipping; AdamW reads 4 and writes 3 float32; bf16 copy; float32 gradient zeroed."""
 STEP_HOST_WAITS = 2
@@ -118,8 +119,9 @@ def predict(case: Case, config: RunConfig, kernels: Sequence[Kernel], device: De
     rows, accumulations = batch.micro_batch_rows, batch.accumulation_steps
     tensors, parameters = parameters_of(config, case.has_pairs)
     parts = seconds_by_part(kernels, device)
-    parts["gradient accumulation"] = ACCUMULATED_BYTES * parameters / device.bandwidth
-    parts["gradient accumulation"] += 3 * tensors * device.launch_seconds
+    num_bytes, num_kernels = ACCUMULATION[case.side]
+    parts["gradient accumulation"] = num_bytes * parameters / device.bandwidth
+    parts["gradient accumulation"] += num_kernels * tensors * device.launch_seconds
     is_before = case.side == "before"
     step = STEP_BYTES * parameters / device.bandwidth + STEP_HOST_WAITS * device.host_wait_seconds
     step += (accumulations + 1) * device.timer_seconds if is_before else 0.0
