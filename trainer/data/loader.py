@@ -66,7 +66,7 @@ class GlobalBatch:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class GlobalBatchSpec:
     """The samples of one global batch."""
 
     position: Position
@@ -176,7 +176,7 @@ class Loader:
             generator=torch.Generator(),
         )
 
-    def _stretches(self) -> Iterator[_Stretch]:
+    def _stretches(self) -> Iterator[GlobalBatchSpec]:
         """The global batches from the position on, without end."""
         position = self._position
         for step in itertools.count(self._step):
@@ -190,7 +190,7 @@ class Loader:
                 position = Position(position.phase, position.epoch + 1, 0)
                 check_enough_rows(self.num_samples(position.epoch), self._phase)
             following = replace(position, next_sample=position.next_sample + global_rows)
-            yield _Stretch(position, following, skipped, self._mlm_probability(step), arithmetic)
+            yield GlobalBatchSpec(position, following, skipped, self._mlm_probability(step), arithmetic)
             position = following
 
     def slices(self) -> Iterator[Slice]:
