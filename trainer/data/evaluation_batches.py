@@ -102,11 +102,11 @@ def evaluation_batches(
         own = min(first + rank * num_rows, total)
         which = Slice(0, own, min(own + num_rows, total), data.evaluated_mlm_probability)
         segments, held_in, _ = batches.plan(which)
-        origins = laid_out(sources.of(segments, held_in), segments, num_rows, shape)
+        origins = scatter_to_positions(sources.of(segments, held_in), segments, num_rows, shape)
         yield EvaluationBatch(batches.build(which), torch.from_numpy(origins))
 
 
-def laid_out(values: np.ndarray, segments: Segments, num_rows: int, shape: RowShape) -> np.ndarray:
+def scatter_to_positions(values: np.ndarray, segments: Segments, num_rows: int, shape: RowShape) -> np.ndarray:
     """(T,) int64: the value of each segment, (N,), at the places of all its tokens."""
     return assemble_rows(segments, np.repeat(values, segments.lengths), num_rows, shape).input_ids
 
