@@ -34,7 +34,7 @@ from trainer.engine.engine import build_engine
 from trainer.engine.optimizer import build_optimizer
 from trainer.evaluation.validation_loss import evaluate
 from trainer.loop.setup import rehearse
-from trainer.loop.step import Wishes, seed_micro_batch, take_step
+from trainer.loop.step import StepRequests, seed_micro_batch, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
 
@@ -132,7 +132,15 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     for batch in itertools.islice(make_loader(config, state, ranks), job.get("steps", STEPS)):
         step = state.step
         result = take_step(
-            engine, batch, step, rate(config, step), config.training.seed, ranks, Wishes(), clock, lambda text: None
+            engine,
+            batch,
+            step,
+            rate(config, step),
+            config.training.seed,
+            ranks,
+            StepRequests(),
+            clock,
+            lambda text: None,
         )
         sums = torch.stack([result.mlm_loss_sum, result.nsp_loss_sum])
         if ranks.world_size > 1:

@@ -88,7 +88,7 @@ from trainer.distributed.exit import run_rank  # noqa: E402
 from trainer.distributed.process_group import Ranks, barrier, initialize_distributed, shut_down  # noqa: E402
 from trainer.engine.engine import build_engine  # noqa: E402
 from trainer.loop.setup import rehearse  # noqa: E402
-from trainer.loop.step import Wishes, take_step  # noqa: E402
+from trainer.loop.step import StepRequests, take_step  # noqa: E402
 from trainer.metrics.throughput import WorkClock  # noqa: E402
 from trainer.model.sizes import num_parameters  # noqa: E402
 
@@ -112,7 +112,9 @@ def measure(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     batches = make_loader(config, TrainState(), ranks)
     for step, batch in enumerate(itertools.islice(batches, STEPS)):
         SENT.clear()
-        take_step(engine, batch, step, rate(config, step), 3, ranks, Wishes(), WorkClock(ranks.device), lambda _: None)
+        take_step(
+            engine, batch, step, rate(config, step), 3, ranks, StepRequests(), WorkClock(ranks.device), lambda _: None
+        )
         num_micro_batches = len(batch.micro_batches)
     sent = dict(SENT)
     engine.destroy()

@@ -19,7 +19,7 @@ from trainer.data.shard_set import ShardSet
 from trainer.distributed.memory import peak_memory_bytes
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.engine.engine import Engine, build_engine
-from trainer.loop.step import Wishes, take_step
+from trainer.loop.step import StepRequests, take_step
 from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_place, peak_flops
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 
@@ -114,7 +114,7 @@ class Training:
             rate,
             self.config.training.seed,
             self.ranks,
-            Wishes(),
+            StepRequests(),
             clock,
             lambda text: None,
         )

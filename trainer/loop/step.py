@@ -21,7 +21,7 @@ from trainer.metrics.throughput import WorkClock
 
 
 @dataclass(frozen=True)
-class Wishes:
+class StepRequests:
     """What one rank asks of all of them after this step; the wish of any counts for all."""
 
     stop: bool = False
@@ -81,7 +81,7 @@ def take_step(
     learning_rate: float,
     seed: int,
     ranks: Ranks,
-    wishes: Wishes,
+    wishes: StepRequests,
     clock: WorkClock,
     mark: Callable[[str], None],
 ) -> StepResult:
@@ -121,7 +121,7 @@ def poisoned_unless_finite(loss: torch.Tensor) -> torch.Tensor:
     return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
 
 
-def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: Wishes) -> GlobalCounts:
+def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: StepRequests) -> GlobalCounts:
     """Sum over all ranks what their micro-batches hold; any rank's wish counts for all."""
     local = torch.tensor(
         [

@@ -48,7 +48,7 @@ from trainer.loop.reporting import log, log_evaluation, report_end, report_start
 from trainer.loop.run_lock import only_training
 from trainer.loop.saving import defer_save, save, settle, state_of_checkpoint
 from trainer.loop.setup import Run, set_up
-from trainer.loop.step import StepResult, Wishes, take_step
+from trainer.loop.step import StepRequests, StepResult, take_step
 from trainer.metrics.status import record_end, record_loss_of_writer
 from trainer.metrics.status_records import State
 from trainer.model.numerics import with_own_precision
@@ -234,11 +234,11 @@ def what_is_due(run: Run, result: StepResult) -> Due:
     return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
 
 
-def wishes(run: Run) -> Wishes:
+def wishes(run: Run) -> StepRequests:
     """What this rank asks for: a stop where it was signalled, and on rank 0 a checkpoint where its time has come."""
     minutes = run.config.checkpoint.every_minutes
     is_time = minutes is not None and time.monotonic() - run.saved_at >= 60 * minutes
-    return Wishes(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
+    return StepRequests(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
 
 
 def check_finite(run: Run, batch: GlobalBatch, result: StepResult) -> None:

@@ -26,7 +26,7 @@ from trainer.data.shard_set import open_shard_set
 from trainer.distributed.exit import run_rank
 from trainer.distributed.process_group import initialize_distributed, shut_down
 from trainer.engine.engine import build_engine
-from trainer.loop.step import Wishes, take_step
+from trainer.loop.step import StepRequests, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
 
@@ -84,10 +84,10 @@ def main() -> int:
     for step, batch in enumerate(batches):
         assert len(batch.micro_batches) == MICRO_BATCHES
         synchronizations, clock = 0, WorkClock(ranks.device)
-        counts = count(batch, ranks, Wishes())  # of tensors that are on the host
+        counts = count(batch, ranks, StepRequests())  # of tensors that are on the host
         step_module.count_globally = lambda *arguments, counts=counts: counts
         with HostReads() as reads:
-            result = take_step(engine, batch, step, 1e-3, 0, ranks, Wishes(), clock, lambda text: None)
+            result = take_step(engine, batch, step, 1e-3, 0, ranks, StepRequests(), clock, lambda text: None)
         assert result.applied
         if step >= 2:  # DeepSpeed's throughput timer, where it runs, begins with the third step
             found.append({"synchronizations": synchronizations, "reads": reads.count})

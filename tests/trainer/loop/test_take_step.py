@@ -11,7 +11,7 @@ import torch
 from trainer.data.batch import IGNORED, Batch
 from trainer.distributed.process_group import Ranks
 from trainer.loop import step as module
-from trainer.loop.step import StepResult, Wishes, count_globally, seed_micro_batch, take_step
+from trainer.loop.step import StepRequests, StepResult, count_globally, seed_micro_batch, take_step
 from trainer.metrics.throughput import WorkClock
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def take(engine: RecordingEngine, *batches: Batch, world_size: int = 1, step: in
     global_batch: Any = SimpleNamespace(micro_batches=batches, first_slice=first)
     ranks = Ranks(0, world_size, 0, CPU)
     mark = lambda doing: engine.calls.append(("mark", doing))  # noqa: E731
-    return take_step(engine, global_batch, step, 0.25, 3, ranks, Wishes(), WorkClock(CPU), mark)
+    return take_step(engine, global_batch, step, 0.25, 3, ranks, StepRequests(), WorkClock(CPU), mark)
 
 
 def test_a_step_counts_then_trains_each_micro_batch_and_updates_once() -> None:
@@ -104,7 +104,7 @@ def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_
 
 def test_one_rank_counts_its_own_micro_batches_and_wishes() -> None:
     global_batch: Any = SimpleNamespace(micro_batches=(micro_batch(1, 0, tokens=2), micro_batch(0, 2, tokens=7)))
-    for wishes in (Wishes(), Wishes(stop=True), Wishes(save=True)):
+    for wishes in (StepRequests(), StepRequests(stop=True), StepRequests(save=True)):
         counts = count_globally(global_batch, Ranks(0, 1, 0, CPU), wishes)
         assert (counts.masked, counts.pairs, counts.tokens, counts.unreadable_rows) == (1, 2, 9, 0)
         assert (counts.stop, counts.save) == (wishes.stop, wishes.save)
