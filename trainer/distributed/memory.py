@@ -25,7 +25,7 @@ def peak_memory_of_ranks(ranks: Ranks) -> list[int]:
 
 
 @contextlib.contextmanager
-def told_when_out_of_memory(ranks: Ranks, when: str) -> Iterator[None]:
+def explain_out_of_memory(ranks: Ranks, when: str) -> Iterator[None]:
     """Turn what the device, or Python itself, says when there is too little memory into what to lower.
 
     Raises:

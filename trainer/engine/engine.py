@@ -24,7 +24,7 @@ from torch import nn
 
 from data_prep.base.errors import UsageError, UserError
 from trainer.config.run_config import RunConfig
-from trainer.distributed.memory import told_when_out_of_memory
+from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_into_buckets
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
 from trainer.engine import fragments
@@ -128,7 +128,7 @@ class Engine:
         scaler = self.loss_scaler_state()
         self.train()
         self.set_learning_rate(0.0)
-        with told_when_out_of_memory(self.ranks, "in the rehearsal step"):
+        with explain_out_of_memory(self.ranks, "in the rehearsal step"):
             for number, compute_loss in enumerate(losses, start=1):
                 # Times 0: a step that fp16 skips for overflow would make no state.
                 self.backward(compute_loss() * 0.0, is_last_micro_batch=number == len(losses))

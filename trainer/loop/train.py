@@ -26,7 +26,7 @@ from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenize
 from trainer.data.workers import explain_lost_workers
 from trainer.distributed.agreement import agree
 from trainer.distributed.exit import end_process
-from trainer.distributed.memory import is_out_of_memory, peak_memory_of_ranks, told_when_out_of_memory
+from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory, peak_memory_of_ranks
 from trainer.distributed.process_group import (
     Ranks,
     barrier,
@@ -79,7 +79,7 @@ def train(
     stop_signal.ranks_have_met()
     watchdog = watch(config, ranks)
     with contextlib.ExitStack() as held:
-        with watchdog.naming_lost_ranks(), told_when_out_of_memory(ranks, "while it was set up"):
+        with watchdog.naming_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
             refuse_exposed(lambda found: gather_objects(found, ranks))
             refuse_unwritable(config, ranks)
@@ -95,7 +95,7 @@ def train(
         try:
             with (
                 watchdog.naming_lost_ranks(),
-                told_when_out_of_memory(ranks, "in training"),
+                explain_out_of_memory(ranks, "in training"),
                 explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run),
             ):
                 settle(run)

@@ -9,7 +9,7 @@ import torch
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint.writer import ALONE
-from trainer.distributed.memory import is_out_of_memory, told_when_out_of_memory
+from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -23,7 +23,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal_of_memory_says_where_and_what_to_lower(refusal):
-    with pytest.raises(UserError) as raised, told_when_out_of_memory(ALONE, "in the rehearsal step"):
+    with pytest.raises(UserError) as raised, explain_out_of_memory(ALONE, "in the rehearsal step"):
         raise refusal
     said = str(raised.value)
     assert said.startswith("rank 0 ran out of memory on cpu in the rehearsal step (") and "\n" not in said
@@ -32,13 +32,13 @@ def test_a_refusal_of_memory_says_where_and_what_to_lower(refusal):
 
 @pytest.mark.parametrize("error", [RuntimeError("a collective failed"), UserError("a shard is damaged"), KeyError("x")])
 def test_other_errors_are_what_they_are(error):
-    with pytest.raises(type(error)) as raised, told_when_out_of_memory(ALONE, "in training"):
+    with pytest.raises(type(error)) as raised, explain_out_of_memory(ALONE, "in training"):
         raise error
     assert raised.value is error
 
 
 def test_too_little_memory_is_seen_behind_the_error_that_was_made_of_it():
-    with pytest.raises(UserError) as raised, told_when_out_of_memory(ALONE, "in training"):
+    with pytest.raises(UserError) as raised, explain_out_of_memory(ALONE, "in training"):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert is_out_of_memory(raised.value)
     assert not is_out_of_memory(RuntimeError("shapes do not match")) and not is_out_of_memory(None)

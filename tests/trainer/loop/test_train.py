@@ -17,7 +17,7 @@ from data_prep.base.errors import UserError
 from data_prep.storage.locks import IsHeld, hold_lock
 from tests.trainer.toy_run import CONFIG
 from trainer.checkpoint.writer import ALONE
-from trainer.distributed.memory import told_when_out_of_memory
+from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
 from trainer.loop import train
 from trainer.metrics.status import read_status, record_end
@@ -207,7 +207,7 @@ def test_nothing_is_saved_or_deferred_where_nothing_is_due() -> None:
 
 
 def out_of_memory() -> NoReturn:
-    with told_when_out_of_memory(ALONE, "in the rehearsal step"):
+    with explain_out_of_memory(ALONE, "in the rehearsal step"):
         raise torch.OutOfMemoryError("no memory")
 
 
