@@ -139,7 +139,7 @@ class Watchdog:
             time.sleep(self._interval)
 
     @contextlib.contextmanager
-    def naming_lost_ranks(self) -> Iterator[None]:
+    def report_lost_ranks(self) -> Iterator[None]:
         """Where a collective fails within it, end the run over the ranks that are lost; else the error goes on.
 
         Raises:

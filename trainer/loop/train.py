@@ -79,7 +79,7 @@ def train(
     stop_signal.ranks_have_met()
     watchdog = watch(config, ranks)
     with contextlib.ExitStack() as held:
-        with watchdog.naming_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
+        with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
             refuse_exposed(lambda found: gather_objects(found, ranks))
             refuse_unwritable(config, ranks)
@@ -94,7 +94,7 @@ def train(
         report_start(run, launched_at)
         try:
             with (
-                watchdog.naming_lost_ranks(),
+                watchdog.report_lost_ranks(),
                 explain_out_of_memory(ranks, "in training"),
                 explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run),
             ):
@@ -320,7 +320,7 @@ def leave(run: Run, ended: State) -> bool:
         # Before the others leave: a launcher ends a rank that outlives a stopped one.
         run.registrar.break_off(run.watchdog.mark)
     run.watchdog.mark("waiting for the other ranks to be done")
-    with run.watchdog.naming_lost_ranks():
+    with run.watchdog.report_lost_ranks():
         barrier(run.ranks)  # watched until all are done: what a rank still copies may take its time
     run.watchdog.close()
     run.engine.destroy()

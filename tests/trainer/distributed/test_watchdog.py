@@ -177,7 +177,7 @@ def test_the_verdict_names_the_step_and_stacks_that_cannot_be_written_come_befor
     lines = first[2].splitlines()
     assert lines[0] == lines[-1] and "rank 1 (" in lines[-1] and "step 40: counting" in lines[-1], lines
     assert f"{folder}/rank-0.txt cannot be written (File exists); the stacks follow here" in lines[1], lines[:3]
-    assert "_on_leaving" in first[2] or "in naming_lost_ranks" in first[2], "the stacks are in the log"
+    assert "_on_leaving" in first[2] or "in report_lost_ranks" in first[2], "the stacks are in the log"
 
 
 @pytest.mark.spawn

@@ -56,7 +56,7 @@ def main() -> None:
             torch.distributed.all_reduce(torch.zeros(1))
         if rank == troubled:
             os.kill(os.getpid(), signal.SIGKILL)
-        with watchdog.naming_lost_ranks():
+        with watchdog.report_lost_ranks():
             torch.distributed.all_reduce(torch.zeros(1))
     watchdog.mark("fetching batch 3")
     beat = watchdog._beat
@@ -71,7 +71,7 @@ def main() -> None:
             raise UserError("this host's disk is gone")
         time.sleep(100)  # hangs
     watchdog.mark("step 3: counting")
-    with watchdog.naming_lost_ranks():
+    with watchdog.report_lost_ranks():
         torch.distributed.all_reduce(torch.zeros(1))
 
 

@@ -51,7 +51,7 @@ class Watched:
     def mark(self, doing: str) -> None:
         self.marks.append(doing)
 
-    def naming_lost_ranks(self) -> contextlib.AbstractContextManager[None]:
+    def report_lost_ranks(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def end_run(self, verdict: str) -> NoReturn:
