@@ -37,7 +37,7 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 class StopSignal:
     """Whether this process was asked to stop; all ranks then agree on the step in `trainer/loop/step.py`.
 
-    Made in the main thread as early as possible; `ranks_have_met` once they can agree.
+    Made in the main thread as early as possible; `group_ready` once they can agree.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class StopSignal:
             signal.signal(number, lambda *_: None)  # the number of a signal without a handler is not written
         watch_launcher(lambda: self._ask("its launcher was lost"))
 
-    def ranks_have_met(self) -> None:
+    def group_ready(self) -> None:
         """From here on a request is granted after the next step, by all ranks together."""
         self._is_alone = False
 

@@ -76,7 +76,7 @@ def train(
     opened = open_or_explain(config, allow_change)
     stop_signal = stop_signal or StopSignal()
     ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
-    stop_signal.ranks_have_met()
+    stop_signal.group_ready()
     watchdog = watch(config, ranks)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):

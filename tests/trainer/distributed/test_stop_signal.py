@@ -60,7 +60,7 @@ def until(heard) -> bool:
 
 def after_the_meeting() -> StopSignal:
     stop = StopSignal()
-    stop.ranks_have_met()
+    stop.group_ready()
     return stop
 
 
@@ -185,7 +185,7 @@ WAITS_OUTSIDE_PYTHON = """
 import ctypes
 from trainer.ranks import stop_signal
 stop_signal.REPEAT_SECONDS = 0.3
-stop_signal.StopSignal().ranks_have_met()
+stop_signal.StopSignal().group_ready()
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)
 print("waiting", flush=True)

@@ -154,7 +154,7 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     for name, result in (("training_loop", "finished"), ("leave", True), ("end_process", None)):
         see(name, result)
     config = CONFIG.model_copy(update={"output_dir": str(tmp_path)})
-    train.train(config, stop_signal=SimpleNamespace(ranks_have_met=lambda: None))
+    train.train(config, stop_signal=SimpleNamespace(group_ready=lambda: None))
     assert seen.pop("end_process") is False
     assert set(seen.values()) == {True} and len(seen) == 5
 
