@@ -49,7 +49,7 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     An error ends this rank at once, without waiting for collectives, so that the others' fail instead of hanging. A
     `UserError` that every rank raises alike is printed by rank 0 alone.
     """
-    outlive_the_reader()
+    ignore_broken_pipe()
     try:
         status = command()
     except RankIsMissing as error:  # who speaks for the others may be the one that is missing
@@ -70,7 +70,7 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     end_process(status)
 
 
-def outlive_the_reader() -> None:
+def ignore_broken_pipe() -> None:
     """Let standard output and error write to nowhere once their reader is gone; a full disk loses lines, and no more.
 
     A launcher that is killed takes the reader of both with it, and a rank must neither fail on its next line nor lose

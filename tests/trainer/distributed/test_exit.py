@@ -24,7 +24,7 @@ def test_a_name_that_the_system_refuses_is_told_in_a_paragraph(
         raise Ended(status)
 
     monkeypatch.setattr(exit, "end_process", end)
-    monkeypatch.setattr(exit, "outlive_the_reader", lambda: None)
+    monkeypatch.setattr(exit, "ignore_broken_pipe", lambda: None)
     name = tmp_path / ("a" * 256)
     with pytest.raises(Ended, match="2"):
         exit.run_rank(lambda: len(name.read_bytes()))

@@ -97,7 +97,7 @@ def test_an_error_on_one_rank_ends_all_and_none_waits(mode, told):
 @pytest.mark.spawn
 def test_a_process_outlives_the_reader_of_its_output(tmp_path):
     program = (
-        "import sys, time, pathlib; from trainer.distributed.exit import outlive_the_reader; outlive_the_reader(); "
+        "import sys, time, pathlib; from trainer.distributed.exit import ignore_broken_pipe; ignore_broken_pipe(); "
         "print('ready'); done = pathlib.Path(sys.argv[1]); print('to stderr', file=sys.stderr); "
         "[(time.sleep(0.01), print('x' * 999), print('y', file=sys.stderr)) for _ in range(50)]; done.touch()"
     )
@@ -117,8 +117,8 @@ def test_a_process_outlives_the_reader_of_its_output(tmp_path):
 @pytest.mark.spawn
 def test_a_process_outlives_a_full_disk_under_its_output():
     program = (
-        "import sys; print('in the buffer'); from trainer.distributed.exit import end_process, outlive_the_reader; "
-        "outlive_the_reader(); print('x' * 99_999); print('y', file=sys.stderr); end_process(75)"
+        "import sys; print('in the buffer'); from trainer.distributed.exit import end_process, ignore_broken_pipe; "
+        "ignore_broken_pipe(); print('x' * 99_999); print('y', file=sys.stderr); end_process(75)"
     )
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # else the first line would be lost before
     with open("/dev/full", "wb") as full:
