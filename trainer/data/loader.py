@@ -27,7 +27,7 @@ from trainer.data.pair_rows import PairCounts
 from trainer.data.randomness import Purpose
 from trainer.data.sample_settings import check_enough_rows, masking_of, row_settings, training_samples
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import obey_rank_alone
+from trainer.data.workers import ignore_scheduler_signals
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Loader:
             # A forked worker starts at once and has the plans already. It uses neither CUDA nor torch's threads
             # (DataLoader sets one thread), which would not survive the fork.
             multiprocessing_context="fork" if workers else None,
-            worker_init_fn=obey_rank_alone,
+            worker_init_fn=ignore_scheduler_signals,
             collate_fn=_as_it_is,
             pin_memory=self._pin_memory,
             # Starting a DataLoader draws a seed: from here, so that the run's own random state stays as it is.

@@ -18,7 +18,7 @@ _LOST = re.compile(
 """As torch has it: raised by its handler of SIGCHLD wherever the rank is, or where the batch is waited for."""
 
 
-def obey_rank_alone(worker: int) -> None:
+def ignore_scheduler_signals(worker: int) -> None:
     """Let a signal that a scheduler or a terminal sends to every process of the job pass a worker by.
 
     The rank ends its step and saves on such a signal, and needs its workers for that. So a worker ends when its rank
