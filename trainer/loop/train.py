@@ -318,7 +318,7 @@ def leave(run: Run, ended: State) -> bool:
     report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
     if run.registrar is not None and ended == "stopped":
         # Before the others leave: a launcher ends a rank that outlives a stopped one.
-        run.registrar.break_off(run.watchdog.mark)
+        run.registrar.stop_after_current(run.watchdog.mark)
     run.watchdog.mark("waiting for the other ranks to be done")
     with run.watchdog.report_lost_ranks():
         barrier(run.ranks)  # watched until all are done: what a rank still copies may take its time

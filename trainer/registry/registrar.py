@@ -83,7 +83,7 @@ class Registrar:
         self._thread.join()
         return self._submitted <= self._registered
 
-    def break_off(self, mark: Callable[[str], None]) -> None:
+    def stop_after_current(self, mark: Callable[[str], None]) -> None:
         """Wait for the registration under way alone: the rest is noted, and the run's next start does it.
 
         `mark` is told again and again that it waits (`trainer/distributed/watchdog.py`).

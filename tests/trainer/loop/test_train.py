@@ -123,7 +123,9 @@ def test_no_rank_of_a_finished_run_waits_in_a_collective_for_what_the_first_regi
 def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_done(meetings):
     done, _ = meetings
     seen: list[bool] = []
-    registrar = SimpleNamespace(break_off=lambda mark: seen.extend((done.begun.wait(SECONDS), done.over.wait(0.05))))
+    registrar = SimpleNamespace(
+        stop_after_current=lambda mark: seen.extend((done.begun.wait(SECONDS), done.over.wait(0.05)))
+    )
     assert leave_all([make_run(0, registrar=registrar), make_run(1)], "stopped") == [True, True]
     assert seen == [True, False], "the other rank waited"
 

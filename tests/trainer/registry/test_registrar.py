@@ -149,7 +149,7 @@ def test_a_stopped_run_waits_for_the_registration_under_way_alone(
         marks.append(doing)
         going_on.set()
 
-    registrar.break_off(mark)
+    registrar.stop_after_current(mark)
     assert set(marks) == {"waiting for the registration of a checkpoint"}
     assert answers.steps == registered_steps(tmp_path) == [10]
 
