@@ -167,7 +167,7 @@ def set_up(
         run.metrics = status.get("metrics", {})
     for note in notes:
         run.say(note)
-    introduce(run, changes)
+    log_run_summary(run, changes)
     return run
 
 
@@ -254,7 +254,7 @@ def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
     return loss
 
 
-def introduce(run: Run, changes: list[str]) -> None:
+def log_run_summary(run: Run, changes: list[str]) -> None:
     """Say how the run begins, and give MLflow what describes it."""
     config, state = run.config, run.state
     phase = config.phases[min(state.phase, len(config.phases) - 1)]
