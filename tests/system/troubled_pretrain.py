@@ -203,7 +203,7 @@ def make_trouble() -> None:
     if "can_compile" in TROUBLE:
         wrap(trainer.model.numerics, "missing_for_compilation", find_what_compilation_needs)
     if "memory" in TROUBLE:
-        wrap(trainer.loop.setup, "rehearse", rehearse_with_little_memory)
+        wrap(trainer.loop.setup, "warmup_step", rehearse_with_little_memory)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def set_up(
     if config.training.compile is True:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
-    rehearse(engine, config, shard_sets, ranks, latest.step if latest else 0, watchdog)
+    warmup_step(engine, config, shard_sets, ranks, latest.step if latest else 0, watchdog)
     if latest:
         load(engine, latest)
     state = latest.saved.state if latest else TrainState()
@@ -193,7 +193,7 @@ def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool
     return Tracker.open(config.tracking, Path(config.output_dir), warn_on_stderr)
 
 
-def rehearse(
+def warmup_step(
     engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, step: int, watchdog: Watchdog
 ) -> None:
     """One step at the run's largest micro-batch that changes nothing: meets out-of-memory before the first real one.
