@@ -37,11 +37,13 @@ def bring(remote: str, folder: Path, step: int, stage: int | None, ranks: Ranks)
     if len(set(gather_objects(marker, ranks))) > 1:
         marker, problem = _attempt(lambda: stored_marker(remote, step))
     if problem is None and marker is not None and leads:
-        _, problem = _attempt(lambda: _have(remote, folder, step, [f for f in marker.files if f.name == STATE_NAME]))
+        _, problem = _attempt(
+            lambda: ensure_files(remote, folder, step, [f for f in marker.files if f.name == STATE_NAME])
+        )
     if any(gather_objects(problem, ranks)):
         return problem
     assert marker is not None
-    _, problem = _attempt(lambda: _have(remote, folder, step, needed_files(marker, folder, stage, ranks)))
+    _, problem = _attempt(lambda: ensure_files(remote, folder, step, needed_files(marker, folder, stage, ranks)))
     if any(gather_objects(problem, ranks)):
         return problem
     if leads:
@@ -74,7 +76,7 @@ def _marker(remote: str, folder: Path, step: int) -> Marker:
         raise UserError(f"{local}; and {error}") from None
 
 
-def _have(remote: str, folder: Path, step: int, records: list[FileRecord]) -> None:
+def ensure_files(remote: str, folder: Path, step: int, records: list[FileRecord]) -> None:
     for record in records:
         if find_problem(folder, record) is None:
             continue
