@@ -38,12 +38,12 @@ def bring(remote: str, folder: Path, step: int, stage: int | None, ranks: Ranks)
         marker, problem = _attempt(lambda: stored_marker(remote, step))
     if problem is None and marker is not None and leads:
         _, problem = _attempt(
-            lambda: ensure_files(remote, folder, step, [f for f in marker.files if f.name == STATE_NAME])
+            lambda: _ensure_files(remote, folder, step, [f for f in marker.files if f.name == STATE_NAME])
         )
     if any(gather_objects(problem, ranks)):
         return problem
     assert marker is not None
-    _, problem = _attempt(lambda: ensure_files(remote, folder, step, needed_files(marker, folder, stage, ranks)))
+    _, problem = _attempt(lambda: _ensure_files(remote, folder, step, needed_files(marker, folder, stage, ranks)))
     if any(gather_objects(problem, ranks)):
         return problem
     if leads:
@@ -76,7 +76,7 @@ def _marker(remote: str, folder: Path, step: int) -> Marker:
         raise UserError(f"{local}; and {error}") from None
 
 
-def ensure_files(remote: str, folder: Path, step: int, records: list[FileRecord]) -> None:
+def _ensure_files(remote: str, folder: Path, step: int, records: list[FileRecord]) -> None:
     for record in records:
         if find_problem(folder, record) is None:
             continue
