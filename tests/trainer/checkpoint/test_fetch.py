@@ -27,7 +27,7 @@ def nodes(tmp_path: Path) -> list[Path]:
 
 def bring(nodes: list[Path], store: Path, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     group = ThreadedRanks(len(nodes), (fetch,), monkeypatch)
-    return group.run(lambda ranks: fetch.bring(str(store), nodes[ranks.rank], STEP, 0, ranks))
+    return group.run(lambda ranks: fetch.fetch_checkpoint(str(store), nodes[ranks.rank], STEP, 0, ranks))
 
 
 @pytest.mark.parametrize("stored", [0, 1])
@@ -57,7 +57,7 @@ def test_a_checkpoint_that_was_renamed_on_the_disk_or_in_the_store_is_none(nodes
     renamed = nodes[0].rename(nodes[0].with_name("step-00000040"))
     shutil.copytree(renamed, tmp_path / "store" / renamed.name)
     (problem,) = ThreadedRanks(1, (fetch,), monkeypatch).run(
-        lambda ranks: fetch.bring(str(tmp_path / "store"), renamed, 40, 0, ranks)
+        lambda ranks: fetch.fetch_checkpoint(str(tmp_path / "store"), renamed, 40, 0, ranks)
     )
     said = "holds the checkpoint of step 10 and not that of step 40"
     assert f"{renamed} {said}" in problem and f"{tmp_path / 'store' / renamed.name} {said}" in problem
@@ -68,6 +68,6 @@ def test_a_newer_format_in_the_store_is_named(nodes, tmp_path, monkeypatch):
     marker = (stored / MARKER_NAME).read_text().replace('"format_version": 1', '"format_version": 9')
     (stored / MARKER_NAME).write_text(marker)
     (problem,) = ThreadedRanks(1, (fetch,), monkeypatch).run(
-        lambda ranks: fetch.bring(str(tmp_path / "store"), nodes[0], STEP, 0, ranks)
+        lambda ranks: fetch.fetch_checkpoint(str(tmp_path / "store"), nodes[0], STEP, 0, ranks)
     )
     assert "has format version 9 and this release reads 1" in problem

@@ -80,7 +80,7 @@ def test_what_the_target_of_a_link_lacks_is_not_fetched_into_it(damaged, linked,
     else:
         (target / MARKER_NAME).unlink()
     before = files_of(target)
-    problem = fetch.bring(str(store), step_folder(linked, STEP), STEP, 0, ALONE)
+    problem = fetch.fetch_checkpoint(str(store), step_folder(linked, STEP), STEP, 0, ALONE)
     assert problem is not None and "is a link to" in problem
     assert files_of(target) == before
 
