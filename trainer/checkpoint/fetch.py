@@ -1,7 +1,7 @@
 """Bringing a checkpoint to a node's disk from the remote store: what is missing or damaged, and only what is needed.
 
 A rank that resumes on the same number of ranks at the same ZeRO stage needs the file that it wrote; in every other
-case each node needs all of them. All ranks call `bring` together.
+case each node needs all of them. All ranks call `fetch_checkpoint` together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.checkpoint.store import fetch, stored_marker
 from trainer.distributed.process_group import Ranks, gather_objects
 
 
-def bring(remote: str, folder: Path, step: int, stage: int | None, ranks: Ranks) -> str | None:
+def fetch_checkpoint(remote: str, folder: Path, step: int, stage: int | None, ranks: Ranks) -> str | None:
     """Have on this node's disk what its ranks need of the checkpoint of `step`, every file of it verified.
 
     Returns what this rank found wrong, if anything. The marker is written last, so that a folder that has one has all
