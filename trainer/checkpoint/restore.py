@@ -54,7 +54,11 @@ def find_latest(
         raise UserError(f"there is no checkpoint of step {step} in {output_dir}; those that are there: {there}")
     for candidate in steps if step is None else [step]:
         folder = step_folder(output_dir, candidate)
-        problem = _first_problem(folder, ranks) if remote is None else fetch_checkpoint(remote, folder, candidate, stage, ranks)
+        problem = (
+            _first_problem(folder, ranks)
+            if remote is None
+            else fetch_checkpoint(remote, folder, candidate, stage, ranks)
+        )
         problems = [found for found in gather_objects(problem, ranks) if found]
         if not problems:
             return open_checkpoint(folder, verified=True)

@@ -42,7 +42,7 @@ _STEP = re.compile(r"\bstep \d+")
 
 
 @dataclass(frozen=True)
-class Word:
+class Heartbeat:
     """What a rank last said of itself: how often it has spoken, its main thread's marks, where it is."""
 
     beat: int
@@ -57,12 +57,12 @@ class Word:
 class Heard:
     """A word, and when it last differed, by this process's own clock."""
 
-    word: Word
+    word: Heartbeat
     beat_at: float
     moved_at: float
 
 
-def hear(before: Heard | None, word: Word, now: float) -> Heard:
+def hear(before: Heard | None, word: Heartbeat, now: float) -> Heard:
     """Take note of a word that was read at `now` (seconds)."""
     if before is None:
         return Heard(word, now, now)
@@ -106,9 +106,9 @@ class Watchdog:
         self._interval = min(_MAX_INTERVAL_SECONDS, settings.heartbeat_timeout_seconds / 6)
         self._min_interval = max(_MIN_INTERVAL_SECONDS, ranks.world_size / _WORDS_PER_SECOND)
         place = f"{socket.gethostname()}, process {os.getpid()}"
-        self._own = Word(beat=0, marks=0, doing=_SETTING_UP, place=place)  # written by the main thread alone
+        self._own = Heartbeat(beat=0, marks=0, doing=_SETTING_UP, place=place)  # written by the main thread alone
         self._beat = 0  # written by the talking thread alone
-        unseen = Word(beat=-1, marks=-1, doing="nothing yet", place="not seen yet")
+        unseen = Heartbeat(beat=-1, marks=-1, doing="nothing yet", place="not seen yet")
         watched = range(ranks.world_size) if ranks.is_first else (0, ranks.rank)
         now = time.monotonic()
         self._heard = {rank: Heard(unseen, now, now) for rank in watched}
@@ -259,13 +259,13 @@ class Watchdog:
             raise torch.distributed.DistNetworkError(str(error))  # torch's client would try for the whole timeout
         return torch.distributed.TCPStore(*address, is_master=False, timeout=timeout)
 
-    def _read_all(self, store: torch.distributed.Store, ranks: tuple[int, ...] | None = None) -> dict[int, Word]:
+    def _read_all(self, store: torch.distributed.Store, ranks: tuple[int, ...] | None = None) -> dict[int, Heartbeat]:
         """The words of those (by default all) ranks that have spoken."""
         ranks = tuple(range(self._ranks.world_size)) if ranks is None else ranks
         # Asked for a key that is not there, a store waits; one that was there once stays.
         seen = [rank for rank in ranks if self._has_spoken(store, rank)]
         values = store.multi_get([f"{_PREFIX}/{rank}" for rank in seen]) if seen else []
-        return {rank: Word(**json.loads(value)) for rank, value in zip(seen, values, strict=True)}
+        return {rank: Heartbeat(**json.loads(value)) for rank, value in zip(seen, values, strict=True)}
 
     def _has_spoken(self, store: torch.distributed.Store, rank: int) -> bool:
         known = self._heard.get(rank)

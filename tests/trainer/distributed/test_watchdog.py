@@ -14,14 +14,14 @@ from tests.trainer.toy_processes import start_ranks
 from trainer.config.run_settings import HealthSettings
 from trainer.distributed import watchdog as watchdog_module
 from trainer.distributed.process_group import Ranks
-from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS, Heard, Watchdog, Word, find_trouble, hear
+from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS, Heard, Heartbeat, Watchdog, find_trouble, hear
 
 SCRIPT = str(Path(__file__).with_name("toy_watched.py"))
 SETTINGS = HealthSettings(heartbeat_timeout_seconds=60, step_timeout_seconds=600)
 
 
-def word(beat: int = 0, marks: int = 0, doing: str = "step 1: counting", rank: int = 0) -> Word:
-    return Word(beat, marks, doing, f"host-{rank}, process {100 + rank}")
+def word(beat: int = 0, marks: int = 0, doing: str = "step 1: counting", rank: int = 0) -> Heartbeat:
+    return Heartbeat(beat, marks, doing, f"host-{rank}, process {100 + rank}")
 
 
 def test_a_word_is_dated_by_what_changed_in_it():
@@ -90,7 +90,7 @@ class CountingStore:
 
 
 def test_no_mark_and_no_beat_is_lost_where_both_threads_are_busy(monkeypatch):
-    def slowly(word: Word, **changes: object) -> Word:
+    def slowly(word: Heartbeat, **changes: object) -> Heartbeat:
         changed = replace(word, **changes)
         time.sleep(0.001)
         return changed
