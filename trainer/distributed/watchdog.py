@@ -54,7 +54,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LastSeen:
     """A word, and when it last differed, by this process's own clock."""
 
     word: Heartbeat
@@ -62,16 +62,16 @@ class Heard:
     moved_at: float
 
 
-def hear(before: Heard | None, word: Heartbeat, now: float) -> Heard:
+def hear(before: LastSeen | None, word: Heartbeat, now: float) -> LastSeen:
     """Take note of a word that was read at `now` (seconds)."""
     if before is None:
-        return Heard(word, now, now)
+        return LastSeen(word, now, now)
     beat_at = now if word.beat != before.word.beat else before.beat_at
     moved_at = now if word.marks != before.word.marks else before.moved_at
-    return Heard(word, beat_at, moved_at)
+    return LastSeen(word, beat_at, moved_at)
 
 
-def find_trouble(heard: dict[int, Heard], now: float, settings: HealthSettings) -> str | None:
+def find_trouble(heard: dict[int, LastSeen], now: float, settings: HealthSettings) -> str | None:
     """Name the ranks that do not beat any more; where all beat and none moves, those that are furthest behind."""
     silent = [rank for rank in heard if now - heard[rank].beat_at > settings.heartbeat_timeout_seconds]
     if silent:
@@ -111,7 +111,7 @@ class Watchdog:
         unseen = Heartbeat(beat=-1, marks=-1, doing="nothing yet", place="not seen yet")
         watched = range(ranks.world_size) if ranks.is_first else (0, ranks.rank)
         now = time.monotonic()
-        self._heard = {rank: Heard(unseen, now, now) for rank in watched}
+        self._heard = {rank: LastSeen(unseen, now, now) for rank in watched}
         self._verdict: str | None = None
         self._verdict_published = threading.Event()
         self._closing = threading.Event()
@@ -168,11 +168,11 @@ class Watchdog:
                 self._verdict = store.get(f"{_PREFIX}/verdict").decode()
             others = (rank for rank in range(self._ranks.world_size) if rank != self._ranks.rank)
             lost = [rank for rank in others if rank not in before or before[rank].beat == after[rank].beat]
-            heard = {rank: Heard(word, 0.0, 0.0) for rank, word in after.items()}
+            heard = {rank: LastSeen(word, 0.0, 0.0) for rank, word in after.items()}
         except RuntimeError:  # the store's keeper, if it is a rank, is the first
             lost, heard = [0], self._heard
         if lost and self._verdict is None:
-            heard = heard | {self._ranks.rank: Heard(self._own, 0.0, 0.0)}
+            heard = heard | {self._ranks.rank: LastSeen(self._own, 0.0, 0.0)}
             self._verdict = f"{_named(heard, lost, are_silent=True)} is not there any more"
         if self._verdict is not None:
             time.sleep(3 * DISK_SECONDS + RECORD_SECONDS + 8 * self._interval)  # the judging thread ends the process
@@ -215,14 +215,14 @@ class Watchdog:
         while not self._closing.wait(self._interval):
             now = time.monotonic()
             if now - looked_at > 4 * self._interval:
-                self._heard = {rank: Heard(each.word, now, now) for rank, each in self._heard.items()}
+                self._heard = {rank: LastSeen(each.word, now, now) for rank, each in self._heard.items()}
             looked_at = now
             if self._verdict is None:
                 self._verdict = find_trouble(self._others(), now, self._settings)
             if self._verdict is not None:
                 self._leave(self._verdict)
 
-    def _others(self) -> dict[int, Heard]:
+    def _others(self) -> dict[int, LastSeen]:
         """All that is watched, with this rank's own word as it is: nobody is silent to himself."""
         own = self._heard[self._ranks.rank]
         own = hear(own, self._own, time.monotonic())
@@ -272,7 +272,7 @@ class Watchdog:
         return (known is not None and known.word.beat >= 0) or store.check([f"{_PREFIX}/{rank}"])
 
 
-def _named(heard: dict[int, Heard], ranks: list[int], are_silent: bool = False) -> str:
+def _named(heard: dict[int, LastSeen], ranks: list[int], are_silent: bool = False) -> str:
     """Ranks in words, the first few with place and work; for silent ones, how far the others have come since."""
     shown = [
         f"rank {rank} ({heard[rank].word.place}; last at {heard[rank].word.doing}"
@@ -285,7 +285,7 @@ def _named(heard: dict[int, Heard], ranks: list[int], are_silent: bool = False) 
     return ", ".join(shown) + more
 
 
-def _further(heard: dict[int, Heard], ranks: list[int], rank: int) -> str:
+def _further(heard: dict[int, LastSeen], ranks: list[int], rank: int) -> str:
     """Where a rank that is not among those named waits now, if in another step than `rank` said last.
 
     All ranks take a step together, so the silent one has come as far, or is one step behind.

@@ -14,7 +14,7 @@ from tests.trainer.toy_processes import start_ranks
 from trainer.config.run_settings import HealthSettings
 from trainer.distributed import watchdog as watchdog_module
 from trainer.distributed.process_group import Ranks
-from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS, Heard, Heartbeat, Watchdog, find_trouble, hear
+from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS, Heartbeat, LastSeen, Watchdog, find_trouble, hear
 
 SCRIPT = str(Path(__file__).with_name("toy_watched.py"))
 SETTINGS = HealthSettings(heartbeat_timeout_seconds=60, step_timeout_seconds=600)
@@ -34,9 +34,9 @@ def test_a_word_is_dated_by_what_changed_in_it():
 
 
 def test_silent_ranks_are_named_with_place_and_work():
-    heard = {rank: Heard(word(rank=rank), beat_at=100, moved_at=0) for rank in range(8)}
+    heard = {rank: LastSeen(word(rank=rank), beat_at=100, moved_at=0) for rank in range(8)}
     assert find_trouble(heard, 160, SETTINGS) is None
-    heard |= {rank: Heard(word(rank=rank, doing="fetching"), beat_at=39, moved_at=0) for rank in (2, 5, 6, 7)}
+    heard |= {rank: LastSeen(word(rank=rank, doing="fetching"), beat_at=39, moved_at=0) for rank in (2, 5, 6, 7)}
     verdict = find_trouble(heard, 100, SETTINGS)
     assert "rank 2 (host-2, process 102; last at fetching), rank 5" in verdict and "1 more (7)" in verdict
     assert "rank 1 " not in verdict
@@ -52,24 +52,24 @@ def test_silent_ranks_are_named_with_place_and_work():
     ],
 )
 def test_a_silent_rank_that_was_last_heard_of_before_is_placed_by_the_others(last, now, shown):
-    heard = {0: Heard(word(marks=9, doing=now), 1000, 1000), 1: Heard(word(marks=5, doing=last, rank=1), 0, 0)}
+    heard = {0: LastSeen(word(marks=9, doing=now), 1000, 1000), 1: LastSeen(word(marks=5, doing=last, rank=1), 0, 0)}
     assert shown in find_trouble(heard, 1000, SETTINGS)
 
 
 def test_where_none_moves_the_one_behind_is_named_and_slowness_alone_is_no_trouble():
-    heard = {rank: Heard(word(marks=9, rank=rank), beat_at=1000, moved_at=399) for rank in range(3)}
-    heard[1] = Heard(word(marks=8, doing="fetching batch 4", rank=1), beat_at=1000, moved_at=300)
+    heard = {rank: LastSeen(word(marks=9, rank=rank), beat_at=1000, moved_at=399) for rank in range(3)}
+    heard[1] = LastSeen(word(marks=8, doing="fetching batch 4", rank=1), beat_at=1000, moved_at=300)
     verdict = find_trouble(heard, 1000, SETTINGS)
     assert "rank 1 (host-1, process 101; last at fetching batch 4) did not arrive" in verdict
-    heard[0] = Heard(word(marks=10), beat_at=1000, moved_at=401)
+    heard[0] = LastSeen(word(marks=10), beat_at=1000, moved_at=401)
     assert find_trouble(heard, 1000, SETTINGS) is None
 
 
 def test_a_rank_that_compiles_has_its_time_and_no_more():
     compiling = replace(word(doing="compiling for training", rank=1), patience_seconds=3600)
-    heard = {0: Heard(word(marks=9), beat_at=4000, moved_at=0), 1: Heard(compiling, beat_at=4000, moved_at=400)}
+    heard = {0: LastSeen(word(marks=9), beat_at=4000, moved_at=0), 1: LastSeen(compiling, beat_at=4000, moved_at=400)}
     assert find_trouble(heard, 4000, SETTINGS) is None
-    verdict = find_trouble(heard | {1: Heard(compiling, beat_at=4000, moved_at=399)}, 4000, SETTINGS)
+    verdict = find_trouble(heard | {1: LastSeen(compiling, beat_at=4000, moved_at=399)}, 4000, SETTINGS)
     assert "for 3600 s (a limit on compilation)" in verdict and "rank 1 (" in verdict
 
 
