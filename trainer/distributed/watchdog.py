@@ -62,7 +62,7 @@ class LastSeen:
     moved_at: float
 
 
-def hear(before: LastSeen | None, word: Heartbeat, now: float) -> LastSeen:
+def record(before: LastSeen | None, word: Heartbeat, now: float) -> LastSeen:
     """Take note of a word that was read at `now` (seconds)."""
     if before is None:
         return LastSeen(word, now, now)
@@ -198,7 +198,7 @@ class Watchdog:
         words = self._read_all(store, tuple(self._heard))
         now = time.monotonic()
         for rank, word in words.items():
-            self._heard[rank] = hear(self._heard[rank], word, now)
+            self._heard[rank] = record(self._heard[rank], word, now)
         self._exchange_verdict(store)
 
     def _exchange_verdict(self, store: torch.distributed.Store) -> None:
@@ -225,7 +225,7 @@ class Watchdog:
     def _others(self) -> dict[int, LastSeen]:
         """All that is watched, with this rank's own word as it is: nobody is silent to himself."""
         own = self._heard[self._ranks.rank]
-        own = hear(own, self._own, time.monotonic())
+        own = record(own, self._own, time.monotonic())
         self._heard[self._ranks.rank] = own
         return self._heard | {self._ranks.rank: replace(own, beat_at=time.monotonic())}
 

@@ -14,7 +14,7 @@ from tests.trainer.toy_processes import start_ranks
 from trainer.config.run_settings import HealthSettings
 from trainer.distributed import watchdog as watchdog_module
 from trainer.distributed.process_group import Ranks
-from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS, Heartbeat, LastSeen, Watchdog, find_trouble, hear
+from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS, Heartbeat, LastSeen, Watchdog, find_trouble, record
 
 SCRIPT = str(Path(__file__).with_name("toy_watched.py"))
 SETTINGS = HealthSettings(heartbeat_timeout_seconds=60, step_timeout_seconds=600)
@@ -25,11 +25,11 @@ def word(beat: int = 0, marks: int = 0, doing: str = "step 1: counting", rank: i
 
 
 def test_a_word_is_dated_by_what_changed_in_it():
-    first = hear(None, word(beat=1, marks=1), now=10)
+    first = record(None, word(beat=1, marks=1), now=10)
     assert (first.beat_at, first.moved_at) == (10, 10)
-    beating = hear(first, word(beat=2, marks=1), now=20)
+    beating = record(first, word(beat=2, marks=1), now=20)
     assert (beating.beat_at, beating.moved_at) == (20, 10)
-    still = hear(beating, word(beat=2, marks=1), now=30)
+    still = record(beating, word(beat=2, marks=1), now=30)
     assert (still.beat_at, still.moved_at) == (20, 10)
 
 
