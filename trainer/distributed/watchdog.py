@@ -119,7 +119,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to talk and to judge."""
-        for target in (self._talk, self._judge):
+        for target in (self._beat_loop, self._judge):
             threading.Thread(target=target, name=f"watchdog{target.__name__}", daemon=True).start()
 
     def mark(self, doing: str, patience_seconds: int = 0) -> None:
@@ -177,7 +177,7 @@ class Watchdog:
         if self._verdict is not None:
             time.sleep(3 * DISK_SECONDS + RECORD_SECONDS + 8 * self._interval)  # the judging thread ends the process
 
-    def _talk(self) -> None:
+    def _beat_loop(self) -> None:
         store, read_at = None, float("-inf")
         while not self._closing.is_set():
             try:

@@ -99,7 +99,7 @@ def test_no_mark_and_no_beat_is_lost_where_both_threads_are_busy(monkeypatch):
     watchdog._interval = 0.0
     monkeypatch.setattr(watchdog, "_connect", lambda: store)
     monkeypatch.setattr(watchdog_module, "replace", slowly)
-    talking = threading.Thread(target=watchdog._talk)
+    talking = threading.Thread(target=watchdog._beat_loop)
     talking.start()
     for number in range(1, 101):
         watchdog.mark(f"micro-batch {number}")
