@@ -119,7 +119,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to talk and to judge."""
-        for target in (self._beat_loop, self._judge):
+        for target in (self._beat_loop, self._check_loop):
             threading.Thread(target=target, name=f"watchdog{target.__name__}", daemon=True).start()
 
     def mark(self, doing: str, patience_seconds: int = 0) -> None:
@@ -210,7 +210,7 @@ class Watchdog:
             self._verdict = store.get(key).decode()
             self._verdict_published.set()
 
-    def _judge(self) -> None:
+    def _check_loop(self) -> None:
         looked_at = time.monotonic()
         while not self._closing.wait(self._interval):
             now = time.monotonic()
