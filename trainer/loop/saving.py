@@ -84,7 +84,7 @@ def last_good_checkpoint(run: Run) -> str:
     return f"the last good checkpoint is {step_folder(run.config.output_dir, run.saved_step)}"
 
 
-def settle(run: Run) -> None:
+def finish_previous_start(run: Run) -> None:
     """What an earlier start left to be done before the first step of this one."""
     settle_branch(run)
     if run.registrar is not None:

@@ -46,7 +46,7 @@ from trainer.loop.global_batches import global_batches, samples_of
 from trainer.loop.identity import facts_of
 from trainer.loop.reporting import log, log_evaluation, report_end, report_start, report_stop
 from trainer.loop.run_lock import only_training
-from trainer.loop.saving import defer_save, save, settle, state_of_checkpoint
+from trainer.loop.saving import defer_save, finish_previous_start, save, state_of_checkpoint
 from trainer.loop.setup import Run, set_up
 from trainer.loop.step import StepRequests, StepResult, take_step
 from trainer.metrics.status import record_end, record_loss_of_writer
@@ -98,7 +98,7 @@ def train(
                 explain_out_of_memory(ranks, "in training"),
                 explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run),
             ):
-                settle(run)
+                finish_previous_start(run)
                 ended = training_loop(run)
         except Exception as error:
             report_end(run, "failed", str(error))

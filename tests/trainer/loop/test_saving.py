@@ -31,9 +31,11 @@ def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
     )
     monkeypatch.setattr(saving, "save", lambda run, is_end: did.append("save"))
     config = SimpleNamespace(checkpoint=SimpleNamespace(upload_to=None))
-    saving.settle(SimpleNamespace(config=config, state=state, registrar=registrar, say=lambda text: None))
+    saving.finish_previous_start(
+        SimpleNamespace(config=config, state=state, registrar=registrar, say=lambda text: None)
+    )
     assert did == done
-    saving.settle(SimpleNamespace(config=config, state=state, registrar=None, say=lambda text: None))
+    saving.finish_previous_start(SimpleNamespace(config=config, state=state, registrar=None, say=lambda text: None))
 
 
 def in_streak(saved_step: int | None) -> tuple[SimpleNamespace, list[str]]:

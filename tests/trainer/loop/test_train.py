@@ -151,7 +151,7 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     monkeypatch.setattr(train, "open_data", lambda *_: [None])
     monkeypatch.setattr(train, "initialize_distributed", lambda *_: ALONE)
     monkeypatch.setattr(train, "watch", lambda *_: Watched())
-    for name, result in (("warn_of_findings", None), ("set_up", make_run(0)), ("settle", None)):
+    for name, result in (("warn_of_findings", None), ("set_up", make_run(0)), ("finish_previous_start", None)):
         see(name, result)
     for name, result in (("training_loop", "finished"), ("leave", True), ("end_process", None)):
         see(name, result)
