@@ -36,7 +36,7 @@ def row_shape(settings: RowSettings) -> RowShape:
     return RowShape(length, max_pairs_in_row(length) if settings.pair_task is not None else 0)
 
 
-class Pass:
+class ComponentEpoch:
     """One pass, named by its key: the same shards, settings and key give the same rows in the same order."""
 
     def __init__(self, shards: Sequence[Shard], settings: RowSettings, key: np.uint64) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
-from trainer.data.epochs import Pass, RowSettings, merge_segments, num_shard_rows
+from trainer.data.epochs import ComponentEpoch, RowSettings, merge_segments, num_shard_rows
 from trainer.data.order import Mixture
 from trainer.data.packing import Segments
 from trainer.data.randomness import Purpose, root_key
@@ -38,7 +38,9 @@ class SampleSpace:
         self._mixture = Mixture(weights, root_key(seed, usage, Purpose.MIXTURE)) if len(components) > 1 else None
         self._key = root_key(seed, usage, Purpose.PASS)
         # A micro-batch may lie across the end of a pass.
-        self._passes: RecentlyUsed[tuple[int, int, int], Pass] = RecentlyUsed(self._open_pass, 2 * len(components))
+        self._passes: RecentlyUsed[tuple[int, int, int], ComponentEpoch] = RecentlyUsed(
+            self._open_pass, 2 * len(components)
+        )
         # Without sentence pairs all passes of a component are equally long.
         self._rows_of_pass = [sum(num_shard_rows(shard, settings) for shard in shards) for shards in components]
         self._pass_starts: dict[tuple[int, int], list[int]] = {}
@@ -47,8 +49,8 @@ class SampleSpace:
         """Samples of an epoch; None for a mixture, whose epochs do not end."""
         return None if self._mixture else self.open_pass(epoch).num_rows
 
-    def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> Pass:
-        """Pass `number` of a component within `epoch`; without a mixture an epoch is its pass 0."""
+    def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
+        """ComponentEpoch `number` of a component within `epoch`; without a mixture an epoch is its pass 0."""
         return self._passes.get((epoch, component, number))
 
     def segments(self, epoch: int, samples: np.ndarray) -> tuple[Segments, list[Shard]]:
@@ -77,10 +79,10 @@ class SampleSpace:
         numbers = np.searchsorted(starts, earlier, side="right") - 1
         return numbers, earlier - np.asarray(starts)[numbers]
 
-    def _open_pass(self, which: tuple[int, int, int]) -> Pass:
+    def _open_pass(self, which: tuple[int, int, int]) -> ComponentEpoch:
         epoch, component, number = which
         shards = self._components[component]
-        opened = Pass(shards, self._settings, root_key(self._key, epoch, component, number))
+        opened = ComponentEpoch(shards, self._settings, root_key(self._key, epoch, component, number))
         if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(
                 f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair that can be labelled: "
@@ -89,7 +91,7 @@ class SampleSpace:
             )
         return opened
 
-    def _lacks_pairs(self, epoch: int, opened: Pass) -> bool:
+    def _lacks_pairs(self, epoch: int, opened: ComponentEpoch) -> bool:
         """Whether training would begin without any pair to learn from; a component of a mixture may have none."""
         counts = opened.pair_counts
         is_beginning = self._usage is Purpose.TRAINING and epoch == 0 and self._mixture is None

@@ -16,7 +16,7 @@ from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from trainer.data import shard_set as shard_set_module
 from trainer.data import verified_files
-from trainer.data.epochs import Pass, RowSettings
+from trainer.data.epochs import ComponentEpoch, RowSettings
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import document_starts
 from trainer.data.randomness import root_key
@@ -124,7 +124,7 @@ def test_a_window_fetches_its_remote_shards_and_the_next_windows_ahead(tmp_path:
     for path in (tmp_path / "local").iterdir():
         memory.pipe_file(f"/shards-ahead/{path.name}", path.read_bytes())
     shards = open_shard_set("memory://shards-ahead", tmp_path / "cache").shards("train")
-    opened = Pass(shards, RowSettings(16, None, 0.1), root_key(0))
+    opened = ComponentEpoch(shards, RowSettings(16, None, 0.1), root_key(0))
     opened.segments(np.array([0]))
     deadline = time.monotonic() + 20
     while len(list((tmp_path / "cache").glob("[!.]*.tar"))) < 2 * WINDOW_SHARDS and time.monotonic() < deadline:
