@@ -34,14 +34,14 @@ class Masking:
     """How tokens are masked; `vocab_size` is the tokenizer's, not the padded one of the model.
 
     Attributes:
-        mlm_probability: the largest share of the tokens that is ever predicted; fixes the capacity of a batch.
+        max_mlm_probability: the largest share of the tokens that is ever predicted; fixes the capacity of a batch.
         unit: what is masked together.
         kinds: (vocab_size,) the `piece_kinds` of the vocabulary, for words and spans.
         mean_span_words: of the geometric distribution of span lengths, in words.
         special_tokens: never predicted, and never put in a token's place but for [MASK].
     """
 
-    mlm_probability: float
+    max_mlm_probability: float
     mask_share: float
     random_share: float
     vocab_size: int
@@ -57,7 +57,7 @@ class Masking:
 
     def max_masked(self, sequence_length: int) -> int:
         """The most tokens that a row can predict."""
-        return math.ceil(self.mlm_probability * sequence_length)
+        return math.ceil(self.max_mlm_probability * sequence_length)
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def mask_rows(
     Args:
         input_ids: (R, L) int64; special tokens are never chosen.
         keys: (R,) uint64, of (seed, epoch, sample).
-        probability: share of the tokens to predict here and now, at most `masking.mlm_probability`, its default.
+        probability: share of the tokens to predict here and now, at most `masking.max_mlm_probability`, its default.
     """
     num_rows, sequence_length = input_ids.shape
-    probability = masking.mlm_probability if probability is None else probability
-    assert probability <= masking.mlm_probability, "the capacity is that of the largest share"
+    probability = masking.max_mlm_probability if probability is None else probability
+    assert probability <= masking.max_mlm_probability, "the capacity is that of the largest share"
     chosen, unit_starts = _choose(input_ids, keys, masking, probability)
     positions = np.flatnonzero(chosen)
     originals = input_ids.reshape(-1)[positions]

@@ -50,7 +50,7 @@ class SampleSpace:
         return None if self._mixture else self.open_pass(epoch).num_rows
 
     def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
-        """ComponentEpoch `number` of a component within `epoch`; without a mixture an epoch is its pass 0."""
+        """Epoch `number` of a component within `epoch`; without a mixture an epoch is its pass 0."""
         return self._passes.get((epoch, component, number))
 
     def segments(self, epoch: int, samples: np.ndarray) -> tuple[Segments, list[Shard]]:

@@ -22,7 +22,7 @@ from trainer.data.randomness import fold, root_key
 from trainer.data.words import PieceKind, word_starts
 
 VOCAB_SIZE = 1000
-BERT = Masking(mlm_probability=0.15, mask_share=0.8, random_share=0.1, vocab_size=VOCAB_SIZE)
+BERT = Masking(max_mlm_probability=0.15, mask_share=0.8, random_share=0.1, vocab_size=VOCAB_SIZE)
 
 
 def keys(count: int, seed: int = 0) -> np.ndarray:
@@ -100,7 +100,7 @@ def test_rates_are_those_asked_for_at_a_million_tokens() -> None:
 
 
 def test_the_random_token_is_of_the_tokenizers_whole_vocabulary() -> None:
-    tiny = Masking(mlm_probability=0.5, mask_share=0.0, random_share=1.0, vocab_size=8)
+    tiny = Masking(max_mlm_probability=0.5, mask_share=0.0, random_share=1.0, vocab_size=8)
     masked = mask_rows(np.full((50, 64), 5), keys(50), tiny)
     assert set(masked.input_ids[masked.masked_positions[masked.labels != IGNORED]]) == {5, 6, 7}
 
@@ -171,7 +171,7 @@ def test_a_span_is_treated_as_one(kinds: np.ndarray) -> None:
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
 def test_a_lower_rate_masks_a_part_of_the_same_places(unit: str, kinds: np.ndarray) -> None:
     ids = text_rows(16, 128)
-    masking = replace(BERT, mlm_probability=0.3, unit=unit, kinds=kinds)
+    masking = replace(BERT, max_mlm_probability=0.3, unit=unit, kinds=kinds)
     many, few = (mask_rows(ids, keys(16), masking, rate) for rate in (0.3, 0.15))
     assert len(many.labels) == len(few.labels), "capacities are those of the largest rate"
     count = (few.labels != IGNORED).sum()
