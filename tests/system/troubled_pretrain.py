@@ -159,7 +159,7 @@ class Compiler:
     def install(self) -> None:
         callback_handler.register_start_callback(self._note)
         wrap(PretrainingModel, "compile_blocks", lambda original, model: original(model, backend=self.compile))
-        for name, when in (("set_up", "set-up"), ("leave", "run")):
+        for name, when in (("set_up", "set-up"), ("finish", "run")):
             wrap(trainer.loop.train, name, self._telling(when))
 
     def compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:

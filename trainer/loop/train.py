@@ -106,7 +106,7 @@ def train(
             run.tracker.close("FAILED")
             raise
         try:
-            all_registered = leave(run, ended)
+            all_registered = finish(run, ended)
         except Exception as error:
             report_end(run, "failed", str(error))
             raise
@@ -305,7 +305,7 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
     return watchdog
 
 
-def leave(run: Run, ended: State) -> bool:
+def finish(run: Run, ended: State) -> bool:
     """Say how it went, and let go of what the run works with; whether all that was to be registered was."""
     peaks = ", ".join(f"{peak / (1 << 30):.2f}" for peak in peak_memory_of_ranks(run.ranks))
     where = "on the GPU" if run.ranks.device.type == "cuda" else "resident"

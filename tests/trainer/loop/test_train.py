@@ -92,7 +92,7 @@ def meetings(monkeypatch: pytest.MonkeyPatch) -> tuple[Meeting, Meeting]:
 
 def leave_all(runs: list[SimpleNamespace], ended: State) -> list[bool]:
     with ThreadPoolExecutor(len(runs)) as threads:
-        return list(threads.map(lambda run: train.leave(run, ended), runs))
+        return list(threads.map(lambda run: train.finish(run, ended), runs))
 
 
 def test_a_rank_whose_copy_is_done_is_watched_while_another_still_copies(meetings):
@@ -153,7 +153,7 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     monkeypatch.setattr(train, "watch", lambda *_: Watched())
     for name, result in (("warn_of_findings", None), ("set_up", make_run(0)), ("finish_previous_start", None)):
         see(name, result)
-    for name, result in (("training_loop", "finished"), ("leave", True), ("end_process", None)):
+    for name, result in (("training_loop", "finished"), ("finish", True), ("end_process", None)):
         see(name, result)
     config = CONFIG.model_copy(update={"output_dir": str(tmp_path)})
     train.train(config, stop_signal=SimpleNamespace(group_ready=lambda: None))
