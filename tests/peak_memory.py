@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 _PROGRAM = """
 import json, re, sys
 from data_prep.config import DocumentSettings
-from data_prep.inputs.documents import DocumentReader
-from data_prep.inputs.input_units import split_into_units
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_units import split_into_units
 
 path, size, settings = sys.argv[1], int(sys.argv[2]), DocumentSettings(**json.loads(sys.argv[3]))
 num_documents, dropped = 0, {}

@@ -38,8 +38,8 @@ from pathlib import Path
 import pyarrow
 
 from data_prep.config import DocumentSettings
-from data_prep.inputs.documents import DocumentReader
-from data_prep.inputs.input_units import split_into_units
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_units import split_into_units
 from tests.fuzzing.watching import read_or_refuse
 
 settings = DocumentSettings(on_bad_input="skip", language_field="language")

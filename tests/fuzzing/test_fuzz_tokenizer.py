@@ -22,8 +22,8 @@ TEXT = "The old cat crossed the river.\n\nIt rained 漢字 [MASK] [CLS] on <0x41
 _OPEN_MANY = """
 import sys
 from pathlib import Path
-from data_prep.errors import UserError
-from data_prep.tokenizing.sentencepiece_model import open_model, token_spans, vocabulary_of
+from data_prep.base.errors import UserError
+from data_prep.tokenizer.sentencepiece_model import open_model, token_spans, vocabulary_of
 num_opened = 0
 for path in sorted(Path(sys.argv[1]).iterdir()):
     print(path.name, flush=True)

@@ -186,7 +186,7 @@ def test_wrong_usage_is_told_before_any_work(
 
 REFUSED = """
 import sys
-from data_prep.errors import UserError
+from data_prep.base.errors import UserError
 from launch import finetune
 for options in sys.argv[1:]:
     sys.argv = ["finetune.py", *GIVEN, *options.split()]

@@ -230,7 +230,7 @@ def test_row_14_a_store_that_dies_in_an_upload_leaves_no_torn_object(
 _PAUSED = """
 import os, signal, sys
 from data_prep.__main__ import main
-from data_prep.preparing import prepare
+from data_prep.pipeline import preparation as prepare
 work = prepare.run_reduce
 def paused(*given, **named):
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -127,8 +127,8 @@ import json, os, sys, warnings, contextlib, io
 import torch
 warnings.filterwarnings("ignore")
 sys.path.insert(0, os.getcwd())
-from trainer.ranks.distributed import initialize_distributed
-from trainer.settings.training import DistributedSettings
+from trainer.distributed.process_group import initialize_distributed
+from trainer.config.training_settings import DistributedSettings
 initialize_distributed(DistributedSettings())
 import deepspeed
 from deepspeed.utils import safe_set_full_optimizer_state

@@ -90,7 +90,7 @@ def ended_by_its_reader(words: list[str]) -> tuple[int, str]:
 
 PROGRAM = """
 import sys
-from data_prep.errors import UserError, run_command
+from data_prep.base.errors import UserError, run_command
 
 def command():
     print("word" * int(sys.argv[1]))

@@ -15,7 +15,7 @@ from data_prep.base.standard_streams import OutputLost, guarded
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import os, sys
-from data_prep.errors import UserError, run_command
+from data_prep.base.errors import UserError, run_command
 
 def command():
     print("progress", file=sys.stderr, flush=True)

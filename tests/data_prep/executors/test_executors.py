@@ -20,10 +20,10 @@ _TASKS = textwrap.dedent(
     import os, signal, sys, threading, time
     from pathlib import Path
     import psutil
-    from data_prep.errors import UserError
-    from data_prep.files import storage
-    from data_prep.execution import worker_server
-    from data_prep.execution.executors import ProcessExecutor, run_units
+    from data_prep.base.errors import UserError
+    from data_prep.storage import storage
+    from data_prep.executors import worker_server
+    from data_prep.executors.executors import ProcessExecutor, run_units
 
     def whoami(task):
         folder, run, number = task

@@ -28,8 +28,8 @@ SHORT_LEASE_SECONDS = 1.0
 
 _PROGRAM = """
 import sys, time
-from data_prep.files import leases
-from data_prep.files import storage
+from data_prep.storage import leases
+from data_prep.storage import storage
 leases.LEASE_SECONDS = float(sys.argv[3])
 leases._machine_mark = lambda: sys.argv[4]
 with storage.hold_lock(sys.argv[1], sys.argv[2]) as lock:

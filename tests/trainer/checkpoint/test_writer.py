@@ -393,9 +393,9 @@ def test_weights_are_read_without_deepspeed(tmp_path):
     code = f"""
 import sys
 sys.modules["deepspeed"] = None
-from trainer.checkpoints.format import read_state
-from trainer.checkpoints.pieces import read_weights
-from trainer.checkpoints.resuming import find_latest
+from trainer.checkpoint.format import read_state
+from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.restore import find_latest
 print(len(read_weights({str(folder)!r})), read_state({str(folder)!r}).state.step)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys, time
-from trainer.ranks import deepspeed_launcher as launcher
+from trainer.distributed import deepspeed_launcher as launcher
 
 def main():
     print(launcher.runner.subprocess.Popen(["sleep", "600"]).pid, flush=True)
@@ -47,7 +47,7 @@ exit 3
 """
 LAUNCH = """
 import sys
-from trainer.ranks import deepspeed_launcher as launcher
+from trainer.distributed import deepspeed_launcher as launcher
 
 def main():
     result = launcher.runner.subprocess.Popen(["pdsh", "-S"], env=None)

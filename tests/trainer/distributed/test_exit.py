@@ -68,7 +68,7 @@ def test_other_errors_are_not_taken_for_a_lost_peer(message: str) -> None:
 
 NOISY = """
 import os, sys, threading
-from trainer.ranks.leaving import end_with_last_line
+from trainer.distributed.exit import end_with_last_line
 go = threading.Event()
 def shout():
     while True:

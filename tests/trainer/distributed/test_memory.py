@@ -51,7 +51,7 @@ print(subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, t
 """
 CHILD = """
 import torch
-from trainer.watching.memory import peak_memory_bytes
+from trainer.distributed.memory import peak_memory_bytes
 before = peak_memory_bytes(torch.device("cpu"))
 torch.ones(300 << 20, dtype=torch.uint8)
 print(before, peak_memory_bytes(torch.device("cpu")))

@@ -183,7 +183,7 @@ def test_a_signal_to_a_forked_child_is_not_this_process_s(clock):
 
 WAITS_OUTSIDE_PYTHON = """
 import ctypes
-from trainer.ranks import stop_signal
+from trainer.distributed import stop_signal
 stop_signal.REPEAT_SECONDS = 0.3
 stop_signal.StopSignal().group_ready()
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)

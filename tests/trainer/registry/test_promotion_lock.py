@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PROMOTION = """
 import sys
 from trainer.registry import promotion_lock, versions
-from trainer.registry.promotion import judge, parse_conditions
+from trainer.config.promotion import judge, parse_conditions
 from trainer.tracking.mlflow_server import connect
 
 version, uri = sys.argv[1:]
