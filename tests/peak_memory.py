@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 _PROGRAM = """
 import json, re, sys
-from data_prep.config import DocumentSettings
+from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import split_into_units
 

@@ -37,7 +37,7 @@ from pathlib import Path
 
 import pyarrow
 
-from data_prep.config import DocumentSettings
+from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import split_into_units
 from tests.fuzzing.watching import read_or_refuse

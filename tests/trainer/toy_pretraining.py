@@ -33,7 +33,7 @@ from trainer.distributed.process_group import Ranks, barrier, initialize_distrib
 from trainer.engine.engine import build_engine
 from trainer.engine.optimizer import build_optimizer
 from trainer.evaluation.validation_loss import evaluate
-from trainer.loop.setup import rehearse
+from trainer.loop.setup import warmup_step
 from trainer.loop.step import StepRequests, seed_micro_batch, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
@@ -118,7 +118,7 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Start or resume, take `steps` steps, save; what the steps gave, summed over ranks."""
     config = make_config(shards, job)
     engine = build_engine(make_model(config), config, ranks)
-    rehearse(engine, config, [open_shard_set(shards)], ranks)
+    warmup_step(engine, config, [open_shard_set(shards)], ranks)
     found = find_latest(config.output_dir, ranks, stage=engine.stage)
     state = TrainState()
     if found is not None:

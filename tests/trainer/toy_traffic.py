@@ -87,7 +87,7 @@ from trainer.data.shard_set import open_shard_set  # noqa: E402
 from trainer.distributed.exit import run_rank  # noqa: E402
 from trainer.distributed.process_group import Ranks, barrier, initialize_distributed, shut_down  # noqa: E402
 from trainer.engine.engine import build_engine  # noqa: E402
-from trainer.loop.setup import rehearse  # noqa: E402
+from trainer.loop.setup import warmup_step  # noqa: E402
 from trainer.loop.step import StepRequests, take_step  # noqa: E402
 from trainer.metrics.throughput import WorkClock  # noqa: E402
 from trainer.model.sizes import num_parameters  # noqa: E402
@@ -107,7 +107,7 @@ def wide_config(shards: str, job: dict[str, Any]) -> RunConfig:
 def measure(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     config = wide_config(shards, job)
     engine = build_engine(make_model(config), config, ranks)
-    rehearse(engine, config, [open_shard_set(shards)], ranks)
+    warmup_step(engine, config, [open_shard_set(shards)], ranks)
     engine.train()
     batches = make_loader(config, TrainState(), ranks)
     for step, batch in enumerate(itertools.islice(batches, STEPS)):

@@ -36,7 +36,7 @@ def test_deepspeed_makes_groups_without_a_timeout() -> None:
     import deepspeed.comm
 
     assert "timeout" not in inspect.signature(deepspeed.comm.new_group).parameters, (
-        "set_timeout_on_all_groups of ranks/distributed.py may give it to DeepSpeed"
+        "set_timeout_on_all_groups of distributed/process_group.py may give it to DeepSpeed"
     )
 
 
@@ -64,7 +64,7 @@ def test_deepspeed_sets_a_whole_parameter_past_its_end_at_stage_3() -> None:
     parameter = SimpleNamespace(requires_grad=True, ds_numel=3)
     with pytest.raises(RuntimeError, match="exceeds dimension size"):
         DeepSpeedZeroOptimizer_Stage3.set_full_hp_param(last_of_two, torch.ones(3), parameter)
-        pytest.fail("checkpoints/fragments.py may use safe_set_full_fp32_param and safe_set_full_optimizer_state")
+        pytest.fail("engine/fragments.py may use safe_set_full_fp32_param and safe_set_full_optimizer_state")
 
 
 def test_deepspeed_keeps_gathered_weights_of_all_but_the_largest_models() -> None:
@@ -118,7 +118,7 @@ def test_deepspeed_takes_the_standard_error_away_while_it_tries_the_compiler(mon
     compiler = Mock(compile=compile_nothing)
     monkeypatch.setattr(importlib.import_module("distutils.ccompiler"), "new_compiler", lambda **_: compiler)
     assert ShareMemCommBuilder().has_function("any", ())
-    assert seen[1] != seen[0], "StopSignal of ranks/stop_signal.py may write to descriptor 2 itself"
+    assert seen[1] != seen[0], "StopSignal of distributed/stop_signal.py may write to descriptor 2 itself"
     assert standard_error() == seen[0]
 
 
@@ -194,7 +194,7 @@ def engine_findings() -> dict[str, bool]:
             False,
             "Engine.prepare of trainer/engine/engine.py needs no rehearsal for the state",
         ),
-        ("all groups are linked", False, "_flattened_fragment of checkpoints/fragments.py may use optim_fragment"),
+        ("all groups are linked", False, "_flattened_fragment of engine/fragments.py may use optim_fragment"),
     ],
 )
 def test_what_the_engine_of_deepspeed_does(

@@ -75,7 +75,9 @@ def test_the_launcher_of_deepspeed_shows_passwords_and_leaves_other_variables_be
     ((command, options),) = started
     assert "opensesame" in " ".join(command), "the look for secrets in preflight/launch_checks.py may be taken out"
     assert "eth7" not in " ".join(command), "launch/nodes.py need not write a .deepspeed_env"
-    assert "preexec_fn" not in options, "ranks/deepspeed_launcher.py may be taken out, if pdsh ends with its launcher"
+    assert "preexec_fn" not in options, (
+        "distributed/deepspeed_launcher.py may be taken out, if pdsh ends with its launcher"
+    )
 
 
 def start_one_rank(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
@@ -102,7 +104,7 @@ def test_the_launcher_of_deepspeed_leaves_its_ranks_alone_when_it_is_killed(tmp_
     launcher.kill()
     launcher.wait()
     time.sleep(5)
-    assert still_runs(rank), "watch_launcher of ranks/launcher.py may be taken out"
+    assert still_runs(rank), "watch_launcher of distributed/launcher.py may be taken out"
     os.kill(rank, 9)
 
 

@@ -43,7 +43,7 @@ def web() -> Iterator[str]:
 def test_fsspec_says_of_a_forbidden_web_file_that_it_is_missing(web: str) -> None:
     with pytest.raises(FileNotFoundError):
         fsspec.filesystem("http", skip_instance_cache=True).info(f"{web}/403")
-        pytest.fail("_raise_if_elsewhere of files/remote_files.py need not look for 401 and 403")
+        pytest.fail("_raise_if_elsewhere of storage/remote_files.py need not look for 401 and 403")
 
 
 def test_fsspec_cannot_read_ranges_of_a_server_that_gives_whole_files(web: str) -> None:
@@ -51,7 +51,7 @@ def test_fsspec_cannot_read_ranges_of_a_server_that_gives_whole_files(web: str) 
     with pytest.raises(ValueError, match=r"(?i)range"):
         file.seek(5)
         file.read(1)
-        pytest.fail("_spooled of files/remote_reader.py may be taken out")
+        pytest.fail("_spooled of storage/remote_reader.py may be taken out")
 
 
 def test_open_files_of_the_memory_filesystem_share_one_position() -> None:
@@ -59,7 +59,7 @@ def test_open_files_of_the_memory_filesystem_share_one_position() -> None:
     filesystem.pipe_file("/workarounds/file", b"0123456789")
     first, second = filesystem.open("/workarounds/file"), filesystem.open("/workarounds/file")
     second.seek(5)
-    assert first.read(1) == b"5", "_range_fetcher of files/remote_reader.py need not treat memory:// by itself"
+    assert first.read(1) == b"5", "_range_fetcher of storage/remote_reader.py need not treat memory:// by itself"
 
 
 def test_the_glob_of_fsspec_takes_a_folder_that_cannot_be_listed_for_an_empty_one() -> None:
@@ -74,7 +74,7 @@ def test_the_glob_of_fsspec_takes_a_folder_that_cannot_be_listed_for_an_empty_on
             folder = {"name": "top/a", "size": 0, "type": "directory"}
             return [folder] if detail else ["top/a"]
 
-    assert Failing().glob("top/*/x") == [], "_walk of files/remote_files.py may be fsspec's glob"
+    assert Failing().glob("top/*/x") == [], "_walk of storage/remote_files.py may be fsspec's glob"
 
 
 def test_fsspec_remembers_listings_that_others_have_changed(s3_bucket: Any) -> None:
@@ -84,7 +84,7 @@ def test_fsspec_remembers_listings_that_others_have_changed(s3_bucket: Any) -> N
     writer.pipe_file(f"{name}/folder/first", b"1")
     assert len(reader.ls(f"{name}/folder")) == 1
     writer.pipe_file(f"{name}/folder/second", b"2")
-    assert len(reader.ls(f"{name}/folder")) == 1, "use_listings_cache in files/remote_files.py may be taken out"
+    assert len(reader.ls(f"{name}/folder")) == 1, "use_listings_cache in storage/remote_files.py may be taken out"
 
 
 def test_s3fs_is_silent_about_files_that_the_store_did_not_delete(
@@ -104,14 +104,14 @@ def test_s3fs_is_silent_about_files_that_the_store_did_not_delete(
     try:
         filesystem.rm(path, recursive=True)
     except OSError:
-        pytest.fail("the look after rm in remove of files/remote_files.py may be taken out")
+        pytest.fail("the look after rm in remove of storage/remote_files.py may be taken out")
     assert filesystem.exists(path)
 
 
 def test_s3fs_tries_again_by_itself_and_has_no_option_against_it() -> None:
     from s3fs import S3FileSystem
 
-    assert S3FileSystem.retries > 1, "_filesystem of files/remote_files.py need not set the retries"
+    assert S3FileSystem.retries > 1, "_filesystem of storage/remote_files.py need not set the retries"
     assert "retries" not in inspect.signature(S3FileSystem).parameters, (
-        "_filesystem of files/remote_files.py may give the retries as an option"
+        "_filesystem of storage/remote_files.py may give the retries as an option"
     )

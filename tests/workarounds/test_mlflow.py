@@ -98,7 +98,7 @@ def test_mlflow_refuses_the_second_of_two_that_make_a_new_alias_at_once(database
     event.listen(Session, "before_flush", another_is_faster, once=True)
     with pytest.raises(MlflowException, match="UNIQUE"):
         client.set_registered_model_alias("name", "alias", "2")
-        pytest.fail("point_alias of registry/registry.py need not ask twice")
+        pytest.fail("point_alias of registry/registration.py need not ask twice")
 
 
 def test_mlflow_tells_the_password_of_its_address_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_mlflow_asks_once_more_for_a_version_whose_answer_was_lost(monkeypatch: 
         MlflowClient(f"http://127.0.0.1:{server.server_port}").create_model_version("name", "s3://bucket/model")
     server.shutdown()
     server.server_close()
-    assert len(made) == 2, "_create_version of registry/registry.py need not look for copies of its version"
+    assert len(made) == 2, "_create_version of registry/registration.py need not look for copies of its version"
 
 
 def test_mlflow_takes_torchvision_for_a_need_of_every_model() -> None:
@@ -179,7 +179,7 @@ def test_mlflow_takes_torchvision_for_a_need_of_every_model() -> None:
     config = BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     with pytest.raises(ImportError, match="torchvision"):
         get_default_pip_requirements(BertModel(config))
-        pytest.fail("_upload of registry/registry.py need not give pip_requirements")
+        pytest.fail("_upload of registry/registration.py need not give pip_requirements")
 
 
 def test_mlflow_cannot_save_a_folder(tiny_hugging_face: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_mlflow_cannot_save_a_folder(tiny_hugging_face: Path, tmp_path: Path) ->
 
     with pytest.raises(AttributeError, match="__name__"):
         save_model(str(tiny_hugging_face), str(tmp_path / "model"), task="fill-mask", pip_requirements=["torch"])
-        pytest.fail("_upload of registry/registry.py may give the folder in place of a pipeline")
+        pytest.fail("_upload of registry/registration.py may give the folder in place of a pipeline")
 
 
 def test_mlflow_answers_nothing_where_no_piece_of_a_text_has_a_tag(tiny_hugging_face: Path) -> None:

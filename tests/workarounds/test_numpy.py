@@ -17,4 +17,4 @@ def test_numpy_evaluates_the_header_of_an_array() -> None:
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
     with pytest.raises((MemoryError, RecursionError)):
         np.load(io.BytesIO(data), allow_pickle=False)
-        pytest.fail("_read_array of data_set/shards.py may use numpy's own reader")
+        pytest.fail("_read_array of dataset/shards.py may use numpy's own reader")

@@ -18,10 +18,10 @@ def test_pyarrow_raises_what_is_not_its_own_where_a_text_is_no_utf8() -> None:
     text = pa.Array.from_buffers(pa.string(), 1, [None, offsets, values])
     with pytest.raises(UnicodeDecodeError):
         text.to_pylist()
-        pytest.fail("_bytes_of of inputs/parquet.py need not cast to bytes")
+        pytest.fail("_bytes_of of storage/parquet.py need not cast to bytes")
 
 
 def test_pyarrow_reads_whole_row_groups_ahead() -> None:
     assert inspect.signature(pq.ParquetFile).parameters["pre_buffer"].default is True, (
-        "ParquetRows of inputs/parquet.py need not turn pre_buffer off"
+        "ParquetRows of storage/parquet.py need not turn pre_buffer off"
     )

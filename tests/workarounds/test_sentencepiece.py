@@ -33,14 +33,14 @@ def sentencepiece_model(lines: list[str], **options: Any) -> tuple[bytes, list[s
 def test_sentencepiece_writes_the_number_of_its_threads_into_the_model() -> None:
     one, four = sentencepiece_model(_LINES, num_threads=1), sentencepiece_model(_LINES, num_threads=4)
     assert one[1] == four[1]
-    assert one[0] != four[0], "_TRAINING_THREADS of tokenizing/sentencepiece_model.py need no longer be pinned"
+    assert one[0] != four[0], "_TRAINING_THREADS of tokenizer/sentencepiece_model.py need no longer be pinned"
 
 
 def test_sentencepiece_drops_long_lines_in_silence() -> None:
     lines = [*_LINES, " " + "zzzzxxxx " * 60]
     pieces = sentencepiece_model(lines, max_sentence_length=200, vocab_size=40)[1]
     assert not any("z" in piece or "x" in piece for piece in pieces), (
-        "max_line_bytes of tokenizing/sentencepiece_model.py and the cutting of lines before it may be taken out"
+        "max_line_bytes of tokenizer/sentencepiece_model.py and the cutting of lines before it may be taken out"
     )
 
 
@@ -53,5 +53,5 @@ def test_sentencepiece_leaves_out_required_characters_that_are_rare_or_absent() 
 def test_sentencepiece_does_not_tell_which_pieces_are_user_defined() -> None:
     names = [name.lower() for name in dir(sentencepiece.SentencePieceProcessor)]
     assert not any("user" in name and "defined" in name for name in names), (
-        "vocabulary_of of tokenizing/sentencepiece_model.py can ask the library instead of being given user_symbols"
+        "vocabulary_of of tokenizer/sentencepiece_model.py can ask the library instead of being given user_symbols"
     )

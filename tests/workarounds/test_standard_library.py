@@ -60,7 +60,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     worker = int((tmp_path / "pid").read_text())
     time.sleep(2)
-    assert still_runs(worker), "end_with_parent in execution/worker_process.py may be taken out"
+    assert still_runs(worker), "end_with_parent in executors/worker_process.py may be taken out"
     os.kill(worker, signal.SIGKILL)
 
 
@@ -92,7 +92,7 @@ def test_tarfile_asks_for_as_much_as_a_header_says(kind: bytes) -> None:
     file = _Asked(header.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
     with pytest.raises(tarfile.TarError):
         tarfile.open(fileobj=file, mode="r:").getmembers()
-    assert file.most >= 1 << 40, "_BoundedFile of data_set/shards.py may be taken out"
+    assert file.most >= 1 << 40, "_BoundedFile of dataset/shards.py may be taken out"
 
 
 def test_tarfile_raises_other_errors_than_its_own() -> None:
@@ -106,5 +106,5 @@ def test_tarfile_raises_other_errors_than_its_own() -> None:
             tarfile.open(fileobj=file, mode="r:").getmembers()
         raised.append(caught.value)
     assert not all(isinstance(error, tarfile.TarError) for error in raised), (
-        "read_records of data_set/shards.py need not catch ValueError and OverflowError"
+        "read_records of dataset/shards.py need not catch ValueError and OverflowError"
     )

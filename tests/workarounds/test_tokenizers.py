@@ -34,7 +34,9 @@ def test_the_prepend_normaliser_puts_a_space_after_every_special_token() -> None
 
     prepend = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     tokens = metaspace_tokenizer(prepend, pre_tokenizers.Metaspace(prepend_scheme="never")).encode("a [MASK].").tokens
-    assert tokens[-2:] == ["\u2581", "."], "build of tokenizing/hugging_face.py may put the first space by Prepend"
+    assert tokens[-2:] == ["\u2581", "."], (
+        "build of tokenizer/hugging_face_tokenizer.py may put the first space by Prepend"
+    )
 
 
 def test_a_text_whose_first_character_is_removed_gets_no_space() -> None:
@@ -52,7 +54,7 @@ def test_an_added_token_parts_a_text_before_its_first_space_is_known() -> None:
     tokenizer = metaspace_tokenizer(None, pre_tokenizers.Metaspace(prepend_scheme="first"))
     tokenizer.add_tokens([AddedToken(".", normalized=False)])
     assert "\u2581" not in tokenizer.encode(".a").tokens[0], (
-        "user symbols may be added tokens: tokenizing/user_symbols.py may be taken out"
+        "user symbols may be added tokens: tokenizer/user_symbols.py may be taken out"
     )
 
 

@@ -42,13 +42,15 @@ dist.destroy_process_group()
     answer = run_python(code)
     first, second = map(float, answer.stdout.split())
     assert first == 7
-    assert second != 7, "set_timeout_on_all_groups of ranks/distributed.py may be taken out"
+    assert second != 7, "set_timeout_on_all_groups of distributed/process_group.py may be taken out"
 
 
 def test_a_store_that_is_not_there_yet_is_waited_for_with_stacks_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(torch.distributed.DistError):
         torch.distributed.TCPStore("127.0.0.1", free_port(), 2, is_master=False, timeout=timedelta(seconds=1))
-    assert "frame #" in capfd.readouterr().err, "_open_store of ranks/meeting.py need not look for the store itself"
+    assert "frame #" in capfd.readouterr().err, (
+        "_open_store of distributed/rendezvous.py need not look for the store itself"
+    )
 
 
 def test_starting_a_data_loader_draws_from_the_global_random_state() -> None:

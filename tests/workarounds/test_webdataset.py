@@ -34,7 +34,7 @@ def test_webdataset_and_tarfile_end_in_silence_at_a_damaged_header(tmp_path: Pat
     with tarfile.open(path) as tar:
         in_tar = len(tar.getnames())
     in_web_data_set = len(list(webdataset.WebDataset(str(path), shardshuffle=False)))
-    assert in_tar < 20, "read_records of data_set/shards.py need no longer be compared with the index to find the end"
+    assert in_tar < 20, "read_records of dataset/shards.py need no longer be compared with the index to find the end"
     assert in_web_data_set < 20, "shards may be read by webdataset: their counts need no longer come from the manifest"
 
 
@@ -48,10 +48,10 @@ def test_webdataset_unpickles_members_named_so(tmp_path: Path) -> None:
         info.size = len(data)
         tar.addfile(info, io.BytesIO(data))
     list(webdataset.WebDataset(str(path), shardshuffle=False).decode())
-    assert mark.exists(), "shards may be decoded by webdataset: _read_array of data_set/shards.py may be taken out"
+    assert mark.exists(), "shards may be decoded by webdataset: _read_array of dataset/shards.py may be taken out"
 
 
 @pytest.mark.spawn
 def test_importing_webdataset_imports_torch() -> None:
     answer = run_python("import sys, webdataset; print('torch' in sys.modules)")
-    assert answer.stdout.strip() == "True", "_write_records of data_set/shards.py may use webdataset.TarWriter"
+    assert answer.stdout.strip() == "True", "_write_records of dataset/shards.py may use webdataset.TarWriter"

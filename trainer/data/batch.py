@@ -18,7 +18,7 @@ class Batch:
 
     Sequences (a document's piece, or a sentence pair, or the dead places that close a row) never cross a row, never
     attend to each other, and each counts its positions from 0. The capacity S of `cu_seqlens` follows the number of
-    sequences that the micro-batch really holds (`assemble.sequence_capacity`); unused entries repeat T. The other
+    sequences that the micro-batch really holds (`assembly.sequence_capacity`); unused entries repeat T. The other
     capacities are per row, so nothing overflows: P = R * ceil(mlm_probability * L) predictions, C pairs (0 without
     sentence pairs). An unused entry of `masked_positions` or `cls_positions` is 0 and its label -100.
     """

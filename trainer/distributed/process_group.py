@@ -1,4 +1,4 @@
-"""The process groups: starting them, agreeing over them, and leaving them together (`leaving.py`: each by itself).
+"""The process groups: starting them, agreeing over them, and leaving them together (`exit.py`: each by itself).
 
 Plain `python` is a world of one; the `deepspeed` launcher, torchrun and srun set the environment of a larger one.
 """

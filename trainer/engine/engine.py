@@ -183,7 +183,7 @@ class Engine:
             vars(self._engine.optimizer.loss_scaler).update(state)
 
     def destroy(self) -> None:
-        """Let go of DeepSpeed's hooks and buffers; before `distributed.leave_groups`."""
+        """Let go of DeepSpeed's hooks and buffers; before `process_group.leave_groups`."""
         self._engine.destroy()
 
 

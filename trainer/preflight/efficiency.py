@@ -96,9 +96,14 @@ def step_traffic(config: RunConfig, phase: Phase, world_size: int, achieved_flop
     )
 
 
+_BATCH_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""DeepSpeed's keys that a user gives for the number of ranks that is launched, and no other."""
+
+
 def _overlapped_reductions(config: RunConfig, cut: BatchArithmetic) -> int:
     """All-reduces of a step that a backward hides, at the ZeRO stages below 3."""
-    settings = deepspeed_config(config, cut.world_size)
+    user = {name: value for name, value in (config.deepspeed or {}).items() if name not in _BATCH_SIZES}
+    settings = deepspeed_config(config, cut.world_size, user)
     if config.zero.stage == 2:
         return cut.accumulation_steps if settings["zero_optimization"].get("overlap_comm") else 0
     is_taken_over = config.zero.stage == 1 and not config.zero.offload_optimizer

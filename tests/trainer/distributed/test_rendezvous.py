@@ -17,7 +17,7 @@ from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
 
 pytestmark = pytest.mark.spawn
 
-SCRIPT = str(Path(__file__).with_name("toy_meeting.py"))
+SCRIPT = str(Path(__file__).with_name("toy_rendezvous.py"))
 PROMPT_SECONDS = 50
 """For what would otherwise wait for 600."""
 

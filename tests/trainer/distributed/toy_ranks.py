@@ -1,4 +1,4 @@
-"""What the ranks of `test_distributed.py` do: `python toy_ranks.py MODE`."""
+"""What the ranks of `test_process_group.py` do: `python toy_ranks.py MODE`."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_without_sections_deepspeed_is_not_imported_for_it():
 import sys
 sys.modules["deepspeed"] = None
 from data_prep.base.settings import load_settings
-from trainer.config import RunConfig
+from trainer.config.run_config import RunConfig
 from trainer.preflight.deepspeed_sections import check_sections
 check_sections(load_settings(RunConfig, "tiny_cpu", ["deepspeed={steps_per_print: 10}"]), 1, "cpu")
 """

@@ -17,7 +17,7 @@ from trainer.tracking.mlflow_server import connect
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROMOTION = """
 import sys
-from trainer.registry import promotion_lock, versions
+from trainer.registry import model_versions, promotion_lock
 from trainer.config.promotion import judge, parse_conditions
 from trainer.tracking.mlflow_server import connect
 
@@ -33,11 +33,11 @@ def look_at_holder(*values, held=promotion_lock._held):
     print("held up", flush=True)
     return held(*values)
 
-versions.judge, promotion_lock._held = judge_and_wait, look_at_holder
+model_versions.judge, promotion_lock._held = judge_and_wait, look_at_holder
 connect(uri).get_registered_model("birds")  # which imports all that a promotion needs
 print("ready", flush=True)
 sys.stdin.readline()
-versions.promote("birds", version, "champion", parse_conditions("valid/mlm_loss < champion"), uri)
+model_versions.promote("birds", version, "champion", parse_conditions("valid/mlm_loss < champion"), uri)
 """
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of `test_meeting.py` do: `python toy_meeting.py MODE SECONDS GO`; rank 1 is the one in trouble.
+"""What the ranks of `test_rendezvous.py` do: `python toy_rendezvous.py MODE SECONDS GO`; rank 1 is the one in trouble.
 
 They begin when the file GO is there, so that none is late for the meeting on a busy machine.
 """
