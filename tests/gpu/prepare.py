@@ -94,6 +94,8 @@ def tree_bytes() -> int:
 def main() -> None:
     arguments = parse_arguments()
     kit: Path = arguments.output
+    if not (arguments.shards / "manifest.json").is_file():
+        raise SystemExit(f"error: {arguments.shards} holds no manifest.json. Fix: set --shards to a finished shard set")
     shutil.rmtree(kit, ignore_errors=True)
     (kit / "wheels").mkdir(parents=True)
     (kit / ".gitignore").write_text("*\n")  # the folder is ignored wherever it lies
