@@ -104,6 +104,21 @@ def test_wrong_arguments_are_refused_in_one_line(
     assert not (tmp_path / "out").exists() and not (tmp_path / "kit").exists()
 
 
+@pytest.mark.parametrize(("output", "error"), [("mine", "is not a kit"), ("mine/shards", "which is rebuilt")])
+def test_a_directory_that_is_not_a_kit_is_not_deleted(
+    output: str, error: str, module: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path / "mine" / "shards", tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    shards = tmp_path / ("elsewhere" if output == "mine" else output)
+    words = ["--shards", str(shards), "--there", "torch", "--output", str(tmp_path / output)]
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *words])
+    with pytest.raises(SystemExit, match=error):
+        module("prepare").main()
+    assert (tmp_path / "mine" / "shards" / "manifest.json").exists()
+
+
 def test_a_command_is_stopped_at_the_end_of_its_steps_time(module: Callable[[str], Any], kit: Any) -> None:
     sleep = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
     module("kit").run_steps(kit, [module("kit").Step("sleeps", 3, lambda kit: {"output": kit.call(sleep)})])
