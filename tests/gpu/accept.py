@@ -18,10 +18,11 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import wheels
-from kit import Kit, run_steps
+from kit import Kit, Step, run_steps
 from steps import LONG_STEPS, PART1, PART2
 
 PART_SECONDS = {"part1": 530.0, "part2": 580.0, "cpu-check": 3000.0}
@@ -38,6 +39,36 @@ def install(kit_folder: Path, site: Path) -> None:
         subprocess.run([*command, "--target", str(site), *map(str, chosen)], check=True)
     site.mkdir(parents=True, exist_ok=True)
     (site / ".done").touch()
+
+
+def shards_of(arguments: argparse.Namespace) -> Path:
+    """The shard set to train on; that of the kit is unpacked once.
+
+    Raises:
+        SystemExit: it does not exist.
+    """
+    shards: Path = (arguments.shards or arguments.work / "shards").absolute()
+    packed: Path = arguments.kit / "shards.tar.xz"
+    if arguments.shards is None and not shards.is_dir():
+        if not packed.is_file():
+            raise SystemExit(f"error: {packed} does not exist. Fix: run tests/gpu/prepare.py first, or set --shards")
+        with tarfile.open(packed) as archive:
+            archive.extractall(arguments.work, filter="data")
+    if not (shards / "manifest.json").is_file():
+        raise SystemExit(f"error: {shards} holds no manifest.json. Fix: set --shards to a finished shard set")
+    return shards
+
+
+def check_names(names: Sequence[str], steps: Sequence[Step]) -> None:
+    """Refuse names with which no step begins.
+
+    Raises:
+        SystemExit: there is one.
+    """
+    for name in names:
+        if not any(step.name.startswith(name) for step in steps):
+            there = ", ".join(step.name for step in steps)
+            raise SystemExit(f"error: --only {name!r} matches no step. Fix: choose from {there}")
 
 
 def variables(work: Path, site: Path, toy: bool) -> dict[str, str]:
@@ -78,12 +109,10 @@ def main() -> None:
     arguments = parser.parse_args()
     ends_at = time.time() + (arguments.seconds or PART_SECONDS[arguments.part])
     work, toy = arguments.work.absolute(), arguments.part == "cpu-check"
+    check_names(arguments.only, [*PART1, *PART2] if toy else {"part1": PART1, "part2": PART2}[arguments.part])
     work.mkdir(parents=True, exist_ok=True)
+    shards, failed = shards_of(arguments), 0
     install(arguments.kit, work / "site")
-    if arguments.shards is None and not (work / "shards").is_dir():
-        with tarfile.open(arguments.kit / "shards.tar.xz") as archive:
-            archive.extractall(work, filter="data")
-    shards, failed = (arguments.shards or work / "shards").absolute(), 0
     for part, steps in (("part1", PART1), ("part2", PART2)):
         if toy or arguments.part == part:
             out = (arguments.out / part if toy else arguments.out).absolute()

@@ -38,6 +38,8 @@ class Kit:
     long_steps: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     step_ends_at: float = 0.0
+    stopped: str = ""
+    """Why the steps that are left are skipped; empty where they are run."""
 
     def call(
         self, command: Sequence[str | Path], seconds: float | None = None, until: Callable[[], bool] | None = None
@@ -103,6 +105,8 @@ def run_steps(kit: Kit, steps: Sequence[Step], only: Sequence[str] = ()) -> None
         row: dict[str, Any]
         if kit.toy and step.needs_gpu:
             row = {"status": "skipped", "why": "needs a GPU"}
+        elif kit.stopped:
+            row = {"status": "skipped", "why": kit.stopped}
         elif left < budget / 2:
             row = {"status": "skipped", "why": f"{left:.0f} s left of the {budget:.0f} s it may take"}
         else:

@@ -94,6 +94,14 @@ def tree_bytes() -> int:
 def main() -> None:
     arguments = parse_arguments()
     kit: Path = arguments.output
+    if not (arguments.shards / "manifest.json").is_file():
+        raise SystemExit(f"error: {arguments.shards} holds no manifest.json. Fix: set --shards to a finished shard set")
+    if arguments.shards.resolve().is_relative_to(kit.resolve()):
+        raise SystemExit(
+            f"error: --shards {arguments.shards} lies in {kit}, which is rebuilt. Fix: set another --output"
+        )
+    if kit.exists() and not (kit.is_dir() and ((kit / "wheels").is_dir() or not any(kit.iterdir()))):
+        raise SystemExit(f"error: {kit} exists and is not a kit. Fix: set --output to a new directory")
     shutil.rmtree(kit, ignore_errors=True)
     (kit / "wheels").mkdir(parents=True)
     (kit / ".gitignore").write_text("*\n")  # the folder is ignored wherever it lies

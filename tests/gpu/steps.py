@@ -33,8 +33,8 @@ def environment(kit: Kit) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(kit.call(kit.python("-c", code, *names)).strip().splitlines()[-1])
     if not kit.toy:
         if found["device"] is None:
-            kit.ends_at = time.time()
-            return found | {"status": "failed", "why": "torch sees no CUDA device"}
+            kit.stopped = "torch sees no CUDA device"
+            return found | {"status": "failed", "why": kit.stopped}
         kit.call(["nvidia-smi"])
     return found
 

@@ -68,6 +68,57 @@ def test_a_step_that_fails_or_does_not_fit_stops_no_other(module: Callable[[str]
     assert statuses(kit) == {"d": "ok"}
 
 
+def test_without_a_device_every_other_step_is_skipped_with_that_reason(
+    module: Callable[[str], Any], kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = json.dumps({"device": None, "versions": {}, "unmet": []})
+    monkeypatch.setattr(kit, "call", lambda command: answer)
+    environment, *others = module("steps").PART1
+    module("kit").run_steps(kit, [environment, *others])
+    assert kit.rows[0]["status"] == "failed"
+    assert {row["status"] for row in kit.rows[1:]} == {"skipped"}
+    assert {row["why"] for row in kit.rows} == {"torch sees no CUDA device"}
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["accept.py", "part1", "--out", "out", "--work", "work", "--kit", "nowhere"], "run tests/gpu/prepare.py"),
+        (["accept.py", "part1", "--out", "out", "--work", "work", "--shards", "nowhere"], "holds no manifest.json"),
+        (["accept.py", "part2", "--out", "out", "--work", "work", "--only", "probe"], "'probe' matches no step"),
+        (["prepare.py", "--shards", "nowhere", "--there", "torch", "--output", "kit"], "holds no manifest.json"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    words: list[str],
+    error: str,
+    module: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="error: ") as refused:
+        module(words[0].removesuffix(".py")).main()
+    assert error in str(refused.value) and "Fix: " in str(refused.value)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "kit").exists()
+
+
+@pytest.mark.parametrize(("output", "error"), [("mine", "is not a kit"), ("mine/shards", "which is rebuilt")])
+def test_a_directory_that_is_not_a_kit_is_not_deleted(
+    output: str, error: str, module: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path / "mine" / "shards", tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    shards = tmp_path / ("elsewhere" if output == "mine" else output)
+    words = ["--shards", str(shards), "--there", "torch", "--output", str(tmp_path / output)]
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *words])
+    with pytest.raises(SystemExit, match=error):
+        module("prepare").main()
+    assert (tmp_path / "mine" / "shards" / "manifest.json").exists()
+
+
 def test_a_command_is_stopped_at_the_end_of_its_steps_time(module: Callable[[str], Any], kit: Any) -> None:
     sleep = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
     module("kit").run_steps(kit, [module("kit").Step("sleeps", 3, lambda kit: {"output": kit.call(sleep)})])

@@ -30,6 +30,7 @@ from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
 from trainer.distributed.exit import run_rank
 from trainer.distributed.process_group import Ranks, barrier, initialize_distributed, shut_down
+from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import build_engine
 from trainer.engine.optimizer import build_optimizer
 from trainer.evaluation.validation_loss import evaluate

@@ -52,9 +52,11 @@ class OverlappedReduction:
         self._postdivide = torch.distributed.get_world_size(group) / predivide
         self._is_active = False
         self._num_started = 0
-        for bucket in buckets:
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+            for bucket in buckets
+            for parameter in bucket.parameters
+        ]
 
     def begin(self) -> None:
         """Before the last backward of a step."""
@@ -78,6 +80,11 @@ class OverlappedReduction:
             if bucket.sent is not bucket.gradients:
                 bucket.gradients.copy_(bucket.sent)
             bucket.sent = bucket.work = None
+
+    def destroy(self) -> None:
+        """Remove the hooks; Python's garbage collector does not see a cycle that leads through them."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _arrived(self, bucket: Bucket) -> None:
         if not self._is_active:

@@ -32,6 +32,8 @@ _OWNED_SECTIONS = frozenset(
     """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
     optimizer""".split()
 )
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""Keys whose values depend on the number of ranks."""
 _REFUSED: dict[str, str] = {
     "scheduler": "the learning rate follows schedule.* of the YAML",
     "activation_checkpointing": "set training.activation_checkpointing",

@@ -184,6 +184,8 @@ class Engine:
 
     def destroy(self) -> None:
         """Let go of DeepSpeed's hooks and buffers; before `process_group.leave_groups`."""
+        if self._reduction is not None:
+            self._reduction.destroy()
         self._engine.destroy()
 
 

@@ -124,7 +124,7 @@ class Health:
     """Watches the metrics of a run, step by step in their order."""
 
     def __init__(self, settings: HealthSettings, unigram_entropy_nats: float | None) -> None:
-        """`unigram_entropy_nats` of the training data (`trainer/metrics/unigram.py`); None leaves the plateau unwatched."""
+        """`unigram_entropy_nats` is that of the training data (`unigram.py`); None leaves the plateau unwatched."""
         self.nonfinite = NonFiniteSteps(settings.max_nonfinite_steps)
         self._settings = settings
         self._entropy = unigram_entropy_nats

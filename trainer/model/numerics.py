@@ -43,10 +43,15 @@ def with_compilation_decided(config: RunConfig, ranks: Ranks) -> tuple[RunConfig
     if config.training.compile != "auto":
         return config, None
     missing = gather_objects(missing_for_compilation(ranks.device.type), ranks)
-    if config.zero.stage == 3:
-        missing = ["a ZeRO stage below 3"] * ranks.world_size
     lacking = [rank for rank, what in enumerate(missing) if what is not None]
     warning = None
+    if config.zero.stage == 3:
+        if ranks.device.type == "cuda":
+            warning = (
+                "training.compile=auto: nothing is compiled at zero.stage=3. Fix: set zero.stage to 2 or lower, or "
+                "training.compile=false"
+            )
+        return _with_training(config, compile=False), warning
     if lacking and ranks.device.type == "cuda":
         warning = (
             f"training.compile=auto: nothing is compiled, because rank {lacking[0]} lacks {missing[lacking[0]]}. "

@@ -26,7 +26,7 @@ from trainer.model.sizes import (
     parameter_table,
 )
 from trainer.preflight.efficiency import WORLD_SIZES, efficiency_lines, gpus_per_node
-from trainer.preflight.memory_estimate import memory_in_phase
+from trainer.preflight.memory_estimate import heaviest_phase, memory_in_phase
 from trainer.registry.init_from import look_at_initial_weights
 
 GIB = 1 << 30
@@ -136,7 +136,9 @@ def flops_lines(config: RunConfig) -> list[str]:
 
 def memory_lines(config: RunConfig, world_size: int) -> list[str]:
     """Estimated memory of a rank by part, for ZeRO 0 to 3, at the phase that needs most."""
-    tables = [memory_in_phase(config, max(config.phases, key=_places), stage, world_size) for stage in ZERO_STAGES]
+    tables = [
+        memory_in_phase(config, heaviest_phase(config, stage, world_size), stage, world_size) for stage in ZERO_STAGES
+    ]
     marks = ["<- this run" if stage == config.zero.stage else "" for stage in range(4)]
     parts = list(tables[0])
     lines = ["ZeRO  " + "  ".join(f"{part:>14}" for part in parts) + f"  {'total':>8}"]
@@ -148,7 +150,7 @@ def memory_lines(config: RunConfig, world_size: int) -> list[str]:
 
 def activation_lines(config: RunConfig, world_size: int) -> list[str]:
     """What each part of the model keeps from forward to backward, at the phase that needs most, and the logits."""
-    phase = max(config.phases, key=_places)
+    phase = heaviest_phase(config, config.zero.stage, world_size)
     number_bytes = 4 if config.training.precision == "fp32" else 2
     parts = activation_bytes(
         config.model,
@@ -231,7 +233,3 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
     )
     yield f"the run reads {asked:,} places, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"
-
-
-def _places(phase: Phase) -> int:
-    return phase.micro_batch_tokens

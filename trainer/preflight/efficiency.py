@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import Phase
-from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_config import BATCH_KEYS, deepspeed_config
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.scale import sent_bytes
 
@@ -96,13 +96,10 @@ def step_traffic(config: RunConfig, phase: Phase, world_size: int, achieved_flop
     )
 
 
-_BATCH_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-"""DeepSpeed's keys that a user gives for the number of ranks that is launched, and no other."""
-
-
 def _overlapped_reductions(config: RunConfig, cut: BatchArithmetic) -> int:
     """All-reduces of a step that a backward hides, at the ZeRO stages below 3."""
-    user = {name: value for name, value in (config.deepspeed or {}).items() if name not in _BATCH_SIZES}
+    # The user's batch sizes are those of the run's own number of ranks, and would contradict the YAML at any other.
+    user = {key: value for key, value in (config.deepspeed or {}).items() if key not in BATCH_KEYS}
     settings = deepspeed_config(config, cut.world_size, user)
     if config.zero.stage == 2:
         return cut.accumulation_steps if settings["zero_optimization"].get("overlap_comm") else 0

@@ -8,6 +8,11 @@ from trainer.config.training_settings import Phase, ZeroStage
 from trainer.model.sizes import memory_per_rank
 
 
+def heaviest_phase(config: RunConfig, stage: ZeroStage, world_size: int) -> Phase:
+    """The phase that needs the most memory per rank; the first of several that need as much."""
+    return max(config.phases, key=lambda phase: sum(memory_in_phase(config, phase, stage, world_size).values()))
+
+
 def memory_in_phase(config: RunConfig, phase: Phase, stage: ZeroStage, world_size: int) -> dict[str, int]:
     """Bytes on one rank by part, at a ZeRO stage and a number of ranks that need not be the run's.
 

@@ -32,7 +32,7 @@ from trainer.model.numerics import fast_precision
 from trainer.preflight.deepspeed_sections import unwritable_output
 from trainer.preflight.disk_checks import check_disk
 from trainer.preflight.finding import Finding, Level, guarded
-from trainer.preflight.memory_estimate import memory_in_phase
+from trainer.preflight.memory_estimate import heaviest_phase, memory_in_phase
 
 GIB = 1 << 30
 NOTABLE_FILLING = 0.05
@@ -84,7 +84,7 @@ def _check_batch_warmup(phase: Phase, world_size: int, where: str) -> Finding:
 
 def check_memory(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
     """The estimate for a rank at the phase that needs most, against what its device has."""
-    phase = max(config.phases, key=lambda phase: phase.micro_batch_tokens)
+    phase = heaviest_phase(config, config.zero.stage, world_size)
     parts = memory_in_phase(config, phase, config.zero.stage, world_size)
     if config.zero.offload_optimizer and device.type == "cuda":
         parts = {name: size for name, size in parts.items() if name not in ("optimizer", "master_weights")}

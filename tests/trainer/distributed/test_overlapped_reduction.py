@@ -5,6 +5,8 @@ That two and three ranks then train as plain PyTorch and bitwise as with DeepSpe
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -121,3 +123,16 @@ def test_gradients_travel_in_the_type_asked_for_and_come_back_as_their_mean(monk
     largest = max(float(tensor.abs().max()) for tensor in toy.sent)
     assert largest * predivide == pytest.approx(float(gradients.abs().max()), rel=4e-3)
     torch.testing.assert_close(torch.cat(toy.flats), gradients * 4 / 8, rtol=1e-2, atol=0)
+
+
+def test_a_destroyed_reduction_leaves_no_gradients_in_memory(monkeypatch):
+    """A sweep of the benchmark builds one engine after another in a process."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    parameter = nn.Parameter(torch.zeros(WIDTH))
+    buckets = cut_into_buckets([([parameter], torch.zeros(WIDTH))], [parameter], WIDTH)
+    reduction = OverlappedReduction(buckets, torch.float32, None)
+    references = [weakref.ref(parameter), weakref.ref(buckets[0])]
+    reduction.destroy()
+    del parameter, buckets, reduction
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]

@@ -10,6 +10,7 @@ from data_prep.dataset.manifest import read_manifest
 from trainer.config.run_config import RunConfig
 from trainer.model.hugging_face import hugging_face_config
 from trainer.preflight.dry_run import (
+    activation_lines,
     batch_lines,
     explain,
     flops_lines,
@@ -66,6 +67,18 @@ def test_memory_is_told_for_every_stage_and_this_runs_stage_is_marked():
     assert [line.endswith("<- this run") for line in lines] == [False, False, True, False, False]
     totals = [float(line.removesuffix("<- this run").split()[-1]) for line in lines[1:]]
     assert totals == sorted(totals, reverse=True)
+
+
+def test_memory_is_that_of_the_phase_with_the_largest_micro_batch_after_it_is_divided_over_the_ranks():
+    """The second phase allows larger micro-batches, but 64 ranks divide its small global batch into smaller ones."""
+    phases = [
+        {"steps": 1, "sequence_length": 512, "micro_batch_tokens": 32_768, "global_batch_tokens": 4_194_304},
+        {"steps": 1, "sequence_length": 512, "micro_batch_tokens": 65_536, "global_batch_tokens": 262_144},
+    ]
+    two = load_settings(RunConfig, "bert_large_phased", [f"training.phases={json.dumps(phases)}"])
+    one = load_settings(RunConfig, "bert_large_phased", [f"training.phases={json.dumps(phases[:1])}"])
+    assert memory_lines(two, 64) == memory_lines(one, 64)
+    assert activation_lines(two, 64) == activation_lines(one, 64)
 
 
 def test_shards_that_are_not_there_are_told_and_no_error():

@@ -104,3 +104,10 @@ def test_gpus_per_node_are_the_launchers_or_eight(monkeypatch, launched, expecte
     if launched is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", launched)
     assert gpus_per_node() == expected
+
+
+def test_batch_sizes_of_a_deepspeed_file_are_those_of_the_runs_own_ranks():
+    """They fit 64 ranks, and the table asks about other numbers too."""
+    sizes = "train_batch_size: 8192, train_micro_batch_size_per_gpu: 128, gradient_accumulation_steps: 1"
+    given = preset(f"deepspeed={{{sizes}}}")
+    assert list(efficiency_lines(given, (1, 8, 64, 256), 8)) == list(efficiency_lines(preset(), (1, 8, 64, 256), 8))
