@@ -119,7 +119,7 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Start or resume, take `steps` steps, save; what the steps gave, summed over ranks."""
     config = make_config(shards, job)
     engine = build_engine(make_model(config), config, ranks)
-    warmup_step(engine, config, [open_shard_set(shards)], ranks)
+    warmup_step(engine, config, [open_shard_set(shards)], ranks, 0, Watchdog(config.health, ranks))
     found = find_latest(config.output_dir, ranks, stage=engine.stage)
     state = TrainState()
     if found is not None:
