@@ -121,7 +121,10 @@ def gpus_per_node() -> int:
 
 
 def efficiency_lines(config: RunConfig, world_sizes: Sequence[int], node_gpus: int) -> Iterator[str]:
-    """The table for people, of the phase with the largest global batch."""
+    """The table for people, of the phase with the largest global batch; a sentence instead for fp32."""
+    if config.training.precision == "fp32":
+        yield f"No prediction for fp32: the assumed {ACHIEVED_FLOPS / 1e12:.0f} TFLOP/s per GPU are those of bf16."
+        return
     phase = max(config.phases, key=lambda phase: phase.global_batch_tokens)
     names = "  ".join(f"{f'{gbits:,.0f} Gb/s':>10}" for gbits in NETWORKS_GBITS)
     yield f"{'GPUs':>5}  {'nodes':>5}  {'micro_batch_tokens':>18}  {'accumulation':>12}  {names}"

@@ -111,3 +111,8 @@ def test_batch_sizes_of_a_deepspeed_file_are_those_of_the_runs_own_ranks():
     sizes = "train_batch_size: 8192, train_micro_batch_size_per_gpu: 128, gradient_accumulation_steps: 1"
     given = preset(f"deepspeed={{{sizes}}}")
     assert list(efficiency_lines(given, (1, 8, 64, 256), 8)) == list(efficiency_lines(preset(), (1, 8, 64, 256), 8))
+
+
+def test_fp32_has_no_prediction_from_the_speed_of_bf16():
+    (line,) = efficiency_lines(preset("training.precision=fp32"), [64], 8)
+    assert line.startswith("No prediction for fp32")
