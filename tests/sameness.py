@@ -165,6 +165,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="where to write the digests")
     parser.add_argument("--compare", type=Path, help="digests of another commit, which must be equal")
     arguments = parser.parse_args()
+    if arguments.compare and not arguments.compare.is_file():
+        parser.error(f"--compare {arguments.compare} does not exist. Fix: write it with --output on the other commit")
     found = collect()
     if arguments.output:
         arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
