@@ -13,7 +13,7 @@
 #   -- section.field=value  settings of the training that replace those of configs/tiny_cpu.yaml
 #   --help                  this text
 #
-# Run again, finished steps are skipped, and a training that was stopped goes on. MLFLOW_TRACKING_URI is honoured;
+# Run again, finished steps are skipped, and a training that was stopped goes on. MLFLOW_TRACKING_URI is honored;
 # without it runs and models are tracked in DIR/mlflow.db. CLOZEWORKS_VENV names the environment (default: .venv).
 
 set -euo pipefail

@@ -1,7 +1,7 @@
 """Vectors of texts: `embed.py --model models:/NAME@ALIAS --input texts.txt --output vectors.npy`.
 
 A text a line, from a file or standard input; of a table (tsv, csv, jsonl, parquet) a column. Parquet holds the texts
-beside their vectors. `--neighbours WORD` shows the nearest words instead: in the embedding table, and as they are used
+beside their vectors. `--neighbors WORD` shows the nearest words instead: in the embedding table, and as they are used
 in the texts given.
 """
 
@@ -40,14 +40,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help="of a text's tokens (default mean)")
     parser.add_argument("--layer", type=int, default=-1, metavar="N", help="0: embeddings, 1...: layers (default last)")
     parser.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="texts at once (default 32)")
-    parser.add_argument("--neighbours", metavar="WORD", help="show the nearest words instead of writing vectors")
+    parser.add_argument("--neighbors", metavar="WORD", help="show the nearest words instead of writing vectors")
     parser.add_argument("--top-k", type=at_least(1), default=10, metavar="K", help="how many of them (default 10)")
     parser.add_argument(
         "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
     )
     read = parser.parse_args(arguments)
-    if read.neighbours is None and read.output is None:
-        parser.error("give --output FILE for vectors, or --neighbours WORD")
+    if read.neighbors is None and read.output is None:
+        parser.error("give --output FILE for vectors, or --neighbors WORD")
     if read.output is not None and read.output.suffix not in (".npy", ".parquet"):
         parser.error(f"--output {read.output} is neither .npy nor .parquet")
     if read.input is not None and read.input.suffix in TABLES and read.text_column is None:
@@ -57,20 +57,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.neighbours is not None:
-        check_utf8([arguments.neighbours])
+    if arguments.neighbors is not None:
+        check_utf8([arguments.neighbors])
     else:
-        from trainer.finetune.labelled_tables import check_writable
+        from trainer.finetune.labeled_tables import check_writable
 
         check_writable(arguments.output, "--output")
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
-    texts = input_texts(arguments) if arguments.neighbours is None or arguments.input is not None else []
+    texts = input_texts(arguments) if arguments.neighbors is None or arguments.input is not None else []
     from trainer.inference.embedding import Embedder
     from trainer.registry.pull import pull
 
     embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
-    if arguments.neighbours is not None:
-        show_neighbours(embedder, texts, arguments)
+    if arguments.neighbors is not None:
+        show_neighbors(embedder, texts, arguments)
         return
     found = embedder.embed(texts, arguments.pooling, arguments.layer, arguments.batch_size)
     write_vectors(arguments.output, texts, found.vectors)
@@ -131,20 +131,18 @@ def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
     else:
         import pandas
 
-        from trainer.finetune.labelled_tables import write_table
+        from trainer.finetune.labeled_tables import write_table
 
         write_table(pandas.DataFrame({"text": texts, "embedding": list(vectors)}), path)
 
 
-def show_neighbours(embedder: Embedder, texts: list[str], arguments: argparse.Namespace) -> None:
+def show_neighbors(embedder: Embedder, texts: list[str], arguments: argparse.Namespace) -> None:
     """Print the nearest words by the embedding table, and in the texts where there are any."""
-    word = arguments.neighbours
-    static = embedder.static_neighbours(word, arguments.top_k)
+    word = arguments.neighbors
+    static = embedder.static_neighbors(word, arguments.top_k)
     print(f"{word!r} in the embedding table: " + ", ".join(f"{found} {cosine:.3f}" for found, cosine in static))
     if texts:
-        near, count = embedder.contextual_neighbours(
-            word, texts, arguments.top_k, arguments.layer, arguments.batch_size
-        )
+        near, count = embedder.contextual_neighbors(word, texts, arguments.top_k, arguments.layer, arguments.batch_size)
         print(
             f"{word!r} in context ({counted(count, 'time')} in {counted(len(texts), 'text')}): "
             + ", ".join(f"{found} {cosine:.3f}" for found, cosine in near)

@@ -7,7 +7,7 @@
 # CLOZEWORKS_VENV     the folder of the environment (default: .venv in the repository root)
 # CLOZEWORKS_CONSTRAINTS   versions to install (default: constraints.txt; it must name torch's)
 # CLOZEWORKS_PYTHON   the Python that makes it (default: the newest of python3.13, python3.12, python3.11, python3)
-# Pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf) are honoured.
+# Pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf) are honored.
 # Run again, it returns at once when pyproject.toml, the constraints and the Python are unchanged.
 
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""Fit a pretrained encoder to labelled text, and see what the pretraining was worth.
+"""Fit a pretrained encoder to labeled text, and see what the pretraining was worth.
 
     finetune.py --model models:/NAME@ALIAS --task classification --train train.tsv --test dev.tsv \\
         --text-column sentence --label-column label --compare scratch,frozen,full --output fitted
@@ -36,7 +36,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
     parser.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
-    data = parser.add_argument_group("labelled data: tsv, csv, jsonl or parquet")
+    data = parser.add_argument_group("labeled data: tsv, csv, jsonl or parquet")
     data.add_argument("--train", required=True, type=Path, metavar="FILE", help="examples to fit to")
     data.add_argument("--valid", type=Path, metavar="FILE", help="chooses learning rate and epoch")
     data.add_argument("--test", type=Path, metavar="FILE", help="what scores are told of")
@@ -194,7 +194,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--learning-rates {rate:g} is no learning rate; give numbers such as 5e-5")
     if arguments.alias and not arguments.register:
         raise UsageError("--alias points to a registered model; give --register NAME too")
-    from trainer.finetune.labelled_tables import check_readable
+    from trainer.finetune.labeled_tables import check_readable
     from trainer.finetune.task_data import task_of_columns
     from trainer.finetune.tasks import choosing_metric
 
@@ -215,7 +215,7 @@ def check_new_folder(path: Path, option: str) -> None:
     Raises:
         UsageError: naming the option.
     """
-    from trainer.finetune.labelled_tables import check_takes_files
+    from trainer.finetune.labeled_tables import check_takes_files
 
     if path.exists() and not path.is_dir():
         raise UsageError(f"{option} {path} is a file; give a new folder")

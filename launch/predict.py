@@ -42,7 +42,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     from trainer.finetune.fitted_model import FittedModel
-    from trainer.finetune.labelled_tables import check_suffix, check_writable, write_table
+    from trainer.finetune.labeled_tables import check_suffix, check_writable, write_table
     from trainer.registry.pull import pull
 
     check_suffix(arguments.output)
@@ -66,7 +66,7 @@ def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pa
 
     from trainer.finetune.answer_task import Answer
     from trainer.finetune.examples import Columns, read_examples
-    from trainer.finetune.labelled_tables import read_table
+    from trainer.finetune.labeled_tables import read_table
 
     text = arguments.text_column or (model.columns.text if model.columns else None)
     pair = arguments.pair_column or (model.columns.pair if model.columns else None)

@@ -43,7 +43,7 @@ def main() -> None:
     if arguments.output.suffix.lower() != ".png":
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
     check_utf8(arguments.texts)
-    from trainer.finetune.labelled_tables import check_writable
+    from trainer.finetune.labeled_tables import check_writable
     from trainer.inference.attention_maps import attention_maps, choose
     from trainer.registry.pull import pull
     from trainer.tracking.figures import draw_heads

@@ -59,7 +59,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--step", type=at_least(0), default=0, metavar="N", help="step whose masking rate is used (default 0)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a row, for programs; fields as above")
-    parser.add_argument("--colour", choices=("auto", "always", "never"), default="auto", help="default: on a terminal")
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal")
     return parser.parse_intermixed_args(arguments)
 
 
@@ -74,9 +74,9 @@ def main() -> None:
         for row in rows_as_data(batch, pair_labels, arguments.sample):
             print(json.dumps(row, ensure_ascii=False))
         return
-    colour = arguments.colour == "always" or (arguments.colour == "auto" and sys.stdout.isatty())
+    color = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
     print(LEGEND, end="\n\n")
-    for line in describe_batch(batch, tokenizer, pair_labels, colour):
+    for line in describe_batch(batch, tokenizer, pair_labels, color):
         print(line)
 
 

@@ -72,7 +72,7 @@ def main() -> None:
             f"{arguments.output_dir}/{STATUS_NAME} is damaged, without {', '.join(missing)}; start the training again, "
             "which writes it anew"
         )
-    figures = summarise(status, read_history(arguments.output_dir), time.time(), is_alive(status))
+    figures = summarize(status, read_history(arguments.output_dir), time.time(), is_alive(status))
     print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
 
 
@@ -132,7 +132,7 @@ def cause_of_death(status: dict[str, Any], now: float, is_alive: bool | None) ->
     return f"process {status.get('pid')} of {status.get('host')} {what} and noted no end; rerun the command to resume"
 
 
-def summarise(
+def summarize(
     status: dict[str, Any], history: Sequence[dict[str, Any]], now: float, is_alive: bool | None = None
 ) -> dict[str, Any]:
     """The figures of a run at the time `now` (seconds since 1970); None for what cannot be told yet.

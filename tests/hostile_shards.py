@@ -26,7 +26,7 @@ def write_hostile_shards(folder: Path, corpus: Path, tokenizer_folder: Path) -> 
     config = PreparationConfig.model_validate(
         {
             "sources": [
-                {"name": name, "input": str(inputs / f"{number}.jsonl"), "language": language, "licence": "CC0-1.0"}
+                {"name": name, "input": str(inputs / f"{number}.jsonl"), "language": language, "license": "CC0-1.0"}
                 for number, (name, language) in enumerate(zip(NAMES, ("en", "en", "fr"), strict=True))
             ],
             "shards": {"min_shards": 3, "valid_fraction": 0.1, "record_tokens": 1500},

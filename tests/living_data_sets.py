@@ -45,7 +45,7 @@ def make_data_set(
         path = inputs / f"{name}.jsonl"
         if not path.exists():  # written again it would be another input
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in lines), encoding="utf-8")
-        sources.append({"name": name, "input": str(path), "licence": "CC0-1.0"})
+        sources.append({"name": name, "input": str(path), "license": "CC0-1.0"})
     shards = {"min_shards": 3, "valid_fraction": 0.2, "record_tokens": 1500}
     config = PreparationConfig.model_validate({"sources": sources, "shards": shards, **settings})
     tokenizer = Tokenizer.load(tokenizer_folder)

@@ -15,8 +15,8 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import catalogue, corpus_part, plots, readme_blocks, reports, rows, running
-from tests.benchmarks.catalogue import BENCHMARKS, Benchmark
+from tests.benchmarks import catalog, corpus_part, plots, readme_blocks, reports, rows, running
+from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Row, figure
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ AGAIN = "run python -m tests.benchmarks --readme"
 def measured() -> dict[str, reports.Report]:
     """The reports that lie in the repository; each is in the common shape, or reading would rewrite it."""
     for path in reports.RESULTS.glob("*.json"):
-        assert catalogue.of_file(path.name) is not None, f"{path.name} is the result of no benchmark"
+        assert catalog.of_file(path.name) is not None, f"{path.name} is the result of no benchmark"
         assert reports.is_in_common_shape(reports.read(path)), f"{path.name} is as its script wrote it: {AGAIN}"
     return command.load_reports(reports.RESULTS)
 
@@ -54,8 +54,8 @@ def test_no_speed_stands_in_readme_outside_those_tables() -> None:
 def test_every_result_says_where_and_how_it_was_measured(measured: dict[str, reports.Report]) -> None:
     assert {report["benchmark"] for report in measured.values()} == {benchmark.name for benchmark in BENCHMARKS}
     for name, report in measured.items():
-        benchmark = catalogue.named(report["benchmark"])
-        assert benchmark is catalogue.of_file(f"{name}.json")
+        benchmark = catalog.named(report["benchmark"])
+        assert benchmark is catalog.of_file(f"{name}.json")
         assert set(report) == {"benchmark", "date", "machine", "versions", "command", "rows", "details"}
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", report["date"])
         assert report["machine"]["cores"] and report["versions"]["python"]
@@ -73,7 +73,7 @@ def test_a_ratio_above_one_means_that_ours_is_better() -> None:
     assert Row("alone", 20.0, None, None, "s", "less", 3).ratio is None
 
 
-def raw_tokenising() -> dict[str, Any]:
+def raw_tokenizing() -> dict[str, Any]:
     """Two corpora: SentencePiece is faster by paragraph on one; gigatoken has other ids on that one."""
 
     def corpus(text_mb: float, gigatoken_differs: int, **seconds: float) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def raw_tokenising() -> dict[str, Any]:
     return machine | {
         "date": "2026-01-02",
         "versions": {"sentencepiece": "0.2.3"},
-        "command": "python /somewhere/tests/benchmarks/tokenising.py --corpus /corpora/books --work /w --runs 3",
+        "command": "python /somewhere/tests/benchmarks/tokenizing.py --corpus /corpora/books --work /w --runs 3",
         "corpora": {
             "long": corpus(20.0, 1, ours=2.0, sentencepiece=12.0, sentencepiece_paragraphs=8.0, gigatoken=1.0),
             "short": corpus(10.0, 0, ours=4.0, sentencepiece=2.0, sentencepiece_paragraphs=2.5, gigatoken=5.0),
@@ -95,7 +95,7 @@ def raw_tokenising() -> dict[str, Any]:
 
 
 def test_a_scripts_report_becomes_rows_of_medians_without_the_machines_paths() -> None:
-    report = reports.in_common_shape("tokenising", raw_tokenising(), rows.tokenising)
+    report = reports.in_common_shape("tokenizing", raw_tokenizing(), rows.tokenizing)
     assert [(row["peer_name"], row["ours"], row["peer"]) for row in report["rows"]] == [
         ("SentencePiece", 30.0 / 6.0, 30.0 / 10.0),  # by paragraph on one corpus, by document on the other
         ("tokenizers (encode_batch_fast)", 30.0 / 6.0, 30.0 / 10.0),
@@ -108,7 +108,7 @@ def test_a_scripts_report_becomes_rows_of_medians_without_the_machines_paths() -
     ]
     assert reports.rows_of(report)[0].range == "0.500 (short) to 4.00 (long)"
     assert reports.rows_of(report)[2].range == ""
-    assert report["command"] == "python tokenising.py --corpus books --runs 3"
+    assert report["command"] == "python tokenizing.py --corpus books --runs 3"
     assert report["machine"] == {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1}
     assert report["versions"] == {"sentencepiece": "0.2.3", "python": "3.11.7"}
     assert report["date"] == "2026-01-02" and set(report["details"]) == {"corpora"}
@@ -120,7 +120,7 @@ def test_resuming_and_masking_are_compared_with_every_peer_and_with_its_fastest_
     def runs(seconds: float) -> list[dict[str, float]]:
         return [{"cpu_seconds": seconds, "peak_mb": 100.0}] * 3
 
-    raw = raw_tokenising() | {
+    raw = raw_tokenizing() | {
         "tokens_before_the_stop": {"streamed": 100_000_000, "long": 50_000_000_000},
         "runs": {
             "streamed": {"ours": runs(0.5), "trainer": runs(50.0), "datasets": runs(0.25)},
@@ -158,10 +158,10 @@ def test_training_is_told_over_corpora_and_seeds() -> None:
 
 
 def test_what_a_script_wrote_into_results_itself_is_brought_into_the_common_shape(tmp_path: Path) -> None:
-    (tmp_path / "tokenising.json").write_text(json.dumps(raw_tokenising()))
+    (tmp_path / "tokenizing.json").write_text(json.dumps(raw_tokenizing()))
     found = command.load_reports(tmp_path)
-    assert found["tokenising"]["rows"][0]["ratio"] == pytest.approx(5.0 / 3.0)
-    assert reports.read(tmp_path / "tokenising.json") == found["tokenising"]
+    assert found["tokenizing"]["rows"][0]["ratio"] == pytest.approx(5.0 / 3.0)
+    assert reports.read(tmp_path / "tokenizing.json") == found["tokenizing"]
 
 
 def test_a_figure_changed_by_hand_is_put_right_and_nothing_else_is_touched(measured: dict[str, reports.Report]) -> None:
@@ -190,7 +190,7 @@ def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
         ]
 
     side = {"tokens_per_second": 500.0, "training_seconds": 4.0, "seeds": [{}, {}, {}]}
-    raw = raw_tokenising() | {
+    raw = raw_tokenizing() | {
         "preset": "tiny_cpu",
         "parameters": 1234,
         "sides": {"ours": side | {"points": points(5.0, 3.0)}, "transformers": side | {"points": points(6.0, 4.0)}},
@@ -210,7 +210,7 @@ def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
     }
     model = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 128, "tokens_seen": 34_404_181}
     task = {"variants": variants, "model": model | {"scores": {"valid/mlm_loss": 3.838}}}
-    raw = raw_tokenising() | {"seeds": 3, "tasks": {"sst2, 500 rows": task, "sst2, 2,000 rows": task}}
+    raw = raw_tokenizing() | {"seeds": 3, "tasks": {"sst2, 500 rows": task, "sst2, 2,000 rows": task}}
     report = reports.in_common_shape("downstream", raw, rows.downstream)
     assert [(row["ours"], row["ratio"]) for row in report["rows"]] == [(75.0, 1.5), (60.0, pytest.approx(1.2))] * 2
     text = readme_blocks.made("downstream", {"downstream_cpu": report})
@@ -271,7 +271,7 @@ def test_corpora_are_read_from_json_lines_csv_and_tsv_and_cut_to_size(tmp_path: 
 def test_a_benchmark_gets_every_corpus_and_without_any_the_one_folder(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").touch()
     one = Benchmark(
-        "name", "something", "good.py", rows.tokenising, 1, ["--corpora", "{corpora}", "--work", "{work}"], []
+        "name", "something", "good.py", rows.tokenizing, 1, ["--corpora", "{corpora}", "--work", "{work}"], []
     )
     inputs = running.Inputs(Path("w"), tmp_path, ["a=x", "b=y,z"], None, None, quick=False)
     assert inputs.arguments(one) == ["--corpora", "a=x", "b=y,z", "--work", "w"]
@@ -286,7 +286,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     (folder / "good.py").write_text(
         "import json, os, sys\n"
-        f"raw = {raw_tokenising()!r} | {{'threads': os.environ['OMP_NUM_THREADS'], 'arguments': sys.argv[1:-2]}}\n"
+        f"raw = {raw_tokenizing()!r} | {{'threads': os.environ['OMP_NUM_THREADS'], 'arguments': sys.argv[1:-2]}}\n"
         "json.dump(raw, open(sys.argv[-1], 'w'))\n"
     )
     (folder / "bad.py").write_text("import sys; sys.exit('the disk is full')\n")
@@ -296,12 +296,12 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake(name: str, script: str = "good.py", **values: Any) -> Benchmark:
-    return Benchmark(name, "something", script, rows.tokenising, 1, ["--corpus", "{corpus}"], ["--quick"], **values)
+    return Benchmark(name, "something", script, rows.tokenizing, 1, ["--corpus", "{corpus}"], ["--quick"], **values)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, benchmarks: list[Benchmark], *words: str) -> int:
     monkeypatch.setattr(command, "BENCHMARKS", benchmarks)
-    monkeypatch.setattr(catalogue, "BENCHMARKS", benchmarks)
+    monkeypatch.setattr(catalog, "BENCHMARKS", benchmarks)
     return command.main(words)
 
 
@@ -316,7 +316,7 @@ def test_each_runs_on_its_own_and_what_cannot_run_says_why_and_stops_no_other(
     benchmarks = [
         fake("lacking", packages=["no_such_package_a", "json"]),
         fake("failing", script="bad.py"),
-        fake("tokenising"),
+        fake("tokenizing"),
     ]
     results, pictures = tmp_path / "results", tmp_path / "pictures"
     status = run(monkeypatch, benchmarks, "--corpus", str(corpus), "--results", str(results))
@@ -326,11 +326,11 @@ def test_each_runs_on_its_own_and_what_cannot_run_says_why_and_stops_no_other(
     assert "the disk is full" in told.err and "failing ended with status 1" in told.err
     assert "not measured: lacking, failing" in told.err
     assert "[3/3]" in told.out and "5.00 MB/CPU s  3.00 SentencePiece  1.67 times better" in told.out
-    assert [path.name for path in results.iterdir()] == ["tokenising.json"]
-    details = reports.read(results / "tokenising.json")["details"]
+    assert [path.name for path in results.iterdir()] == ["tokenizing.json"]
+    details = reports.read(results / "tokenizing.json")["details"]
     assert details["threads"] == "1" and details["arguments"] == ["--corpus", str(corpus)]
     assert run(monkeypatch, benchmarks, "--results", str(results), "--plots", str(pictures)) == 0
-    assert {path.name for path in pictures.iterdir()} == {"tokenising.svg", "ratios.svg"}
+    assert {path.name for path in pictures.iterdir()} == {"tokenizing.svg", "ratios.svg"}
 
 
 @pytest.mark.spawn
@@ -339,12 +339,12 @@ def test_quick_figures_are_not_kept_and_a_missing_corpus_is_told(
 ) -> None:
     monkeypatch.delenv("CLOZEWORKS_CORPORA", raising=False)
     before = {path: path.read_bytes() for path in reports.RESULTS.iterdir()}
-    assert run(monkeypatch, [fake("tokenising")], "--quick", "--work", str(tmp_path)) == 0
+    assert run(monkeypatch, [fake("tokenizing")], "--quick", "--work", str(tmp_path)) == 0
     assert {path: path.read_bytes() for path in reports.RESULTS.iterdir()} == before
-    assert run(monkeypatch, [fake("tokenising")], "--results", str(tmp_path / "results")) == 1
+    assert run(monkeypatch, [fake("tokenizing")], "--results", str(tmp_path / "results")) == 1
     assert "no --corpus is given" in capfd.readouterr().err
     with pytest.raises(UserError, match="--only nonsense: there is no such benchmark"):
-        run(monkeypatch, [fake("tokenising")], "--only", "nonsense")
+        run(monkeypatch, [fake("tokenizing")], "--only", "nonsense")
 
 
 @pytest.mark.parametrize("script", sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", README))))
@@ -360,10 +360,10 @@ def test_every_script_that_readme_starts_finds_what_it_imports(script: str) -> N
 def test_the_list_names_every_benchmark_and_every_script_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--list"]) == 0
     told = capsys.readouterr().out
-    for benchmark in catalogue.BENCHMARKS:
+    for benchmark in catalog.BENCHMARKS:
         assert re.search(rf"^{benchmark.name} +(\d+ h )?\d+ min  \w", told, re.MULTILINE)
         assert (running.SCRIPTS / benchmark.script).is_file()
-    names = [benchmark.file_name for benchmark in catalogue.BENCHMARKS]
+    names = [benchmark.file_name for benchmark in catalog.BENCHMARKS]
     assert len(set(names)) == len(names)
 
 
@@ -384,8 +384,8 @@ def test_every_benchmark_that_needs_no_package_index_runs(
         target.write(small_corpus.read_bytes())
     own = [
         benchmark.name
-        for benchmark in catalogue.BENCHMARKS
-        if "--labelled" not in benchmark.quick and (not benchmark.peers_environment or _leaves_out_peers(benchmark))
+        for benchmark in catalog.BENCHMARKS
+        if "--labeled" not in benchmark.quick and (not benchmark.peers_environment or _leaves_out_peers(benchmark))
     ]
     words = ["--quick", "--corpus", str(corpus), "--results", str(results), "--work", str(tmp_path), "--only", *own]
     assert command.main(words) == 0, capfd.readouterr().err

@@ -179,7 +179,7 @@ def test_the_constants_reach_optimizer_model_and_loss() -> None:
     """What is configured is also what is computed with."""
     bert = PretrainingModel(ModelSettings(family="bert", **SMALL), next_sentence=True)
     modern = PretrainingModel(ModelSettings(family="modernbert", **SMALL), next_sentence=False)
-    bert.initialise(0)
+    bert.initialize(0)
     decayed, others = build_optimizer(bert, OptimizerSettings()).param_groups
     assert {name: decayed[name] for name in ("lr", "betas", "eps")} == {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6}
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)  # none on biases and norms

@@ -1,6 +1,6 @@
 """`python -m data_prep remove DIR`: take a source or documents out of a data set, as a new version of it.
 
-Shards that hold any of it are written anew, without tokenising again. The old ones stay for runs that began with an
+Shards that hold any of it are written anew, without tokenizing again. The old ones stay for runs that began with an
 older version, until --purge deletes them. What is removed by id stays out of later additions too. Copies of a removed
 text that other sources had were dropped as duplicates when the data set was made, and do not come back.
 """

@@ -17,12 +17,12 @@ WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES = 256 << 20, 20
 
 
 class Source(Settings):
-    """A named source of text and what its licence asks to be told."""
+    """A named source of text and what its license asks to be told."""
 
     name: Annotated[str, Field(min_length=1)] = Field(description="what the manifest calls it")
     input: tuple[str, ...] = Field(min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz")
     url: str | None = Field(None, description="where the text was taken from")
-    licence: str | None = Field(None, description="licence of the text, such as CC-BY-SA-4.0")
+    license: str | None = Field(None, description="license of the text, such as CC-BY-SA-4.0")
     date: str | None = Field(None, description="when it was taken, such as 2026-05-01")
     language: str | None = Field(None, description="language of its sentences; by default documents.language")
     text_field: str | None = Field(None, description="field or column of its text; by default documents.text_field")
@@ -79,7 +79,7 @@ class DocumentSettings(Settings):
 class DeduplicationSettings(Settings):
     """Which documents count as the same."""
 
-    exact: bool = Field(True, description="of equal normalised texts keep one, over the whole corpus")
+    exact: bool = Field(True, description="of equal normalized texts keep one, over the whole corpus")
     near: bool = Field(False, description="also drop near-duplicates, found by MinHash and locality-sensitive hashing")
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.8,

@@ -31,7 +31,7 @@ class PieceText:
     """What each token id says of the text.
 
     Attributes:
-        num_bytes: (vocab_size,) uint16 UTF-8 bytes of normalised text; small tables stay in the core's own cache.
+        num_bytes: (vocab_size,) uint16 UTF-8 bytes of normalized text; small tables stay in the core's own cache.
         begins_word: (vocab_size,) bool.
     """
 

@@ -1,6 +1,6 @@
 """The data card: a page that tells people what a data set is made of, written beside its manifest.
 
-Plain Markdown that any renderer shows; names, licences and the like are escaped, since they come from the user.
+Plain Markdown that any renderer shows; names, licenses and the like are escaped, since they come from the user.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ A shard is an uncompressed tar of records. A record is a block of whole document
 - `documents.npy` (num_documents,) uint32: where each document begins in `tokens`
 - `sentences.npy` (num_sentences,) uint32: where each sentence begins in `tokens`
 - `sources.npy` (num_documents,) uint16: number of each document's source, as in the table of sources
-- `document_ids.npy` (num_documents,) uint64: xxh3_64 of each document's normalised text
+- `document_ids.npy` (num_documents,) uint64: xxh3_64 of each document's normalized text
 
 Plain webdataset reads it, with nothing else installed. Take the shards that `manifest.json` names: the folder may hold
 those of older versions too.
@@ -82,22 +82,22 @@ def card_problem(folder: str, current: Manifest, own_version: str) -> str | None
 def _card_in(folder: str, manifest: Manifest) -> str:
     info = TokenizerInfo.read(storage.join(folder, TOKENIZER_FOLDER))
     settings = None if info is None else info.settings
-    normalisation = None if settings is None else settings.normalisation.model_dump(mode="json")
+    normalization = None if settings is None else settings.normalization.model_dump(mode="json")
     if info is not None and info.kind == "hugging_face":
-        normalisation = {"by": "tokenizer.json itself"}
+        normalization = {"by": "tokenizer.json itself"}
     # Of the manifest as it reads back, which may hold its settings in another order than they were given in.
-    return data_card(Manifest.model_validate_json(manifest.to_json()), normalisation)
+    return data_card(Manifest.model_validate_json(manifest.to_json()), normalization)
 
 
-def data_card(manifest: Manifest, normalisation: Mapping[str, Any] | None = None) -> str:
-    """The card as Markdown; `normalisation` is the tokenizer's."""
+def data_card(manifest: Manifest, normalization: Mapping[str, Any] | None = None) -> str:
+    """The card as Markdown; `normalization` is the tokenizer's."""
     sections = {
         "Data card": _identity(manifest),
         "Sources": _sources(manifest.sources),
         "Counts": _counts(manifest),
         "Steps of preparation": _steps(manifest),
         "Removals": _removals(manifest),
-        "Tokenizer": _tokenizer(manifest, normalisation),
+        "Tokenizer": _tokenizer(manifest, normalization),
         "Settings": _settings(manifest),
         "Format": [_RECORD.format(dtype=manifest.tokenizer.token_dtype).strip()],
         "Check": _check(),
@@ -118,11 +118,11 @@ def _identity(manifest: Manifest) -> Iterator[str]:
     yield f"- manifest digest: `{manifest.digest}`"
     yield f"- version: {manifest.version}{_made_from(manifest.parent) if manifest.parent else ''}"
     yield f"- made with clozeworks {escaped(manifest.clozeworks_version)}"
-    unlicensed = [escaped(source.name) for source in manifest.sources if source.documents and not source.licence]
+    unlicensed = [escaped(source.name) for source in manifest.sources if source.documents and not source.license]
     if unlicensed:
         yield ""
-        yield f"> **Warning: the licence of {', '.join(unlicensed)} is not stated.** Find it out before this data or a "
-        yield "> model made from it is passed on, and name it in the configuration (`sources: licence`)."
+        yield f"> **Warning: the license of {', '.join(unlicensed)} is not stated.** Find it out before this data or a "
+        yield "> model made from it is passed on, and name it in the configuration (`sources: license`)."
 
 
 def _made_from(parent: str) -> str:
@@ -131,13 +131,13 @@ def _made_from(parent: str) -> str:
 
 def _sources(sources: Sequence[SourceRecord]) -> Iterator[str]:
     total = sum(source.tokens for source in sources) or 1
-    head = ("number", "source", "URL", "licence", "date", "language", "documents", "tokens", "words", "share of tokens")
+    head = ("number", "source", "URL", "license", "date", "language", "documents", "tokens", "words", "share of tokens")
     rows = [
         (
             str(number),
             escaped(source.name),
             escaped(redact_text(source.url)) if source.url else "not stated",
-            escaped(source.licence) if source.licence else NOT_STATED,
+            escaped(source.license) if source.license else NOT_STATED,
             escaped(source.date) if source.date else "not stated",
             escaped(source.language) if source.language else "not stated",
             f"{source.documents:,}",
@@ -204,11 +204,11 @@ def _removed(removal: RemovalRecord) -> str:
     return f"documents, whose ids are in `{removal.ids.name}` (sha256 `{removal.ids.sha256}`)"
 
 
-def _tokenizer(manifest: Manifest, normalisation: Mapping[str, Any] | None) -> Iterator[str]:
+def _tokenizer(manifest: Manifest, normalization: Mapping[str, Any] | None) -> Iterator[str]:
     tokenizer = manifest.tokenizer
     yield f"- fingerprint: `{tokenizer.fingerprint}` (folder `{TOKENIZER_FOLDER}/`)"
     yield f"- vocabulary: {tokenizer.vocab_size:,} pieces, ids as {tokenizer.token_dtype}"
-    yield f"- normalisation of text: {'not stated' if normalisation is None else _values(normalisation)}"
+    yield f"- normalization of text: {'not stated' if normalization is None else _values(normalization)}"
 
 
 def _settings(manifest: Manifest) -> Iterator[str]:

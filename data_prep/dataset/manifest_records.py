@@ -96,9 +96,9 @@ class TokenizerRecord(ManifestPart):
     special_tokens: SpecialTokens = Field(OWN_SPECIAL_TOKENS, description="left out in JSON where they are ids 0 to 4")
 
     @model_serializer(mode="wrap")
-    def _without_own_special_tokens(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_own_special_tokens(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Manifests from before there were foreign tokenizers keep their digest.
-        values: dict[str, Any] = serialise(self)
+        values: dict[str, Any] = serialize(self)
         if self.special_tokens == OWN_SPECIAL_TOKENS:
             del values["special_tokens"]
         return values
@@ -118,7 +118,7 @@ class SourceRecord(ManifestPart):
 
     name: str
     url: str | None = None
-    licence: str | None = None
+    license: str | None = None
     date: str | None = None
     language: str | None = None
     dropped: dict[str, Count] = Field(description="what was left out of it, by reason (`STEPS` names them)")
@@ -126,15 +126,15 @@ class SourceRecord(ManifestPart):
     sentences: Count
     tokens: Count
     words: Count = Field(description="runs of characters between spaces; tokens / words is its fertility")
-    text_bytes: Count = Field(description="UTF-8 bytes of normalised text")
+    text_bytes: Count = Field(description="UTF-8 bytes of normalized text")
     cut_words: Count = Field(
         0, description="words read that were so long that they were encoded in parts; left out in JSON where none was"
     )
 
     @model_serializer(mode="wrap")
-    def _without_no_cut_words(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_no_cut_words(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Manifests from before words were cut keep their digest.
-        values: dict[str, Any] = serialise(self)
+        values: dict[str, Any] = serialize(self)
         if not self.cut_words:
             del values["cut_words"]
         return values

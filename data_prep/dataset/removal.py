@@ -1,4 +1,4 @@
-"""Taking documents out of a data set: the shards that hold them are written anew, without tokenising, as a new version.
+"""Taking documents out of a data set: the shards that hold them are written anew, without tokenizing, as a new version.
 
 What is unfinished lies in DATASET/.removal; a stopped removal goes on from the shards that are done, to the same bytes.
 Shards that hold nothing of it stay as they are, and the old ones stay for the versions that name them.

@@ -141,6 +141,6 @@ def _unknown(folder: str, ids: np.ndarray) -> str:
     shown = ", ".join(f"{document:016x}" for document in ids[:_SHOWN].tolist())
     return (
         f"{storage.redact(folder)} holds no document {shown}{' ...' if len(ids) > _SHOWN else ''} "
-        f"({len(ids):,} unknown ids); 'inspect' shows ids, the xxh3_64 of a normalised text; take out of the file what "
+        f"({len(ids):,} unknown ids); 'inspect' shows ids, the xxh3_64 of a normalized text; take out of the file what "
         "is of another data set"
     )

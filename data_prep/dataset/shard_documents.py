@@ -142,6 +142,6 @@ def find_document(folder: str, document_id: int) -> list[DocumentPlace]:
         total = sum(shard.documents for _, shard in shards)
         raise UserError(
             f"{storage.redact(folder)} holds no document {document_id:016x} among its {total:,}; 'inspect' shows ids, "
-            "the xxh3_64 of a normalised text in hexadecimal; where the id is right, the text was dropped or removed"
+            "the xxh3_64 of a normalized text in hexadecimal; where the id is right, the text was dropped or removed"
         )
     return found

@@ -24,7 +24,7 @@ class ShardIndex:
         document_lengths: (D,) uint32 tokens of each document.
         sentence_counts: (D,) uint32 sentences of each document.
         sentence_lengths: (S,) uint32 tokens of each sentence.
-        document_ids: (D,) uint64 xxh3_64 of each document's normalised text.
+        document_ids: (D,) uint64 xxh3_64 of each document's normalized text.
         document_sources: (D,) uint16 number of each document's source in the manifest.
         record_document_counts: (R,) uint32 documents in each record.
         token_offsets: (R,) uint64 byte offset in the tar at which the token data of each record begins.

@@ -41,7 +41,7 @@ class Record:
         sentences: (S,) uint32 start offset of every sentence, the first 0; every document start is one of
             them.
         sources: (D,) uint16 number of each document's source in the manifest.
-        document_ids: (D,) uint64 xxh3_64 of each document's normalised text.
+        document_ids: (D,) uint64 xxh3_64 of each document's normalized text.
     """
 
     tokens: np.ndarray

@@ -57,7 +57,7 @@ class Estimate:
 
     Attributes:
         sources: figures by the name of the source.
-        sample_text_bytes: normalised text that was really encoded to know them.
+        sample_text_bytes: normalized text that was really encoded to know them.
         is_all: the sample is all of the inputs, so that the counts are exact.
         shard_bytes: of shards and their indexes.
         start_seconds: until work begins, as it was given.

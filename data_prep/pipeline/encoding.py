@@ -13,15 +13,15 @@ from data_prep.documents.formats import Document
 from data_prep.pipeline.sections import Section
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.text.sentences import batch_sentence_starts, known_language, raw_sentence_starts
-from data_prep.text.text_batch import TextBatch, normalise_batch
+from data_prep.text.text_batch import TextBatch, normalize_batch
 from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.word_cache import count_long_words, pieces_of
 
 
-def document_id(normalised: str) -> int:
-    """The 64-bit id of a document: xxh3_64 of its normalised text."""
-    return xxhash.xxh3_64_intdigest(normalised.encode())
+def document_id(normalized: str) -> int:
+    """The 64-bit id of a document: xxh3_64 of its normalized text."""
+    return xxhash.xxh3_64_intdigest(normalized.encode())
 
 
 def encode_documents(
@@ -36,7 +36,7 @@ def encode_documents(
     Returns them, and how many of their words were encoded in parts. Of a document that names no language that is known
     the language is `language`.
     """
-    batch = normalise_batch([document.text for document in documents], tokenizer.normalisation)
+    batch = normalize_batch([document.text for document in documents], tokenizer.normalization)
     kept = _kept(batch, settings, dropped)
     languages = [known_language(documents[number].language, language) for number in np.flatnonzero(kept).tolist()]
     if isinstance(tokenizer, ForeignTokenizer):
@@ -96,7 +96,7 @@ def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) ->
 def _encode_raw(
     texts: Sequence[str], batch: TextBatch, languages: Sequence[str], tokenizer: ForeignTokenizer, dropped: Counter[str]
 ) -> tuple[Section, int]:
-    """The same for a tokenizer that takes texts as they were written; the batch holds them normalised."""
+    """The same for a tokenizer that takes texts as they were written; the batch holds them normalized."""
     encoded = tokenizer.encode_texts(texts)
     # A tokenizer may clean away what is text to us.
     is_kept = np.array([len(text.ids) > 0 for text in encoded], bool)

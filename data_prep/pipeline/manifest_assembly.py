@@ -92,7 +92,7 @@ def _source_records(plan: Plan, summary: MapSummary, results: Sequence[ReduceRes
             SourceRecord(
                 name=source.name,
                 url=source.url and storage.redact(source.url),
-                licence=source.licence,
+                license=source.license,
                 date=source.date,
                 language=source.language or plan.config.documents.language,
                 dropped=dict(sorted(dropped.items())),

@@ -107,7 +107,7 @@ def check_all_mapped(tasks: Sequence[MapTask], num_ranges: int | None) -> None:
     )
 
 
-def summarise(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
+def summarize(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
     """Add up what the finished tasks found, and tell where documents should name their language and do not.
 
     Raises:

@@ -36,7 +36,7 @@ _BATCH_DOCUMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where a document goes: a pure function of its id, the hash of its normalised text.
+    """Where a document goes: a pure function of its id, the hash of its normalized text.
 
     The high half of the hash decides train or valid, so that neither other documents nor the number of shards
     moves a document across; the low half decides the shard. Train shards are destinations 0 to `num_train` -

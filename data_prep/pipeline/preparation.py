@@ -14,7 +14,7 @@ from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.exclusion_phase import run_exclusions
-from data_prep.pipeline.map_phase import check_all_mapped, map_tasks, run_map, summarise, tasks_of_range, units_left
+from data_prep.pipeline.map_phase import check_all_mapped, map_tasks, run_map, summarize, tasks_of_range, units_left
 from data_prep.pipeline.map_task import MapTask, keep_tokenizer
 from data_prep.pipeline.plan import Plan, absolute, check_output_apart
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
@@ -150,7 +150,7 @@ def _finish(
     plan: Plan, tokenizer: Tokenizer, output: str, map_tasks: Sequence[MapTask], first_shard: int, runner: PhaseRunner
 ) -> Manifest:
     """Everything after the first phase."""
-    summary = summarise(plan, map_tasks)
+    summary = summarize(plan, map_tasks)
     run_exclusions(plan, map_tasks, output, runner)
     results = run_reduce(reduce_tasks(plan, tokenizer, output, summary, first_shard), runner)
     check_inputs_unchanged(plan, summary.digests)

@@ -21,7 +21,7 @@ from data_prep.dataset.versions import REPAIR_WORK
 from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.exclusion_phase import run_exclusions
-from data_prep.pipeline.map_phase import map_tasks, run_map, summarise
+from data_prep.pipeline.map_phase import map_tasks, run_map, summarize
 from data_prep.pipeline.map_task import keep_tokenizer
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.pipeline.plan_changes import check_inputs_unchanged, file_fingerprint
@@ -125,7 +125,7 @@ def _rebuild(
         storage.remove(work)
         first_shard = begin_work(plan, work)
     run_map(tasks, runner)
-    summary = summarise(plan, tasks)
+    summary = summarize(plan, tasks)
     check_inputs_unchanged(plan, summary.digests)
     _check_inputs(plan, manifest, summary.digests)
     run_exclusions(plan, tasks, work, runner)

@@ -101,7 +101,7 @@ def _provenance(place: DocumentPlace) -> Iterator[str]:
     yield f"split    {place.split}"
     yield f"shard    {place.shard.name}, record {place.record_key}, document {place.number_in_record} of it"
     yield printable(f"source   {source.name}")
-    for name in ("url", "licence", "date", "language"):
+    for name in ("url", "license", "date", "language"):
         yield printable(f"{name:<8} {getattr(source, name) or '-'}")
 
 

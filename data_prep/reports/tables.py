@@ -65,10 +65,10 @@ def source_table(manifest: Manifest) -> Table:
             Column("source", False),
             Column("language", False),
             *map(Column, ("documents", "sentences", "tokens", "words", "tokens/word", "bytes/token", "dropped")),
-            Column("licence", False),
+            Column("license", False),
         ),
         tuple(
-            (source.name, source.language or "-", *_costs(source), source.licence or "-") for source in manifest.sources
+            (source.name, source.language or "-", *_costs(source), source.license or "-") for source in manifest.sources
         ),
         "tokens/word, the fertility, counts words between spaces, so it says little of Chinese or Japanese; "
         "bytes/token compares any languages",

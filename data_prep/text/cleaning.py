@@ -1,4 +1,4 @@
-"""Normalisation of text: what is done to every character before a tokenizer sees it.
+"""Normalization of text: what is done to every character before a tokenizer sees it.
 
 The rules are few enough to be written down twice: here, and as regular expressions in tokenizer.json
 (`data_prep.tokenizer.hugging_face_tokenizer`). Character ranges are explicit, so that Python's, Rust's and tomorrow's
@@ -23,7 +23,7 @@ from data_prep.base.settings import Settings
 METASPACE = "\u2581"
 """What SentencePiece writes for a space; in a text it counts as one."""
 
-NORMALISATION_VERSION = 1
+NORMALIZATION_VERSION = 1
 """Raised when any rule below changes: the same settings would then give other ids."""
 
 MAX_MARKS = 1_000
@@ -67,7 +67,7 @@ _INERT = _ranges(
     "1DFCD-1DFFF 1E030-1E06D 1E08F 1E130-1E136 1E2AE 1E2EC-1E2EF 1E4EC-1E4EF 1E5EE-1E5EF 1E6E3 1E6E6 1E6EE-1E6EF "
     "1E6F5 1F16C 1FBF0-1FBF9"
 )
-# The tokenizers library normalises by the tables of Unicode 9; these are the characters since then that newer
+# The tokenizers library normalizes by the tables of Unicode 9; these are the characters since then that newer
 # tables reorder, compose or decompose. Both sides leave them as they are.
 
 _LATE_CAPITALS = {
@@ -80,8 +80,8 @@ _LATE_CAPITALS = {
 # by its place in the word; the tokenizers library lowers character by character.
 
 
-class Normalisation(Settings):
-    """The choices in the normalisation of text; part of a tokenizer's identity."""
+class Normalization(Settings):
+    """The choices in the normalization of text; part of a tokenizer's identity."""
 
     form: Literal["NFC", "NFKC", "none"] = Field(
         "NFC", description="Unicode form; NFKC also replaces ligatures, full-width letters and the like by plain ones"
@@ -90,36 +90,36 @@ class Normalisation(Settings):
     strip_accents: bool = Field(False, description="take the diacritical marks off letters, for an uncased model")
 
     @model_validator(mode="after")
-    def _accents_need_a_form(self) -> Normalisation:
+    def _accents_need_a_form(self) -> Normalization:
         if self.strip_accents and self.form == "none":
             raise ValueError("strip_accents=true needs a Unicode form; set form to NFC or NFKC")
         return self
 
 
-def normalise(text: str, normalisation: Normalisation) -> str:
+def normalize(text: str, normalization: Normalization) -> str:
     """Return the text as tokenizers see it: words with one space before each, or "" if nothing is left.
 
     Raises:
         UserError: more than twice `MAX_MARKS` stand in a row.
     """
-    words = clean(text, normalisation).split()
+    words = clean(text, normalization).split()
     return (b" " + b" ".join(words)).decode() if words else ""
 
 
-def clean_paragraphs(text: str, normalisation: Normalisation) -> list[str]:
-    """Return the paragraphs (parted by blank lines or U+2029), each normalised, without the space before it.
+def clean_paragraphs(text: str, normalization: Normalization) -> list[str]:
+    """Return the paragraphs (parted by blank lines or U+2029), each normalized, without the space before it.
 
-    `normalise(text)` is exactly `"".join(" " + paragraph for paragraph in clean_paragraphs(text))`.
+    `normalize(text)` is exactly `"".join(" " + paragraph for paragraph in clean_paragraphs(text))`.
 
     Raises:
         UserError: more than twice `MAX_MARKS` stand in a row.
     """
-    paragraphs = _PARAGRAPH_BREAK.split(clean(text, normalisation))
+    paragraphs = _PARAGRAPH_BREAK.split(clean(text, normalization))
     return [b" ".join(words).decode() for words in map(bytes.split, paragraphs) if words]
 
 
-def clean(text: str, normalisation: Normalisation) -> bytes:
-    """Return the text in UTF-8, normalised but for the runs of white space.
+def clean(text: str, normalization: Normalization) -> bytes:
+    """Return the text in UTF-8, normalized but for the runs of white space.
 
     Of white space only spaces and newlines are left; a run with two newlines in it or more parts paragraphs.
 
@@ -127,19 +127,19 @@ def clean(text: str, normalisation: Normalisation) -> bytes:
         UserError: more than twice `MAX_MARKS` stand in a row.
     """
     data = text.encode("utf-8", "surrogatepass").translate(None, _REMOVED_ASCII)
-    if not text.isascii() and not _is_plain(data, normalisation):
-        data = _clean_thoroughly(data.decode("utf-8", "surrogatepass"), normalisation).encode()
-    elif normalisation.lowercase:
+    if not text.isascii() and not _is_plain(data, normalization):
+        data = _clean_thoroughly(data.decode("utf-8", "surrogatepass"), normalization).encode()
+    elif normalization.lowercase:
         data = data.lower()
     return data.replace(b"\r\n", b"\n").translate(_PLAIN_WHITE_SPACE)
 
 
-def is_stable(character: str, normalisation: Normalisation) -> bool:
+def is_stable(character: str, normalization: Normalization) -> bool:
     """Whether text may be cut before the character where the one before it is such a one too.
 
     Both stay what they are, and nothing joins with what stands on the other side.
     """
-    return "!" <= character <= "~" or (character > "\x7f" and _stays(character, normalisation.form))
+    return "!" <= character <= "~" or (character > "\x7f" and _stays(character, normalization.form))
 
 
 def has_too_many_marks(text: str, most: int = MAX_MARKS) -> bool:
@@ -169,16 +169,16 @@ def character_class(ranges: Ranges) -> str:
     return "[" + "".join(chr(first) if first == last else f"{chr(first)}-{chr(last)}" for first, last in ranges) + "]"
 
 
-def _is_plain(data: bytes, normalisation: Normalisation) -> bool:
+def _is_plain(data: bytes, normalization: Normalization) -> bool:
     """Whether all that is not ASCII in the text stays as it is; true of most texts and soon seen."""
-    if normalisation.lowercase or normalisation.strip_accents:
+    if normalization.lowercase or normalization.strip_accents:
         return False
-    plain, altered = _PLAIN[normalisation.form], _ALTERED[normalisation.form]
+    plain, altered = _PLAIN[normalization.form], _ALTERED[normalization.form]
     found = set(data.translate(None, _ASCII).decode("utf-8", "surrogatepass"))
     if found <= plain:
         return True
     for character in found - plain:
-        (plain if _stays(character, normalisation.form) else altered).add(character)
+        (plain if _stays(character, normalization.form) else altered).add(character)
     return altered.isdisjoint(found)
 
 
@@ -193,18 +193,18 @@ def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
     )
 
 
-def _clean_thoroughly(text: str, normalisation: Normalisation) -> str:
+def _clean_thoroughly(text: str, normalization: Normalization) -> str:
     """Everything but ASCII white space."""
     if has_too_many_marks(text, 2 * MAX_MARKS):  # a text that was read and cleaned before has up to twice as many
         raise UserError(
             f"a text has more than {2 * MAX_MARKS:,} combining marks (such as accents) in a row, as none "
             "written for people has; take them or the text out"
         )
-    cleaned = _in_form(_REMOVED.sub("", replace_surrogates(text)), normalisation.form)
-    if normalisation.lowercase:
-        cleaned = _in_form(cleaned.translate(_LATE_CAPITALS).lower(), normalisation.form)
-    if normalisation.strip_accents:
-        cleaned = _in_form(_ACCENTS.sub("", _in_form(cleaned, "NFD")), normalisation.form)
+    cleaned = _in_form(_REMOVED.sub("", replace_surrogates(text)), normalization.form)
+    if normalization.lowercase:
+        cleaned = _in_form(cleaned.translate(_LATE_CAPITALS).lower(), normalization.form)
+    if normalization.strip_accents:
+        cleaned = _in_form(_ACCENTS.sub("", _in_form(cleaned, "NFD")), normalization.form)
     return _RARE_WHITE_SPACE.sub(lambda found: _LINE_BREAKS.get(found[0], " "), cleaned)
 
 

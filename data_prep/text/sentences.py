@@ -1,4 +1,4 @@
-"""Where sentences begin: offsets into the normalised text, found by sentencex a paragraph at a time."""
+"""Where sentences begin: offsets into the normalized text, found by sentencex a paragraph at a time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def batch_sentence_starts(batch: TextBatch, languages: Sequence[str]) -> np.ndar
 
 
 def sentence_starts(paragraphs: Sequence[str], language: str) -> list[int]:
-    """Return the byte offsets (UTF-8) in the normalised text " p1 p2 ..." at which sentences begin.
+    """Return the byte offsets (UTF-8) in the normalized text " p1 p2 ..." at which sentences begin.
 
     A sentence begins at the space before it where there is one. The first offset is 0, they rise strictly, and every
     paragraph begins a sentence. `paragraphs` are those of `clean_paragraphs`.

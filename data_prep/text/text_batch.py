@@ -1,6 +1,6 @@
-"""Normalising many texts at once: their bytes in a row, and where documents and paragraphs begin.
+"""Normalizing many texts at once: their bytes in a row, and where documents and paragraphs begin.
 
-It gives what `cleaning.normalise` and `clean_paragraphs` give, several times as fast: white space is seen to
+It gives what `cleaning.normalize` and `clean_paragraphs` give, several times as fast: white space is seen to
 by numpy over many documents together. A long text is worked through in pieces, so memory is bounded by its own bytes.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.text.cleaning import MAX_WORD_BYTES, Normalisation, clean, is_stable
+from data_prep.text.cleaning import MAX_WORD_BYTES, Normalization, clean, is_stable
 
 _PIECE_CHARACTERS = 1 << 17  # numpy's arrays of a piece then stay in a core's own cache
 _CUT = re.compile("[!-~] [!-~]")  # a space that is surely no part of a paragraph break, nor met by a combining mark
@@ -21,7 +21,7 @@ _SPACE, _NEWLINE = b" \n"
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Normalised texts in a row; every word has one space before it.
+    """Normalized texts in a row; every word has one space before it.
 
     Attributes:
         data: all texts, UTF-8.
@@ -54,13 +54,13 @@ class TextBatch:
         )
 
 
-def normalise_batch(texts: Sequence[str], normalisation: Normalisation) -> TextBatch:
-    """Normalise the texts of documents, in order."""
+def normalize_batch(texts: Sequence[str], normalization: Normalization) -> TextBatch:
+    """Normalize the texts of documents, in order."""
     parts: list[bytes] = []
     document_starts, paragraph_starts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     offset = 0
-    for pieces, begins in _groups(texts, normalisation):
-        data, piece_starts, paragraphs = _join([clean(piece, normalisation) for piece in pieces], begins)
+    for pieces, begins in _groups(texts, normalization):
+        data, piece_starts, paragraphs = _join([clean(piece, normalization) for piece in pieces], begins)
         parts.append(data)
         document_starts.append(piece_starts[np.array(begins)] + offset)
         paragraph_starts.append(paragraphs + offset)
@@ -68,13 +68,13 @@ def normalise_batch(texts: Sequence[str], normalisation: Normalisation) -> TextB
     return TextBatch(b"".join(parts), np.concatenate([*document_starts, [offset]]), np.concatenate(paragraph_starts))
 
 
-def _groups(texts: Sequence[str], normalisation: Normalisation) -> Iterator[tuple[list[str], list[bool]]]:
+def _groups(texts: Sequence[str], normalization: Normalization) -> Iterator[tuple[list[str], list[bool]]]:
     """Pieces of about a size, and of each whether a document begins with it."""
     pieces: list[str] = []
     begins: list[bool] = []
     characters = 0
     for text in texts:
-        for number, piece in enumerate(_pieces(text, normalisation)):
+        for number, piece in enumerate(_pieces(text, normalization)):
             pieces.append(piece)
             begins.append(number == 0)
             characters += len(piece)
@@ -105,8 +105,8 @@ def pieces_of_text(text: str) -> Iterator[tuple[str, bool]]:
         yield text[start:] if start else text, is_cut
 
 
-def _pieces(text: str, normalisation: Normalisation) -> Iterator[str]:
-    """The text, a long one in pieces that are normalised one by one as they are together.
+def _pieces(text: str, normalization: Normalization) -> Iterator[str]:
+    """The text, a long one in pieces that are normalized one by one as they are together.
 
     Each but the first begins with a space between two ASCII words or, where there is none for long, such as in Chinese
     text, with a character that nothing joins with.
@@ -115,7 +115,7 @@ def _pieces(text: str, normalisation: Normalisation) -> Iterator[str]:
     while len(text) - start > _PIECE_CHARACTERS:
         found = _CUT.search(text, start + _PIECE_CHARACTERS, start + 2 * _PIECE_CHARACTERS)
         cuts = range(start + _PIECE_CHARACTERS, len(text)) if found is None else [found.start() + 1]
-        cut = next((c for c in cuts if found or all(is_stable(each, normalisation) for each in text[c - 1 : c + 1])), 0)
+        cut = next((c for c in cuts if found or all(is_stable(each, normalization) for each in text[c - 1 : c + 1])), 0)
         if not cut:
             break
         yield text[start:cut]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from data_prep.text.cleaning import METASPACE, normalise
+from data_prep.text.cleaning import METASPACE, normalize
 from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
 from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS, UNK_TOKEN_ID
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ _LONGEST_WORD = 300
 
 
 class Merge(NamedTuple):
-    """One step of BPE: the piece that two neighbours became, its score, and all pieces of the word after it."""
+    """One step of BPE: the piece that two neighbors became, its score, and all pieces of the word after it."""
 
     piece: str
     score: float
@@ -24,20 +24,20 @@ class Merge(NamedTuple):
 
 
 def explain(tokenizer: Tokenizer, text: str) -> Iterator[str]:
-    """Yield lines that show the normalised text, its pieces with ids and bytes, and each word's merges in their order.
+    """Yield lines that show the normalized text, its pieces with ids and bytes, and each word's merges in their order.
 
     Args:
-        text: as a user writes it; it is normalised first. A literal "[MASK]" in it is ordinary characters.
+        text: as a user writes it; it is normalized first. A literal "[MASK]" in it is ordinary characters.
     """
     if isinstance(tokenizer, ForeignTokenizer):
         yield from _explain_foreign(tokenizer, text)
         return
-    normalised = normalise(text, tokenizer.normalisation)
-    ids = tokenizer.encode(normalised).tolist()
-    yield f"normalised  {normalised!r}"
+    normalized = normalize(text, tokenizer.normalization)
+    ids = tokenizer.encode(normalized).tolist()
+    yield f"normalized  {normalized!r}"
     yield f"pieces      {' '.join(tokenizer.vocabulary[number].text for number in ids)}"
     yield f"ids         {' '.join(map(str, ids))}"
-    counts = {"bytes": len(normalised.encode()), "characters": len(normalised), "words": normalised.count(" ")}
+    counts = {"bytes": len(normalized.encode()), "characters": len(normalized), "words": normalized.count(" ")}
     yield f"counts      {', '.join(f'{count:,} {name}' for name, count in counts.items())}, {len(ids):,} tokens"
     yield ""
     yield f"{'id':>8}  {'piece':<24} {'kind':<8} bytes"
@@ -47,7 +47,7 @@ def explain(tokenizer: Tokenizer, text: str) -> Iterator[str]:
         in_hex = piece.text[3:5].lower() if piece.kind == "byte" else shown.hex(" ")
         yield f"{number:>8}  {piece.text:<24} {piece.kind:<8} {in_hex}"
     merges = WordMerges(tokenizer)
-    for word in dict.fromkeys(normalised.split(" ")[1:]):
+    for word in dict.fromkeys(normalized.split(" ")[1:]):
         yield ""
         if len(word) > _LONGEST_WORD:
             yield f"{word[:40]!r}...: {len(word):,} characters, too long to show its merges"
@@ -78,7 +78,7 @@ def vocabulary_lines(tokenizer: Tokenizer) -> Iterator[str]:
 class WordMerges:
     """BPE replayed from the scores of a vocabulary, a step at a time.
 
-    Of all neighbours that a piece of the vocabulary joins, those with the best score are merged first, and of equal
+    Of all neighbors that a piece of the vocabulary joins, those with the best score are merged first, and of equal
     ones the leftmost (Sennrich et al. 2016, as SentencePiece does it).
     """
 
@@ -90,7 +90,7 @@ class WordMerges:
         self._known = {*self._scores, *symbols}
 
     def of(self, word: str) -> tuple[tuple[str, ...], list[Merge]]:
-        """Return the characters (and user symbols) of a normalised word, its metaspace first, and its merges."""
+        """Return the characters (and user symbols) of a normalized word, its metaspace first, and its merges."""
         start = pieces = tuple(self._symbols_and_characters(METASPACE + word))
         merges: list[Merge] = []
         while True:

@@ -1,6 +1,6 @@
 """A tokenizer that came with a checkpoint: tokenizer.json, which does to a raw text all that is to be done.
 
-Text is encoded by the `tokenizers` library as it was written, normalisation is the tokenizer's own, and so are the ids
+Text is encoded by the `tokenizers` library as it was written, normalization is the tokenizer's own, and so are the ids
 of the special tokens, which tokenizer_config.json and special_tokens_map.json name. A literal "[MASK]" in a text is
 ordinary characters, as everywhere in preparation.
 """
@@ -20,7 +20,7 @@ import tokenizers
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import printable
 from data_prep.storage import storage
-from data_prep.text.cleaning import Normalisation, replace_surrogates
+from data_prep.text.cleaning import Normalization, replace_surrogates
 from data_prep.text.text_batch import pieces_of_text
 from data_prep.tokenizer.foreign_files import (
     TOKENIZER_NAME,
@@ -63,7 +63,7 @@ class ForeignTokenizer(Tokenizer):
         """Use `Tokenizer.load`."""
         vocabulary, shown = vocabulary_of(encoder, info.special_tokens, info.vocab_size)
         # Only for the hash that finds duplicates: no id depends on it.
-        self._describe(Path(url), info, url, Normalisation(), vocabulary, shown)
+        self._describe(Path(url), info, url, Normalization(), vocabulary, shown)
         self._files = files
         self._encoder = encoder
 
@@ -152,15 +152,15 @@ class ForeignTokenizer(Tokenizer):
         finally:
             self._encoder.encode_special_tokens = True
 
-    def encode(self, normalised_text: str) -> np.ndarray:
-        """As `encode_text`: what is normalised here is raw to this tokenizer."""
-        return self.encode_text(normalised_text)
+    def encode(self, normalized_text: str) -> np.ndarray:
+        """As `encode_text`: what is normalized here is raw to this tokenizer."""
+        return self.encode_text(normalized_text)
 
-    def encode_many(self, normalised_texts: list[str]) -> list[np.ndarray]:
-        return [encoded.ids for encoded in self.encode_texts(normalised_texts)]
+    def encode_many(self, normalized_texts: list[str]) -> list[np.ndarray]:
+        return [encoded.ids for encoded in self.encode_texts(normalized_texts)]
 
-    def encode_bytes(self, normalised: bytes) -> np.ndarray:
-        return self.encode_text(normalised.decode())
+    def encode_bytes(self, normalized: bytes) -> np.ndarray:
+        return self.encode_text(normalized.decode())
 
     def _check_literals(self, where: str) -> None:
         """Refuse a tokenizer that would take the name of a special token in a text for the token."""

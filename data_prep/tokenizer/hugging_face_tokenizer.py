@@ -1,6 +1,6 @@
 """The same tokenizer in Hugging Face's format: tokenizer.json, which does to raw text all that preparation does.
 
-Normalisation, BPE merges, byte fallback and special tokens are written out for the `tokenizers` library, and a
+Normalization, BPE merges, byte fallback and special tokens are written out for the `tokenizers` library, and a
 comparison over real and tricky text refuses a file that gives other ids than preparation.
 """
 
@@ -22,10 +22,10 @@ from data_prep.text.cleaning import (
     METASPACE,
     REMOVED,
     WHITE_SPACE,
-    Normalisation,
+    Normalization,
     Ranges,
     character_class,
-    normalise,
+    normalize,
     replace_surrogates,
 )
 from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES, lines_with_symbols
@@ -96,8 +96,8 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
     if tokenizer.settings.user_symbols and not tokenizer.settings.byte_fallback:
         # Beside a symbol, a name of which no character is known is one [UNK] there and its token here (`isolation`).
         raw = [_without_special_tokens(text) for text in raw]
-    normalised = [normalise(text, tokenizer.normalisation) for text in raw]
-    expected = [ids.tolist() for ids in tokenizer.encode_many(normalised)]
+    normalized = [normalize(text, tokenizer.normalization) for text in raw]
+    expected = [ids.tolist() for ids in tokenizer.encode_many(normalized)]
     for text, ids in zip(raw, expected, strict=True):
         _compare(path, text, ids, other.encode(text, add_special_tokens=False).ids)
     for (first, ids), (second, second_ids) in pairwise(zip(raw, expected, strict=True)):
@@ -108,7 +108,7 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
 
 
 def build(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Build the same tokenizer for the `tokenizers` library: its pieces and the normalisation before them."""
+    """Build the same tokenizer for the `tokenizers` library: its pieces and the normalization before them."""
     vocabulary = tokenizer.vocabulary
     symbols = [piece.text for piece in vocabulary if piece.kind == "user"]
     has_bytes = any(piece.kind == "byte" for piece in vocabulary)
@@ -122,7 +122,7 @@ def build(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
             ignore_merges=bool(symbols),
         )
     )
-    result.normalizer = _normalizer(tokenizer.normalisation)
+    result.normalizer = _normalizer(tokenizer.normalization)
     # Only a text's first word lacks its space: not what follows a [MASK], as in "[MASK].".
     words = pre_tokenizers.Metaspace(replacement=METASPACE, prepend_scheme="first", split=True)
     result.pre_tokenizer = pre_tokenizers.Sequence([words, *isolation(tokenizer, symbols)]) if symbols else words
@@ -153,18 +153,18 @@ def _merges(vocabulary: Sequence[Piece]) -> list[tuple[str, str]]:
     return [merge for *_, merge in sorted(merges)]
 
 
-def _normalizer(normalisation: Normalisation) -> normalizers.Normalizer:
+def _normalizer(normalization: Normalization) -> normalizers.Normalizer:
     """The rules of `data_prep.text.cleaning`, in their order.
 
     The space in front is not put here but by the pre-tokenizer, which knows where a text begins.
     """
     forms: dict[str, list[normalizers.Normalizer]]
     forms = {"NFC": [normalizers.NFC()], "NFKC": [normalizers.NFKC()], "none": []}
-    form = forms[normalisation.form]
+    form = forms[normalization.form]
     steps = [*_remove(REMOVED), *form]
-    if normalisation.lowercase:
+    if normalization.lowercase:
         steps += [normalizers.Lowercase(), *form]
-    if normalisation.strip_accents:
+    if normalization.strip_accents:
         steps += [normalizers.NFD(), *_remove(ACCENTS), *form]
     steps += [
         normalizers.Replace(Regex(character_class(WHITE_SPACE) + "+"), " "),

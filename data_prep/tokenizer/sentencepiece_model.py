@@ -23,7 +23,7 @@ PieceKind = Literal["normal", "user", "byte", "control", "unknown"]
 
 _TRAINING_THREADS = 4  # the model file records them, so they are the same on every machine
 _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
-_PROBE = " a  \ufb01e\u0301 "  # comes back from SentencePiece's own normalisation unchanged, spaces apart
+_PROBE = " a  \ufb01e\u0301 "  # comes back from SentencePiece's own normalization unchanged, spaces apart
 
 
 class Piece(NamedTuple):
@@ -50,7 +50,7 @@ def train_model(
     user_symbols: Sequence[str],
     max_line_bytes: int,
 ) -> bytes:
-    """Train a BPE model on normalised lines and return its file; every character of the lines gets a piece.
+    """Train a BPE model on normalized lines and return its file; every character of the lines gets a piece.
 
     Raises:
         RuntimeError: SentencePiece refuses; its message names the limit that was passed.
@@ -93,7 +93,7 @@ def open_model(model: bytes, name: str) -> Processor:
         if not processor.LoadFromSerializedProto(model):
             raise RuntimeError("no model")
         pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
-        normalised = processor.normalize(_PROBE)
+        normalized = processor.normalize(_PROBE)
     except (RuntimeError, UnicodeDecodeError):
         raise UserError(
             f"{name} is no SentencePiece model, or is damaged; train the tokenizer again, or copy it again"
@@ -102,12 +102,12 @@ def open_model(model: bytes, name: str) -> Processor:
         tuple(pieces[: len(SPECIAL_TOKENS)]) == SPECIAL_TOKENS
         and [piece for number, piece in enumerate(pieces) if processor.is_byte(number)] in ([], _BYTE_PIECES)
         and not any(METASPACE in piece[1:] for piece in pieces)
-        and normalised == _PROBE.replace(" ", METASPACE)
+        and normalized == _PROBE.replace(" ", METASPACE)
     )
     if not is_ours:
         raise UserError(
             f"{name} is a SentencePiece model that was not made by 'python -m data_prep tokenizer' (special tokens at "
-            "ids 0 to 4, all bytes or none, no piece beyond a word, no normalisation of its own); train a tokenizer "
+            "ids 0 to 4, all bytes or none, no piece beyond a word, no normalization of its own); train a tokenizer "
             "with that command"
         )
     return processor
@@ -130,7 +130,7 @@ def vocabulary_of(processor: Processor, user_symbols: Sequence[str] = ()) -> tup
     return tuple(map(Piece, texts, processor.get_score(numbers), kinds))
 
 
-def token_spans(processor: Processor, normalised_text: str) -> list[TokenSpan]:
+def token_spans(processor: Processor, normalized_text: str) -> list[TokenSpan]:
     """Encode a text with the bytes that each token covers; slower than ids alone."""
-    encoded = processor.encode(normalised_text, return_type="proto")
+    encoded = processor.encode(normalized_text, return_type="proto")
     return [TokenSpan(piece.id, piece.begin, piece.end) for piece in encoded.pieces]

@@ -1,7 +1,7 @@
 """The SentencePiece BPE tokenizer: its folder on disk, and exact, fast encoding.
 
 A tokenizer folder holds tokenizer.model (SentencePiece), tokenizer.json and tokenizer_config.json (Hugging Face),
-tokenizer_report.json and, written last, tokenizer_info.json: without it there is no tokenizer. Text is normalised by
+tokenizer_report.json and, written last, tokenizer_info.json: without it there is no tokenizer. Text is normalized by
 `data_prep.text.cleaning` before it comes here; SentencePiece itself changes nothing. A foreign tokenizer is another
 thing: `data_prep.tokenizer.foreign_tokenizer`.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
-from data_prep.text.cleaning import METASPACE, NORMALISATION_VERSION, Normalisation, normalise
+from data_prep.text.cleaning import METASPACE, NORMALIZATION_VERSION, Normalization, normalize
 from data_prep.tokenizer.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from data_prep.tokenizer.sentencepiece_model import Piece, Processor, TokenSpan, open_model, token_spans, vocabulary_of
 from data_prep.tokenizer.special_tokens import (
@@ -58,7 +58,7 @@ _UNKNOWN = "\ufffd".encode()
 
 
 class Tokenizer:
-    """Turns normalised text into ids and back; not for use by several threads at once."""
+    """Turns normalized text into ids and back; not for use by several threads at once."""
 
     def __init__(self, folder: Path, processor: Processor, info: TokenizerInfo, url: str | None = None) -> None:
         """Use `Tokenizer.load`."""
@@ -66,7 +66,7 @@ class Tokenizer:
         self.settings = info.settings
         vocabulary = vocabulary_of(processor, info.settings.user_symbols)
         shown = [_UNKNOWN if piece.kind == "unknown" else _bytes_of(piece) for piece in vocabulary]
-        self._describe(folder, info, url, info.settings.normalisation, vocabulary, shown)
+        self._describe(folder, info, url, info.settings.normalization, vocabulary, shown)
         self._processor = processor
         self._cache = WordCache(self._encode_directly, self.token_dtype, self._can_cut_at_letters())
 
@@ -75,7 +75,7 @@ class Tokenizer:
         folder: Path,
         info: TokenizerInfo,
         url: str | None,
-        normalisation: Normalisation,
+        normalization: Normalization,
         vocabulary: tuple[Piece, ...],
         shown: list[bytes],
     ) -> None:
@@ -86,13 +86,13 @@ class Tokenizer:
         self.fingerprint = info.fingerprint
         self.vocab_size = info.vocab_size
         self.special_tokens = info.special_tokens
-        self.normalisation = normalisation
+        self.normalization = normalization
         """What is done to a text before its hash is taken, and, but for foreign tokenizers, before it is encoded."""
         self.token_dtype = np.uint16 if info.vocab_size <= 1 << 16 else np.uint32
         self.vocabulary = vocabulary
         is_text = [piece.kind not in ("unknown", "control") for piece in vocabulary]
         self.byte_lengths = np.array([len(text) * is_so for text, is_so in zip(shown, is_text, strict=True)], np.uint32)
-        """(vocab_size,) UTF-8 bytes of normalised text that each id stands for; 0 for special tokens.
+        """(vocab_size,) UTF-8 bytes of normalized text that each id stands for; 0 for special tokens.
 
         Without byte fallback an [UNK] stands for any number of bytes: `token_bytes` tells how many.
         """
@@ -126,7 +126,7 @@ class Tokenizer:
         model = storage.read_bytes(local / MODEL_NAME)
         processor = open_model(model, path)
         tokenizer = cls(local, processor, info, url)
-        found = fingerprint_of(tokenizer.vocabulary, tokenizer.normalisation)
+        found = fingerprint_of(tokenizer.vocabulary, tokenizer.normalization)
         if found != info.fingerprint or len(tokenizer.vocabulary) != info.vocab_size:
             raise UserError(
                 f"{path} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found}, not "
@@ -149,38 +149,38 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> np.ndarray:
         """Return the ids that shards hold for a text as a user writes it, (num_tokens,) token_dtype."""
-        return self.encode(normalise(text, self.normalisation))
+        return self.encode(normalize(text, self.normalization))
 
-    def encode(self, normalised_text: str) -> np.ndarray:
-        """Return the ids of a normalised text, (num_tokens,) token_dtype; exactly SentencePiece's.
+    def encode(self, normalized_text: str) -> np.ndarray:
+        """Return the ids of a normalized text, (num_tokens,) token_dtype; exactly SentencePiece's.
 
         Those of a word over `word_cache.MAX_WORD_BYTES` are the ids of its parts, one after the other.
 
         A literal "[MASK]" in the text is encoded as ordinary characters.
         """
-        return self._cache.encode(normalised_text.encode())
+        return self._cache.encode(normalized_text.encode())
 
-    def encode_many(self, normalised_texts: list[str]) -> list[np.ndarray]:
+    def encode_many(self, normalized_texts: list[str]) -> list[np.ndarray]:
         """Return the ids of each text; faster than one by one, since many words are looked up together."""
-        text = "".join(normalised_texts)
+        text = "".join(normalized_texts)
         ids = self.encode_bytes(text.encode())
-        stops_bytes = np.cumsum([len(text.encode()) for text in normalised_texts], dtype=np.int64)
+        stops_bytes = np.cumsum([len(text.encode()) for text in normalized_texts], dtype=np.int64)
         stops = np.searchsorted(np.cumsum(self.token_bytes(ids, text)), stops_bytes, "right")
-        return np.split(ids, stops)[: len(normalised_texts)]
+        return np.split(ids, stops)[: len(normalized_texts)]
 
-    def encode_bytes(self, normalised: bytes) -> np.ndarray:
-        """Return the ids of normalised text in UTF-8, of one document or of many in a row."""
-        return self._cache.encode(normalised)
+    def encode_bytes(self, normalized: bytes) -> np.ndarray:
+        """Return the ids of normalized text in UTF-8, of one document or of many in a row."""
+        return self._cache.encode(normalized)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the normalised text that the ids stand for; U+FFFD for [UNK], nothing for other special tokens."""
+        """Return the normalized text that the ids stand for; U+FFFD for [UNK], nothing for other special tokens."""
         return b"".join(self._shown[token_id] for token_id in ids).decode(errors="replace")
 
     def spans(self, text: str) -> list[TokenSpan]:
         """Return SentencePiece's own tokens of a text, which need not begin with a space; slow, and the reference."""
         return token_spans(self._processor, text)
 
-    def token_bytes(self, ids: np.ndarray, normalised_text: str | None) -> np.ndarray:
+    def token_bytes(self, ids: np.ndarray, normalized_text: str | None) -> np.ndarray:
         """Return how many bytes of the text each of its tokens stands for, (num_tokens,) int64.
 
         The text is needed where [UNK] is among the ids, which can only be without byte fallback.
@@ -188,9 +188,9 @@ class Tokenizer:
         lengths: np.ndarray = self.byte_lengths[ids].astype(np.int64)
         unknown = np.flatnonzero(ids == self.special_tokens.unk)
         if len(unknown):
-            assert normalised_text is not None, "ids with [UNK] have no bytes of their own; give the text"
+            assert normalized_text is not None, "ids with [UNK] have no bytes of their own; give the text"
             # What stands before the first space, if anything, is the end of a long word that was cut.
-            end, *words = normalised_text.split(" ")
+            end, *words = normalized_text.split(" ")
             # Every word begins with the metaspace, which is always known, so no [UNK] reaches across words.
             word_of_token = np.cumsum(self._opens_word[ids])
             for word in np.unique(word_of_token[unknown]).tolist():
@@ -201,7 +201,7 @@ class Tokenizer:
         return lengths
 
     def sentence_token_starts(
-        self, ids: np.ndarray, starts_bytes: list[int], normalised_text: str | None = None
+        self, ids: np.ndarray, starts_bytes: list[int], normalized_text: str | None = None
     ) -> np.ndarray:
         """Return the tokens at which sentences begin, (num_sentences,) uint32: rising strictly, the first 0.
 
@@ -211,7 +211,7 @@ class Tokenizer:
         """
         if len(ids) == 0:
             return np.zeros(0, dtype=np.uint32)
-        lengths = self.token_bytes(ids, normalised_text)
+        lengths = self.token_bytes(ids, normalized_text)
         token_starts = np.cumsum(lengths) - lengths
         places = np.searchsorted(token_starts, np.asarray(starts_bytes, dtype=np.int64), side="right") - 1
         return np.unique(places).astype(np.uint32)
@@ -226,10 +226,10 @@ class Tokenizer:
         return ids
 
 
-def fingerprint_of(vocabulary: tuple[Piece, ...], normalisation: Normalisation) -> str:
+def fingerprint_of(vocabulary: tuple[Piece, ...], normalization: Normalization) -> str:
     """sha256 of what decides the ids, whatever the library or the machine writes around it."""
     values = {
-        "normalisation": {"version": NORMALISATION_VERSION, **normalisation.model_dump(mode="json")},
+        "normalization": {"version": NORMALIZATION_VERSION, **normalization.model_dump(mode="json")},
         "pieces": [[number, *piece] for number, piece in enumerate(vocabulary)],
     }
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -23,7 +23,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.settings import Settings
 from data_prep.base.validation import FileName, Sha256, first_problem
 from data_prep.storage import storage
-from data_prep.text.cleaning import METASPACE, Normalisation, normalise
+from data_prep.text.cleaning import METASPACE, Normalization, normalize
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
 
 INFO_NAME = "tokenizer_info.json"
@@ -57,7 +57,7 @@ class TokenizerSettings(Settings):
         description="tempers the sample: 1 takes sources (or languages) by their share of the text, 0 evenly",
     )
     sampling_by: Literal["source", "language"] = Field("source", description="what sampling_alpha tempers")
-    normalisation: Normalisation = Field(Normalisation(), description="what is done to text before encoding")
+    normalization: Normalization = Field(Normalization(), description="what is done to text before encoding")
 
     @model_validator(mode="after")
     def _user_symbols_can_be_met(self) -> TokenizerSettings:
@@ -78,10 +78,10 @@ class TokenizerSettings(Settings):
             return "is the name of a byte's piece"
         if any(character.isspace() or character == METASPACE for character in symbol):
             return "holds white space or U+2581, which part words"
-        normalised = normalise(symbol, self.normalisation)
-        if normalised != f" {symbol}":
-            return f"never comes in normalised text, which has {normalised[1:]!r} instead"
-        if normalise(f"a{symbol}", self.normalisation) != f" a{symbol}":
+        normalized = normalize(symbol, self.normalization)
+        if normalized != f" {symbol}":
+            return f"never comes in normalized text, which has {normalized[1:]!r} instead"
+        if normalize(f"a{symbol}", self.normalization) != f" a{symbol}":
             return "begins with a mark that joins the letter before it"
         return None
 
@@ -113,8 +113,8 @@ class TokenizerInfo(BaseModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before_there_were_foreign_ones(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = serialise(self)
+    def _as_before_there_were_foreign_ones(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
         if self.kind == "sentencepiece":
             del values["kind"], values["special_tokens"]
         return values

@@ -1,6 +1,6 @@
 """Remembering the ids of words: a bounded cache in front of an encoder, exact because words do not touch.
 
-In a normalised text every word has one space before it, and no piece of the vocabulary reaches across a space, so the
+In a normalized text every word has one space before it, and no piece of the vocabulary reaches across a space, so the
 ids of a text are the ids of its words in a row. Where no piece reaches from an ASCII letter to an ASCII character that
 is none (SentencePiece learns none that do), the same holds of "word" and the "," after it; so a text is cut there as
 well, which leaves far fewer different words. Text is worked on as an array of bytes, all words of a piece at once.
@@ -45,7 +45,7 @@ def can_cut_at_letters(pieces: Iterable[str]) -> bool:
 
 
 class WordCache:
-    """Encodes normalised text by looking up its words; not for use by several threads at once.
+    """Encodes normalized text by looking up its words; not for use by several threads at once.
 
     The table is two-way set-associative: a word lies in the slot that its hash names or in the next (the slots of a
     pair), under its own bytes as the key, so that a hit is never another word's. A new word whose slot is taken pushes
@@ -71,7 +71,7 @@ class WordCache:
         self._max_long_words = max_long_words
 
     def encode(self, data: bytes) -> np.ndarray:
-        """Return the ids of normalised text in UTF-8, (num_tokens,) of the dtype."""
+        """Return the ids of normalized text in UTF-8, (num_tokens,) of the dtype."""
         found = [self._encode_piece(piece) for piece in pieces_of(data)]
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, self._dtype), *found])
 
@@ -149,7 +149,7 @@ class WordCache:
 
 
 def pieces_of(data: bytes, piece_bytes: int | None = None) -> Iterator[bytes]:
-    """Cut normalised text at spaces into pieces of about the size; a longer word makes a longer piece.
+    """Cut normalized text at spaces into pieces of about the size; a longer word makes a longer piece.
 
     A word of more than MAX_WORD_BYTES, with its space, is cut at each so many bytes from its beginning, or up to three
     before, where a character begins; wherever it stands, and so the parts of a part are itself.
@@ -185,7 +185,7 @@ def parts_of_word(word: bytes) -> list[bytes]:
 
 
 def count_long_words(data: bytes) -> int:
-    """How many words of normalised text are encoded in parts."""
+    """How many words of normalized text are encoded in parts."""
     count = start = 0
     while start + MAX_WORD_BYTES < len(data):
         stop = data.find(b" ", start + 1, start + MAX_WORD_BYTES + 1)
@@ -199,7 +199,7 @@ def count_long_words(data: bytes) -> int:
 
 
 def _byte_classes(cut_at_letters: bool) -> bytes:
-    """A table for `bytes.translate`; neighbours whose classes are those of letters and of other ASCII are cut apart."""
+    """A table for `bytes.translate`; neighbors whose classes are those of letters and of other ASCII are cut apart."""
     classes = np.full(256, _REST_CLASS, np.uint8)
     if cut_at_letters:
         classes[:128] = [_LETTER_CLASS if chr(byte).isalpha() else _OTHER_ASCII_CLASS for byte in range(128)]
@@ -234,7 +234,7 @@ def _fill_in(ids: np.ndarray, others: list[bytes]) -> np.ndarray:
     counts = np.fromiter(map(len, others), np.int64, len(others)) // ids.itemsize
     stops = np.cumsum(counts)
     values = np.frombuffer(b"".join(others), ids.dtype)
-    # Where each other's ids begin: after the marks' neighbours that stand before it, and after the others before it.
+    # Where each other's ids begin: after the marks' neighbors that stand before it, and after the others before it.
     begins = np.flatnonzero(is_mark) - np.arange(len(counts)) + stops - counts
     is_other = np.zeros(len(ids) - len(counts) + len(values), bool)
     is_other[np.repeat(begins - stops + counts, counts) + np.arange(len(values))] = True

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from data_prep.text.cleaning import METASPACE, Normalisation, normalise
+from data_prep.text.cleaning import METASPACE, Normalization, normalize
 
 PRINTABLE_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 """Without the space, for which the metaspace stands."""
@@ -41,14 +41,14 @@ class Alphabet(NamedTuple):
         return sum(self.left_out.values()) / max(1, self.num_characters)
 
 
-def required_characters(normalisation: Normalisation) -> frozenset[str]:
-    """Return the metaspace and every printable ASCII character that normalised text can hold."""
-    kept = (character for character in PRINTABLE_ASCII if normalise(character, normalisation) == f" {character}")
+def required_characters(normalization: Normalization) -> frozenset[str]:
+    """Return the metaspace and every printable ASCII character that normalized text can hold."""
+    kept = (character for character in PRINTABLE_ASCII if normalize(character, normalization) == f" {character}")
     return frozenset((METASPACE, *kept))
 
 
 def count_characters(texts: Iterable[str], user_symbols: Sequence[str]) -> Counter[str]:
-    """Count the characters of normalised paragraphs (one a line), outside user symbols; a space as the metaspace."""
+    """Count the characters of normalized paragraphs (one a line), outside user symbols; a space as the metaspace."""
     symbols = re.compile("|".join(_alternatives(user_symbols))) if user_symbols else None
     counts: Counter[str] = Counter()
     for text in texts:

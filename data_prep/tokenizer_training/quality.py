@@ -13,7 +13,7 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
-from data_prep.text.cleaning import normalise
+from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.special_tokens import UNK_TOKEN_ID
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_report import GroupReport, LeftOutCharacters, TokenizerReport
@@ -35,7 +35,7 @@ def measure(
     alphabet: Alphabet,
 ) -> TokenizerReport:
     """Measure the tokenizer on the documents that `TrainingSample.set_aside` returned."""
-    texts = [normalise(document.text, tokenizer.normalisation) for document in held_out]
+    texts = [normalize(document.text, tokenizer.normalization) for document in held_out]
     tokens = tokenizer.encode_many(texts)
     is_byte = np.array([piece.kind == "byte" for piece in tokenizer.vocabulary])
     measured = [_measured(text, ids, is_byte) for text, ids in zip(texts, tokens, strict=True)]

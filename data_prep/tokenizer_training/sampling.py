@@ -235,7 +235,7 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
     try:
         for text, own_language in reader:
             language = language_label(own_language or task.language)
-            cleaned = "\n".join(clean_paragraphs(text, task.settings.normalisation))
+            cleaned = "\n".join(clean_paragraphs(text, task.settings.normalization))
             reason = _why_dropped(cleaned, settings)
             if reason is not None:
                 counts.dropped[task.source, reason] += 1

@@ -48,7 +48,7 @@ def train_tokenizer(
     for document in documents:
         if has_too_many_marks(document):
             counts.dropped[SOURCE, TOO_MANY_MARKS] += 1
-        elif paragraphs := clean_paragraphs(document, settings.normalisation):
+        elif paragraphs := clean_paragraphs(document, settings.normalization):
             sample.add(paragraphs, SOURCE, LANGUAGE)
             counts.documents[SOURCE, LANGUAGE] += 1
             counts.text_bytes[SOURCE, LANGUAGE] += len("\n".join(paragraphs).encode())
@@ -101,7 +101,7 @@ def train_on_sample(
     processor = open_model(model, "the trained model")
     info = TokenizerInfo(
         format_version=1,
-        fingerprint=fingerprint_of(vocabulary_of(processor, settings.user_symbols), settings.normalisation),
+        fingerprint=fingerprint_of(vocabulary_of(processor, settings.user_symbols), settings.normalization),
         vocab_size=processor.get_piece_size(),
         settings=settings,
         inputs=inputs or {},
@@ -140,7 +140,7 @@ def _local_folder(output: str | Path) -> Iterator[Path]:
 
 def _alphabet(sample: TrainingSample, settings: TokenizerSettings) -> Alphabet:
     counts = count_characters(sample.texts(), settings.user_symbols)
-    return choose_alphabet(counts, settings.character_coverage, required_characters(settings.normalisation))
+    return choose_alphabet(counts, settings.character_coverage, required_characters(settings.normalization))
 
 
 def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: TokenizerSettings) -> bytes:
@@ -157,7 +157,7 @@ def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: Tokenizer
     if upper is None and sample.num_bytes <= _SMALL_SAMPLE_BYTES:
         upper = _limit(sample, alphabet, settings, 1 << 24, r"set it to a value <= (\d+)")
     possible = f"from {lower} to {upper}" if upper is not None else f"from {lower} on"
-    num_required = len(required_characters(settings.normalisation))
+    num_required = len(required_characters(settings.normalization))
     num_others = len(alphabet.characters) - num_required
     parts = ["5 special tokens"]
     parts += [f"{len(settings.user_symbols)} user symbols"] if settings.user_symbols else []

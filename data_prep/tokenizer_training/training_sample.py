@@ -133,7 +133,7 @@ class TrainingSample:
             yield encoded.decode(errors="ignore")
 
     def lines(self) -> Iterator[str]:
-        """Yield the sample as normalised lines below the trainer's length limit, in the order of keys."""
+        """Yield the sample as normalized lines below the trainer's length limit, in the order of keys."""
         for text in self.texts():
             for paragraph in text.split("\n"):
                 yield from chop(paragraph)

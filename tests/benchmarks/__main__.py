@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.base.errors import UserError
-from tests.benchmarks import catalogue, plots, readme_blocks, reports
-from tests.benchmarks.catalogue import BENCHMARKS, Benchmark
+from tests.benchmarks import catalog, plots, readme_blocks, reports
+from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.running import Inputs, measure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run_all(arguments: argparse.Namespace) -> int:
-    """Measure what was asked for, in the catalogue's order."""
+    """Measure what was asked for, in the catalog's order."""
     chosen = [_known(name) for name in arguments.only] if arguments.only else list(BENCHMARKS)
     not_measured: list[str] = []
     with tempfile.TemporaryDirectory(prefix="clozeworks-benchmarks-", dir=arguments.work) as work:
@@ -84,14 +84,14 @@ def print_rows(report: reports.Report) -> None:
 
 
 def load_reports(folder: Path) -> dict[str, reports.Report]:
-    """The reports of a folder by file name without .json, in the catalogue's order, in the common shape.
+    """The reports of a folder by file name without .json, in the catalog's order, in the common shape.
 
     What a script wrote there itself is brought into that shape, and the file with it.
     """
     found = {}
     for benchmark in BENCHMARKS:
         for path in sorted(folder.glob("*.json")):
-            if catalogue.of_file(path.name) is not benchmark:
+            if catalog.of_file(path.name) is not benchmark:
                 continue
             report = reports.read(path)
             if not reports.is_in_common_shape(report):
@@ -126,7 +126,7 @@ def write_plots(results: Path, folder: Path) -> None:
 
 
 def _known(name: str) -> Benchmark:
-    benchmark = catalogue.named(name)
+    benchmark = catalog.named(name)
     if benchmark is None:
         raise UserError(f"--only {name}: there is no such benchmark; --list names them")
     return benchmark

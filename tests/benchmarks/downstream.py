@@ -1,11 +1,11 @@
-"""What pretraining is worth downstream: three labelled tasks from scratch, frozen and full. Figures, not tests.
+"""What pretraining is worth downstream: three labeled tasks from scratch, frozen and full. Figures, not tests.
 
-    python tests/benchmarks/downstream.py --labelled DIR --english HF --french HF --work DIR --results FILE
-    python tests/benchmarks/downstream.py --labelled DIR --shards DIR --work DIR --results FILE     (pretrains first)
+    python tests/benchmarks/downstream.py --labeled DIR --english HF --french HF --work DIR --results FILE
+    python tests/benchmarks/downstream.py --labeled DIR --shards DIR --work DIR --results FILE     (pretrains first)
 
 Each task is one run of `launch/finetune.py --compare scratch,frozen,full --seeds 3`: the first seed tries the learning
 rates, the epoch is chosen by the valid score, and scores are told of the test examples. Means and standard deviations
-are over the seeds. --labelled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv). Train files
+are over the seeds. --labeled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv). Train files
 are cut to their first --rows rows, one experiment for each number, of which a tenth is the valid split; scores are of
 SST-2's and MRPC's `dev.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the
 encoder was trained on. A fit is of 3 epochs of SST-2 or 4 of the others; of few rows, of some 200 steps.
@@ -42,7 +42,7 @@ MIN_STEPS = 200
 
 
 @dataclass(frozen=True)
-class LabelledTask:
+class LabeledTask:
     """A task as `finetune.py` is told of it; files lie in the folder `name`."""
 
     name: str
@@ -55,7 +55,7 @@ class LabelledTask:
 
 
 TASKS = (
-    LabelledTask(
+    LabeledTask(
         "sst2",
         "english",
         "classification",
@@ -64,7 +64,7 @@ TASKS = (
         ("--text-column", "sentence", "--label-column", "label"),
         3,
     ),
-    LabelledTask(
+    LabeledTask(
         "fr_allocine_films",
         "french",
         "classification",
@@ -73,7 +73,7 @@ TASKS = (
         ("--text-column", "text", "--label-column", "label"),
         4,
     ),
-    LabelledTask(
+    LabeledTask(
         "mrpc",
         "english",
         "pair_classification",
@@ -88,7 +88,7 @@ TASKS = (
 def main() -> None:
     arguments = _parse()
     is_given = {"english": arguments.english or arguments.shards, "french": arguments.french}
-    check_labelled(Path(arguments.labelled), [t for t in TASKS if t.name in arguments.tasks and is_given[t.language]])
+    check_labeled(Path(arguments.labeled), [t for t in TASKS if t.name in arguments.tasks and is_given[t.language]])
     work = Path(arguments.work).absolute()
     work.mkdir(parents=True, exist_ok=True)
     english = arguments.english or (pretrained(work, arguments) if arguments.shards else None)
@@ -115,7 +115,7 @@ def main() -> None:
                 Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def check_labelled(folder: Path, tasks: Sequence[LabelledTask]) -> None:
+def check_labeled(folder: Path, tasks: Sequence[LabeledTask]) -> None:
     """All files are looked for before anything is trained.
 
     Raises:
@@ -124,16 +124,16 @@ def check_labelled(folder: Path, tasks: Sequence[LabelledTask]) -> None:
     for task in tasks:
         for name in (task.train, task.test):
             if not (folder / task.name / name).is_file():
-                raise UserError(f"--labelled {folder} has no {task.name}/{name}; name its folder, or other --tasks")
+                raise UserError(f"--labeled {folder} has no {task.name}/{name}; name its folder, or other --tasks")
 
 
-def fitted(task: LabelledTask, rows: int, model: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def fitted(task: LabeledTask, rows: int, model: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The scores of a task with so many rows to train on, and the seconds of its whole command."""
     output = work / f"{task.name}-{rows}"
     path = output.with_suffix(".json")
     if not path.exists():
         print(f"{output.name} ...", flush=True)
-        folder = Path(arguments.labelled).absolute() / task.name
+        folder = Path(arguments.labeled).absolute() / task.name
         train = first_rows(folder / task.train, rows, work)
         epochs = arguments.epochs or max(task.epochs, math.ceil(MIN_STEPS * BATCH_SIZE / rows))
         command = [sys.executable, str(REPOSITORY / "launch" / "finetune.py"), "--model", str(model)]
@@ -215,7 +215,7 @@ def _run(command: list[str], log: Path, threads: int) -> float:
 def _parse() -> argparse.Namespace:
     names = [task.name for task in TASKS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--labelled", required=True, metavar="DIR", help="folder of the labelled data")
+    parser.add_argument("--labeled", required=True, metavar="DIR", help="folder of the labeled data")
     parser.add_argument("--english", metavar="FOLDER", help="exported encoder")
     parser.add_argument("--french", metavar="FOLDER", help="exported encoder")
     parser.add_argument("--shards", metavar="DIR", help="without --english: pretrain on these")

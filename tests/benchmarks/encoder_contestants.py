@@ -92,7 +92,7 @@ def _make_engine(side: str, mode: str, config: RunConfig, device: torch.device) 
     model: torch.nn.Module
     if side == "ours":
         model = PretrainingModel(config.model, next_sentence=True, activation_checkpointing=False)
-        model.initialise(config.training.seed)
+        model.initialize(config.training.seed)
         if mode == "compiled":
             model.compile_blocks()
     else:

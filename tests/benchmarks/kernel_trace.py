@@ -220,7 +220,7 @@ def _cause(error: BaseException | None) -> _Scheduled | None:
 
 @contextlib.contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """Without values there is nothing to initialise; what PyTorch would choose for CUDA is chosen here."""
+    """Without values there is nothing to initialize; what PyTorch would choose for CUDA is chosen here."""
     choose_kernel, dropout = encoder.choose_kernel, F.dropout
     encoder.choose_kernel = lambda *arguments: "varlen"
     F.dropout = _dropout  # type: ignore[assignment]

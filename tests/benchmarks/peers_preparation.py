@@ -115,17 +115,17 @@ def run_contestant(name: str, python: str, files: list[str], folder: Path) -> di
 
 def _normalized(files: list[str], form: str, folder: Path) -> list[str]:
     """Copies of the files with their text normalized as the tokenizer requires; a paragraph a line, or a document."""
-    from data_prep.text.cleaning import normalise
+    from data_prep.text.cleaning import normalize
     from data_prep.tokenizer.tokenizer import Tokenizer
 
-    rules = Tokenizer.load(folder / "tokenizer").normalisation
+    rules = Tokenizer.load(folder / "tokenizer").normalization
     (folder / form).mkdir(exist_ok=True)
     copies = []
     for path in files:
         texts = corpus_part.read_texts(path)
         if form == "paragraphs":
             texts = (part for text in texts for part in text.split("\n") if part.strip())
-        copies.append(_write_jsonl((normalise(text, rules) for text in texts), folder / form / os.path.basename(path)))
+        copies.append(_write_jsonl((normalize(text, rules) for text in texts), folder / form / os.path.basename(path)))
     return copies
 
 

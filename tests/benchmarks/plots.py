@@ -47,14 +47,14 @@ def _short(text: str, most: int = 84) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _bar(top: int, share: float, colour: str, value: str) -> str:
+def _bar(top: int, share: float, color: str, value: str) -> str:
     width = max(1, round(_BAR * share))
-    rectangle = f'<rect x="{_LABEL}" y="{top}" width="{width}" height="{_LINE - 3}" fill="{colour}"/>'
+    rectangle = f'<rect x="{_LABEL}" y="{top}" width="{width}" height="{_LINE - 3}" fill="{color}"/>'
     return rectangle + "\n" + _text(_LABEL + 6 + width, top + 12, value)
 
 
-def _text(left: int, top: int, text: str, colour: str = TEXT, size: int = 12) -> str:
-    return f'<text x="{left}" y="{top}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
+def _text(left: int, top: int, text: str, color: str = TEXT, size: int = 12) -> str:
+    return f'<text x="{left}" y="{top}" font-size="{size}" fill="{color}">{escape(text)}</text>'
 
 
 def _svg(title: str, subtitle: str, lines: Sequence[str], height: int) -> str:

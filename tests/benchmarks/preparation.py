@@ -135,12 +135,12 @@ def _train(files: list[Path], work: Path) -> Path:
 
 
 def _texts(corpus: Path) -> Iterator[str]:
-    from data_prep.text.cleaning import Normalisation, normalise
+    from data_prep.text.cleaning import Normalization, normalize
 
     for path in sorted(corpus.glob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             for line in lines:
-                yield normalise(json.loads(line)["text"], Normalisation())
+                yield normalize(json.loads(line)["text"], Normalization())
 
 
 def _calls(texts: list[str]) -> Iterator[list[str]]:
@@ -178,7 +178,7 @@ def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
         (__main__, "main", "starting, planning, manifest"),
         (map_phase, "map_unit", "map: the rest"),
         (DocumentReader, "__iter__", "map: read, decompress, parse, hash input"),
-        (encoding, "normalise_batch", "map: normalise"),
+        (encoding, "normalize_batch", "map: normalize"),
         (encoding, "batch_sentence_starts", "map: sentence ends (sentencex)"),
         (encoding, "_encode", "map: sentences to tokens, document hashes"),
         (Tokenizer, "encode_bytes", "map: look up words"),

@@ -3,7 +3,7 @@
     python tests/benchmarks/pretraining.py --config tiny_cpu --shards DIR --tokens 2000000 --work DIR --results FILE \\
         [section.field=value ...]
 
-Both sides have the same architecture (the peer as transformers makes and initialises it), tokenizer and documents (all
+Both sides have the same architecture (the peer as transformers makes and initializes it), tokenizer and documents (all
 of the split `train`, see `pretraining_rows.py`), the same tokens and steps of the same global batch, peak learning
 rate, schedule, warm-up, betas, weight decay, clipping, dropout and precision, and all cores of the machine: ours a rank
 a core (a GPU), as `launch/pretrain.py` is used; for the peer a few ways are tried for some steps, and the fastest is

@@ -3,7 +3,7 @@
     python [-m torch.distributed.run --nproc_per_node N] tests/benchmarks/pretraining_peer.py ORDER.json
 
 The order (`Order`, written by `pretraining.py`) says what and how much. The model begins with transformers' own
-initialisation of the same sizes; masks are those of `DataCollatorForLanguageModeling`, which has one rate, ours of the
+initialization of the same sizes; masks are those of `DataCollatorForLanguageModeling`, which has one rate, ours of the
 last step; rows come in the order of Trainer's own sampler. From our configuration it has peak rate, schedule, betas,
 epsilon, weight decay, clipping, dropout and precision (bf16: autocast over fp32 weights).
 """
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def new_model(config: RunConfig) -> PreTrainedModel:
-    """The model of our sizes as transformers makes and initialises it."""
+    """The model of our sizes as transformers makes and initializes it."""
     torch.manual_seed(config.training.seed)
     values = hugging_face_config(config.model, next_sentence=False)
     return AutoModelForMaskedLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))

@@ -112,7 +112,7 @@ def import_streaming() -> Any:
         module = sys.modules.setdefault(name, types.ModuleType(name))
         for attribute in attributes:
             setattr(module, attribute, type(attribute, (), {}))
-    sys.path[:] = [place for place in sys.path if place != str(Path(__file__).parent)]  # the package catalogue is meant
+    sys.path[:] = [place for place in sys.path if place != str(Path(__file__).parent)]  # the package catalog is meant
     import streaming
 
     return streaming

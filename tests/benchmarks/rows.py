@@ -12,7 +12,7 @@ from tests.benchmarks.reports import Report, Row
 SENTENCEPIECE = "SentencePiece"
 
 
-def tokenising(raw: Report) -> list[Row]:
+def tokenizing(raw: Report) -> list[Row]:
     """MB of normalized text per CPU second; of a peer only the corpora on which its ids are SentencePiece's."""
     named = {SENTENCEPIECE: _FORMS, "tokenizers (encode_batch_fast)": ("tokenizers",), "gigatoken": ("gigatoken",)}
     rows = []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from data_prep.base.errors import UserError
 from tests.benchmarks import reports
-from tests.benchmarks.catalogue import Benchmark
+from tests.benchmarks.catalog import Benchmark
 
 SCRIPTS = Path(__file__).parent
 REPOSITORY = SCRIPTS.parents[1]

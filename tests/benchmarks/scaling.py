@@ -178,7 +178,7 @@ def _train(job: dict[str, Any]) -> None:
     config = _config(job, job["world_size"])
     ranks = initialize_distributed(config.distributed)
     model = PretrainingModel(config.model, next_sentence=False)
-    model.initialise(0)
+    model.initialize(0)
     engine = build_engine(model, config, ranks)
     shards, phase = [open_shard_set(job["shards"])], config.phases[0]
     loader = Loader(

@@ -50,7 +50,7 @@ def _what_counts(folder: Path) -> tuple[object, ...]:
     info = TokenizerInfo.read(folder / TOKENIZER_FOLDER)
     assert info is not None and info.settings is not None
     settings = info.settings
-    decisive = (settings.normalisation, settings.user_symbols)
+    decisive = (settings.normalization, settings.user_symbols)
     return (info.fingerprint, info.vocab_size, info.kind, info.special_tokens, *decisive)
 
 

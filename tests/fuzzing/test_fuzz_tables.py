@@ -1,4 +1,4 @@
-"""Labelled tables of fine-tuning after damage: every row as it stands in the file, or a refusal; no crash."""
+"""Labeled tables of fine-tuning after damage: every row as it stands in the file, or a refusal; no crash."""
 
 from __future__ import annotations
 

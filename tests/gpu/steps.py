@@ -246,7 +246,7 @@ def export(kit: Kit) -> dict[str, Any]:
 
 def fine_tuning(kit: Kit) -> dict[str, Any]:
     """A made-up task of two classes, which one word tells apart."""
-    table, fitted = kit.work / "labelled.tsv", kit.work / "fitted"
+    table, fitted = kit.work / "labeled.tsv", kit.work / "fitted"
     shutil.rmtree(fitted, ignore_errors=True)
     filler = "the river of the old city was in the north".split()
     lines = [

@@ -1,4 +1,4 @@
-"""The command that fits: from a labelled file to a registered model that loads without this project."""
+"""The command that fits: from a labeled file to a registered model that loads without this project."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ predict.main()
 
 
 @pytest.fixture
-def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def labeled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of texts whose class is the animal in them; commands run in its folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -53,8 +53,8 @@ def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, model: Path | str, labelled: Path, *more: str) -> None:
-    given = ["--model", str(model), "--train", str(labelled), "--text-column", "sentence", "--label-column", "animal"]
+def run(monkeypatch: pytest.MonkeyPatch, model: Path | str, labeled: Path, *more: str) -> None:
+    given = ["--model", str(model), "--train", str(labeled), "--text-column", "sentence", "--label-column", "animal"]
     task = [] if "--task" in more else ["--task", "classification"]
     monkeypatch.setattr(sys, "argv", ["finetune.py", *given, *task, *more])
     finetune.main()
@@ -62,20 +62,20 @@ def run(monkeypatch: pytest.MonkeyPatch, model: Path | str, labelled: Path, *mor
 
 def test_from_a_file_to_a_registered_model_and_its_predictions(
     tiny_hugging_face: Path,
-    labelled: Path,
+    labeled: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--learning-rates", "1e-2", "--epochs", "4", "--seeds", "2", "--batch-size", "16"]
     options += ["--tracking-uri", "sqlite:///mlflow.db"]
-    run(monkeypatch, tiny_hugging_face, labelled, *options, "--register", "animals", "--alias", "champion")
+    run(monkeypatch, tiny_hugging_face, labeled, *options, "--register", "animals", "--alias", "champion")
     out = capsys.readouterr().out
     assert "about 0:0" in out and "registered animals version 1" in out
     assert "launch/predict.py --model models:/animals@champion --tracking-uri sqlite:///mlflow.db --input" in out
-    assert (labelled.parent / "fitted" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert (labelled.parent / "fitted" / "report.txt").read_text().strip() in out
+    assert (labeled.parent / "fitted" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (labeled.parent / "fitted" / "report.txt").read_text().strip() in out
 
-    client = connect(f"sqlite:///{labelled.parent}/mlflow.db")
+    client = connect(f"sqlite:///{labeled.parent}/mlflow.db")
     experiment = client.get_experiment_by_name("finetuning")
     assert experiment is not None
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
@@ -92,10 +92,10 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
 
     folder = pull("models:/animals@champion")
     command = [sys.executable, "-c", WITHOUT_PROJECT, str(folder)]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=labelled.parent, check=True, timeout=500)
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=labeled.parent, check=True, timeout=500)
     assert answer.stdout.strip().endswith("['cat', 'dog']")
 
-    arguments = ["--model", "models:/animals@champion", "--input", str(labelled), "--output", "said.jsonl"]
+    arguments = ["--model", "models:/animals@champion", "--input", str(labeled), "--output", "said.jsonl"]
     monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
     predict.main()
     rows = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
@@ -112,10 +112,10 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
 
 
 def test_a_comparison_shows_counts_scores_and_failures(
-    tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--compare", "scratch,frozen,full", "--learning-rates", "1e-2", "1e-3", "--epochs", "2", "--seeds", "1"]
-    run(monkeypatch, tiny_hugging_face, labelled, *options, "--no-tracking", "--output", "compared")
+    run(monkeypatch, tiny_hugging_face, labeled, *options, "--no-tracking", "--output", "compared")
     out = capsys.readouterr().out
     for line in ("H * C + C", "scores on test", "accuracy by length of the text", "where frozen (seed 0) fails most"):
         assert line in out
@@ -135,24 +135,24 @@ def test_a_comparison_shows_counts_scores_and_failures(
 
 @pytest.mark.slow  # a process of its own, which imports torch and transformers anew
 @pytest.mark.spawn
-def test_fitting_and_predicting_do_without_deepspeed(tiny_hugging_face: Path, labelled: Path) -> None:
-    arguments = ["--model", str(tiny_hugging_face), "--task", "classification", "--train", str(labelled)]
+def test_fitting_and_predicting_do_without_deepspeed(tiny_hugging_face: Path, labeled: Path) -> None:
+    arguments = ["--model", str(tiny_hugging_face), "--task", "classification", "--train", str(labeled)]
     arguments += ["--text-column", "sentence", "--label-column", "animal", "--no-tracking"]
     arguments += ["--seeds", "1", "--learning-rates", "1e-2"]
     command = [sys.executable, "-c", WITHOUT_DEEPSPEED, *arguments]
     environment = os.environ | {"PYTHONPATH": str(Path(finetune.__file__).parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=labelled.parent, env=environment, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=labeled.parent, env=environment, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "said.tsv: 160 predictions by classification" in done.stdout
 
 
 def test_a_dry_run_estimates_and_writes_nothing(
-    tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, tiny_hugging_face, labelled, "--dry-run")
+    run(monkeypatch, tiny_hugging_face, labeled, "--dry-run")
     out = capsys.readouterr().out
     assert "full: 5 fits of 3 epochs" in out and "nothing was written" in out and "tokens a word" in out
-    assert [path.name for path in labelled.parent.iterdir()] == ["animals.tsv"]
+    assert [path.name for path in labeled.parent.iterdir()] == ["animals.tsv"]
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_a_dry_run_estimates_and_writes_nothing(
 )
 def test_wrong_usage_is_told_before_any_work(
     tiny_hugging_face: Path,
-    labelled: Path,
+    labeled: Path,
     monkeypatch: pytest.MonkeyPatch,
     options: tuple[str, ...],
     message: str,
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        run(monkeypatch, tiny_hugging_face, labelled, *options)
+        run(monkeypatch, tiny_hugging_face, labeled, *options)
     assert not Path("fitted").exists() and not Path("mlflow.db").exists()
 
 
@@ -198,7 +198,7 @@ for options in sys.argv[1:]:
 """
 
 
-def test_wrong_arguments_are_told_before_torch_is_loaded(labelled: Path) -> None:
+def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
     told = {
         "--task pair_classification": "name the second one's column by --pair-column",
         "--task classification --pair-column other": "leave --pair-column out",
@@ -212,22 +212,22 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(labelled: Path) -> None
     given = ["--model", "nowhere", "--train", "animals.tsv", "--text-column", "sentence", "--label-column", "animal"]
     command = [sys.executable, "-c", REFUSED.replace("GIVEN", repr(given)), *told]
     environment = os.environ | {"PYTHONPATH": str(Path(finetune.__file__).parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=labelled.parent, env=environment, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=labeled.parent, env=environment, timeout=500)
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == len(told), done.stderr
     assert [(line, what) for line, what in zip(lines, told.values(), strict=True) if what not in line] == []
 
 
 def test_an_output_that_cannot_be_made_is_told(
-    tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="animals.tsv/fitted cannot be made"):
-        run(monkeypatch, tiny_hugging_face, labelled, "--output", "animals.tsv/fitted", "--no-tracking")
+        run(monkeypatch, tiny_hugging_face, labeled, "--output", "animals.tsv/fitted", "--no-tracking")
 
 
 def test_a_registry_that_refuses_takes_no_fit_away(
     tiny_hugging_face: Path,
-    labelled: Path,
+    labeled: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -240,10 +240,10 @@ def test_a_registry_that_refuses_takes_no_fit_away(
     remedy += " --tracking-uri sqlite:///mlflow.db"
     options += ["--tracking-uri", "sqlite:///mlflow.db"]
     with pytest.raises(UserError, match=remedy):
-        run(monkeypatch, tiny_hugging_face, labelled, *options)
+        run(monkeypatch, tiny_hugging_face, labeled, *options)
     assert "scores on test" in capsys.readouterr().out
     monkeypatch.undo()
-    monkeypatch.chdir(labelled.parent)
+    monkeypatch.chdir(labeled.parent)
     monkeypatch.setattr(sys, "argv", ["register.py", "--model", "fitted/model", "--name", "animals"])
     register.main()
     out = capsys.readouterr().out
@@ -252,19 +252,17 @@ def test_a_registry_that_refuses_takes_no_fit_away(
 
 
 def test_predictions_go_neither_over_their_input_nor_into_a_folder_that_is_not_there(
-    labelled: Path, monkeypatch: pytest.MonkeyPatch
+    labeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for output, message in (("animals.tsv", "is the input itself"), ("none/said.tsv", "there is no folder none")):
-        arguments = ["--model", "nowhere", "--input", str(labelled), "--output", output]
+        arguments = ["--model", "nowhere", "--input", str(labeled), "--output", output]
         monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
         with pytest.raises(UsageError, match=message):
             predict.main()
 
 
-def test_an_encoder_is_no_fitted_model(
-    tiny_hugging_face: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ["--model", str(tiny_hugging_face), "--input", str(labelled), "--output", "said.csv"]
+def test_an_encoder_is_no_fitted_model(tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--model", str(tiny_hugging_face), "--input", str(labeled), "--output", "said.csv"]
     monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
     with pytest.raises(UserError, match="BertForPreTraining, which was not fitted to a task"):
         predict.main()

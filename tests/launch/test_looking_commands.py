@@ -1,4 +1,4 @@
-"""The commands that look at a model: vectors, neighbours, pairs, attention."""
+"""The commands that look at a model: vectors, neighbors, pairs, attention."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_empty_lines_are_told_of_and_cells_without_text_refused(
     [
         (next_sentence, ("the \udcff", "it ran")),
         (show_attention, ("--output", "heads.png", "the \udcff")),
-        (embed, ("--neighbours", "\udcff")),
+        (embed, ("--neighbors", "\udcff")),
     ],
 )
 def test_bytes_of_another_encoding_are_wrong_usage(
@@ -100,10 +100,10 @@ def test_bytes_of_another_encoding_are_wrong_usage(
         run(monkeypatch, command, "--model", str(tiny_hugging_face), *arguments)
 
 
-def test_neighbours_are_shown_static_and_in_the_texts_given(
+def test_neighbors_are_shown_static_and_in_the_texts_given(
     tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("--model", str(tiny_hugging_face), "--neighbours", "cat", "--top-k", "3")
+    arguments = ("--model", str(tiny_hugging_face), "--neighbors", "cat", "--top-k", "3")
     run(monkeypatch, embed, *arguments)
     assert len(capsys.readouterr().out.splitlines()) == 1
     run(monkeypatch, embed, *arguments, "--input", "-", stdin="the cat sat\na dog ran\n")

@@ -1,4 +1,4 @@
-"""launch/slurm/prepare.sh against a stand-in for sbatch that runs the jobs at once and honours dependencies."""
+"""launch/slurm/prepare.sh against a stand-in for sbatch that runs the jobs at once and honors dependencies."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from launch.status import UNSAID, describe, long_duration, main, sessions, summarise
+from launch.status import UNSAID, describe, long_duration, main, sessions, summarize
 from trainer.metrics.status import append_history, read_history, read_status, record_end, write_status
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def test_the_end_of_a_run_tells_since_when_its_process_ran(tmp_path):
 )
 def test_a_start_after_the_end_tells_that_it_went_back_on_purpose(step, cause):
     end = {"at": 5400.0, "event": "ended", "state": "finished", "step": 1500, "cause": None}
-    (again,) = summarise(STATUS, [HISTORY[0], end, started(6000.0, step)], now=9060.0)["restarts"]
+    (again,) = summarize(STATUS, [HISTORY[0], end, started(6000.0, step)], now=9060.0)["restarts"]
     assert again["step"] == step and cause in again["cause"]
 
 
@@ -83,13 +83,13 @@ def test_the_time_in_which_a_start_is_set_up_is_paid_for_too():
 
 
 def test_the_time_left_is_the_runs_own_where_it_tells_one():
-    told = summarise(STATUS | {"seconds_left": 5000.0}, HISTORY, now=9060.0)
+    told = summarize(STATUS | {"seconds_left": 5000.0}, HISTORY, now=9060.0)
     assert told["seconds_left"] == 5000 and told["rank_hours_left"] == pytest.approx(8 * 5000 / 3600)
-    assert summarise(STATUS | {"seconds_left": 5000.0, "step": 1500}, HISTORY, now=9060.0)["seconds_left"] == 0
+    assert summarize(STATUS | {"seconds_left": 5000.0, "step": 1500}, HISTORY, now=9060.0)["seconds_left"] == 0
 
 
 def test_the_figures_follow_from_status_and_history():
-    figures = summarise(STATUS, HISTORY, now=9060.0)
+    figures = summarize(STATUS, HISTORY, now=9060.0)
     assert figures["seconds_left"] == 3600 and figures["seconds_since_word"] == 60
     assert figures["rank_hours"] == pytest.approx(8 * (1800 + 1800 + 3600) / 3600)
     assert figures["cost"] == pytest.approx(16 * 2.5) and figures["cost_left"] == pytest.approx(8 * 2.5)
@@ -104,10 +104,10 @@ def test_the_figures_follow_from_status_and_history():
 
 @pytest.mark.parametrize(("seconds", "is_silent"), [(60 + 10 * 36.0, False), (60 + 10 * 36.0 + 1, True)])
 def test_a_run_that_says_nothing_for_many_log_intervals_may_have_been_killed(seconds, is_silent):
-    figures = summarise(STATUS | {"log_every_steps": 10}, HISTORY, now=9000.0 + seconds)
+    figures = summarize(STATUS | {"log_every_steps": 10}, HISTORY, now=9000.0 + seconds)
     assert figures["is_silent"] is is_silent
     assert ("killed, or busy with a long" in "\n".join(describe(figures))) is is_silent
-    ended = summarise(STATUS | {"state": "finished"}, HISTORY, now=9e9)
+    ended = summarize(STATUS | {"state": "finished"}, HISTORY, now=9e9)
     assert not ended["is_silent"] and ended["seconds_since_word"] is None
 
 
@@ -125,11 +125,11 @@ IDENTITY = {"host": "node-a", "pid": 4711, "heartbeat_at": 9050.0}
     ids=["here and alive", "elsewhere with a heartbeat", "here and gone", "elsewhere without a heartbeat"],
 )
 def test_a_run_without_process_or_heartbeat_is_dead(is_alive, age, says):
-    figures = summarise(STATUS | IDENTITY, HISTORY, 9050.0 + age, is_alive)
+    figures = summarize(STATUS | IDENTITY, HISTORY, 9050.0 + age, is_alive)
     assert figures["state"] == ("running" if says is None else "dead") and (figures["cause"] is None) is (says is None)
     text = "\n".join(describe(figures))
     assert (f"dead ({says}" in text) if says else "running, last word" in text
-    ended = summarise(STATUS | IDENTITY | {"state": "stopped", "cause": "SIGTERM"}, HISTORY, 9e9, False)
+    ended = summarize(STATUS | IDENTITY | {"state": "stopped", "cause": "SIGTERM"}, HISTORY, 9e9, False)
     assert (ended["state"], ended["cause"]) == ("stopped", "SIGTERM"), "it has noted its end"
 
 
@@ -140,13 +140,13 @@ def test_the_hours_of_a_dead_run_count_to_its_last_heartbeat():
 
 def test_a_run_that_lives_and_says_nothing_may_hang():
     beating = STATUS | {"log_every_steps": 10, "host": "node-a", "pid": 1, "heartbeat_at": 9995.0}
-    text = "\n".join(describe(summarise(beating, HISTORY, now=10_000.0, is_alive=True)))
+    text = "\n".join(describe(summarize(beating, HISTORY, now=10_000.0, is_alive=True)))
     assert "hung, or busy with a long evaluation" in text and "killed" not in text.splitlines()[0]
 
 
 def test_a_run_of_an_older_release_without_history_is_told_as_far_as_it_goes():
     old = {name: value for name, value in STATUS.items() if name not in ("train_seconds", "seconds_per_step")}
-    text = "\n".join(describe(summarise(old, [], now=9060.0)))
+    text = "\n".join(describe(summarize(old, [], now=9060.0)))
     assert "500 of 1,500" in text and "not known yet" in text and "cost" not in text
 
 

@@ -146,7 +146,7 @@ def continued(request, small_corpus: Path, tmp_path_factory) -> Continued:
 @pytest.fixture(scope="module")
 def exported(continued: Continued, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("exported") / "model"
-    assert "tokenised alike" in str(export_checkpoint(continued.folder / "run", output).parity)
+    assert "tokenized alike" in str(export_checkpoint(continued.folder / "run", output).parity)
     return output
 
 

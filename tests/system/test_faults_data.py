@@ -148,7 +148,7 @@ def test_row_18_a_manifest_that_is_not_as_written(shards: Path, refused: Callabl
         "newer": (json.dumps(values | {"format_version": 99}).encode(), "format"),
         "no number": (whole.replace(b'"format_version": 2', b'"format_version": "x"'), "manifest.json"),
         "cut": (whole[: len(whole) // 2], "manifest.json"),
-        "unknown key": (json.dumps(values | {"colour": "red"}).encode(), "colour"),
+        "unknown key": (json.dumps(values | {"color": "red"}).encode(), "color"),
     }
     for name, (data, message) in edits.items():
         assert data != whole, name

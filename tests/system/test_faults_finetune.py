@@ -1,4 +1,4 @@
-"""Row 40 of the fault list: labelled data that cannot be learned from, through launch/finetune.py."""
+"""Row 40 of the fault list: labeled data that cannot be learned from, through launch/finetune.py."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ import zstandard
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.shards import read_records
-from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.data_prep_command import Command, assert_nothing_half_made
 from tests.living_data_sets import read_texts
@@ -372,7 +372,7 @@ def test_row_06_documents_that_clean_to_nothing_or_are_duplicates(shards: Shards
 @pytest.mark.fault(
     row=7,
     fault="emoji, combining marks, right-to-left, private-use, unassigned, lone surrogates, metaspace, literal [MASK]",
-    required="text round-trips by the stated normalisation; a literal special token never becomes its id",
+    required="text round-trips by the stated normalization; a literal special token never becomes its id",
 )
 def test_row_07_hard_characters_and_literal_special_tokens(
     shards: Shards, small_tokenizer: Path, tmp_path: Path
@@ -397,7 +397,7 @@ def test_row_07_hard_characters_and_literal_special_tokens(
             stops = [*record.documents[1:].tolist(), len(record.tokens)]
             for start, stop in zip(record.documents.tolist(), stops, strict=True):
                 found.append(tokenizer.decode(record.tokens[start:stop].tolist()))
-    assert sorted(text.strip() for text in found) == sorted(normalise(text, Normalisation()).strip() for text in texts)
+    assert sorted(text.strip() for text in found) == sorted(normalize(text, Normalization()).strip() for text in texts)
 
 
 @pytest.mark.fault(

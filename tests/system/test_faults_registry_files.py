@@ -67,15 +67,15 @@ def test_row_41_an_unknown_script_is_read_as_bytes(
 
 def users_of(folder: Path | str, desk: Path) -> list[tuple[ModuleType, list[str]]]:
     """Every command that loads a model, with arguments that would do."""
-    (desk / "labelled.tsv").write_text("text\tlabel\n" + "a city\tx\na river\ty\n" * 20)
-    fit = ["--task", "classification", "--train", "labelled.tsv", "--text-column", "text", "--label-column", "label"]
+    (desk / "labeled.tsv").write_text("text\tlabel\n" + "a city\tx\na river\ty\n" * 20)
+    fit = ["--task", "classification", "--train", "labeled.tsv", "--text-column", "text", "--label-column", "label"]
     return [
         (fill_mask, ["--model", str(folder), "a [MASK]"]),
-        (embed, ["--model", str(folder), "--neighbours", "city"]),
+        (embed, ["--model", str(folder), "--neighbors", "city"]),
         (next_sentence, ["--model", str(folder), "a city", "a river"]),
         (show_attention, ["--model", str(folder), "--output", "heads.png", "a city"]),
         (finetune, ["--model", str(folder), *fit, "--no-tracking", "--dry-run"]),
-        (predict, ["--model", str(folder), "--input", "labelled.tsv", "--output", "predicted.tsv"]),
+        (predict, ["--model", str(folder), "--input", "labeled.tsv", "--output", "predicted.tsv"]),
     ]
 
 
@@ -196,7 +196,7 @@ def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     return replace
 
 
-PIECES, TRAINER_SPEC, NORMALISER_SPEC = 1, 2, 3
+PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3
 MASK_PIECE = b"\n\x06[MASK]\x15\0\0\0\0\x18"  # piece, score 0 and, as the next byte, its type, which is 3 for control
 
 
@@ -217,8 +217,8 @@ MASK_PIECE = b"\n\x06[MASK]\x15\0\0\0\0\x18"  # piece, score 0 and, as the next 
         replaced(b"<0x41>", b"<0x4Z>"),
         lambda good: good + message(TRAINER_SPEC, b"\x18\x01"),
         lambda good: good + message(TRAINER_SPEC, b"\x18\x03"),
-        lambda good: good + message(NORMALISER_SPEC, b"\x18\x01"),
-        lambda good: good + message(NORMALISER_SPEC, b"\x12\x04\xff\xff\xff\x7f"),
+        lambda good: good + message(NORMALIZER_SPEC, b"\x18\x01"),
+        lambda good: good + message(NORMALIZER_SPEC, b"\x12\x04\xff\xff\xff\x7f"),
         lambda good: good + b"\n\xff\xff\xff\xff\x07",
         lambda good: good + b"\n" + b"\xff" * 9 + b"\x01",
         lambda good: b"\n\xff\xff\xff\xff\x07" + good[2:],
@@ -226,7 +226,7 @@ MASK_PIECE = b"\n\x06[MASK]\x15\0\0\0\0\x18"  # piece, score 0 and, as the next 
     ids=[
         *("empty", "one byte", "100 bytes", "cut short", "pickle", "duplicate piece", "one piece more"),
         *("mask as a word", "unknown type", "number for a text", "byte that is none", "unigram", "words"),
-        *("space of its own", "normalisation that is none", "huge length at the end", "endless length", "huge length"),
+        *("space of its own", "normalization that is none", "huge length at the end", "endless length", "huge length"),
     ],
 )
 def test_row_45_a_crafted_tokenizer_model_is_told(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spawn
 
 HEARTBEAT_SECONDS = 6
 LEAVING_SECONDS = 60
-"""Beyond the heartbeat: the judgement, the disk and the store (8 s where nothing hangs), and a busy machine."""
+"""Beyond the heartbeat: the judgment, the disk and the store (8 s where nothing hangs), and a busy machine."""
 SETTINGS = (
     "training.max_steps=12",
     "checkpoint.every_steps=3",

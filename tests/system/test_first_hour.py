@@ -42,7 +42,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def sst2(corpora: Path, tmp_path: Path) -> Path:
     """The first rows of SST-2's training examples."""
     path = tmp_path / "sst2.tsv"
-    lines = (corpora / "labelled" / "sst2" / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = (corpora / "labeled" / "sst2" / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(lines[: NUM_ROWS + 1]), encoding="utf-8")
     return path
 
@@ -97,7 +97,7 @@ def test_from_the_registry_to_a_fitted_model_and_back(
     assert np.load("v.npy").shape == (2, 128)
 
     data = ("--task", "classification", "--train", str(sst2), "--text-column", "sentence", "--label-column", "label")
-    data += ("--test", str(corpora / "labelled" / "sst2" / "dev.tsv"))
+    data += ("--test", str(corpora / "labeled" / "sst2" / "dev.tsv"))
     how = (
         "--seeds",
         "1",

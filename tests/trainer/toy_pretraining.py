@@ -99,7 +99,7 @@ def make_model(config: RunConfig) -> PretrainingModel:
     model = PretrainingModel(
         config.model, next_sentence=True, activation_checkpointing=config.training.activation_checkpointing
     )
-    model.initialise(config.training.seed)
+    model.initialize(config.training.seed)
     return model
 
 

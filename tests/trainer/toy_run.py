@@ -41,7 +41,7 @@ def make_tokenizer(folder: Path) -> Path:
 
 def make_weights() -> dict[str, torch.Tensor]:
     model = PretrainingModel(CONFIG.model, next_sentence=False)
-    model.initialise(3)
+    model.initialize(3)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 

@@ -37,7 +37,7 @@ ROWS, LENGTH = 8, 16
 
 
 class ToyModel(nn.Module):
-    """Tied embedding, LayerNorm, dropout; the loss is a sum over labelled tokens, whose number differs by row."""
+    """Tied embedding, LayerNorm, dropout; the loss is a sum over labeled tokens, whose number differs by row."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def metaspace_tokenizer(normalizer: Any, pre_tokenizer: Any) -> Any:
     return result
 
 
-def test_the_prepend_normaliser_puts_a_space_after_every_special_token() -> None:
+def test_the_prepend_normalizer_puts_a_space_after_every_special_token() -> None:
     from tokenizers import normalizers, pre_tokenizers
 
     prepend = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])

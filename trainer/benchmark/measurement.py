@@ -204,7 +204,7 @@ def with_micro_batch(config: RunConfig, phase_number: int, micro_batch_tokens: i
 def _build(config: RunConfig, ranks: Ranks, use_deepspeed: bool) -> Engine | PlainEngine:
     training = config.training
     model = PretrainingModel(config.model, config.data.has_sentence_pairs, training.activation_checkpointing)
-    model.initialise(training.seed)
+    model.initialize(training.seed)
     if training.compile is True:
         model.compile_blocks()
     if use_deepspeed:

@@ -21,7 +21,7 @@ MODERNBERT_OPTIONS: Mapping[str, Any] = {
     "local_attention": 128,
     "global_attn_every_n_layers": 3,
     "global_rope_theta": 160_000.0,
-    "initialisation": "depth_scaled",
+    "initialization": "depth_scaled",
 }
 """Warner et al. 2024 (ModernBERT), section 2.1 and table 4. BERT's options (Devlin et al. 2018) are the defaults of
 `ModelSettings`."""
@@ -40,8 +40,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "bert": {
         "position_embedding": Rule(("learned",), "BERT learns a vector for every position"),
         "norm": Rule(("layernorm",), "BERT has LayerNorm"),
-        "norm_position": Rule(("post",), "BERT normalises after each residual sum"),
-        "embedding_norm": Rule((True,), "BERT normalises the embeddings"),
+        "norm_position": Rule(("post",), "BERT normalizes after each residual sum"),
+        "embedding_norm": Rule((True,), "BERT normalizes the embeddings"),
         "hidden_act": Rule(("gelu", "relu"), "BERT's feed-forward layer has no gate"),
         "bias": Rule((True,), "BERT has biases in all linear layers and norms"),
         "type_vocab_size": Rule(range(1, 1 << 31), "BERT has an embedding for token types"),
@@ -50,8 +50,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "modernbert": {
         "position_embedding": Rule(("rotary",), "ModernBERT has rotary positions"),
         "norm": Rule(("layernorm",), "ModernBERT has LayerNorm"),
-        "norm_position": Rule(("pre",), "ModernBERT normalises before each sublayer"),
-        "embedding_norm": Rule((True,), "ModernBERT normalises the embeddings"),
+        "norm_position": Rule(("pre",), "ModernBERT normalizes before each sublayer"),
+        "embedding_norm": Rule((True,), "ModernBERT normalizes the embeddings"),
         "hidden_act": Rule(("geglu",), "ModernBERT's feed-forward layer is a GeGLU"),
         "type_vocab_size": Rule((0,), "ModernBERT has no token types"),
     },

@@ -61,9 +61,9 @@ class ModelSettings(Settings):
     )
     layer_norm_eps: PositiveFloat = Field(1e-12, description="epsilon of every norm")
     initializer_range: PositiveFloat = Field(
-        0.02, description="standard deviation of the truncated normal initialisation"
+        0.02, description="standard deviation of the truncated normal initialization"
     )
-    initialisation: Literal["normal", "depth_scaled"] = Field(
+    initialization: Literal["normal", "depth_scaled"] = Field(
         "normal",
         description="normal: every matrix alike; depth_scaled: those that write into the residual stream, and the MLM "
         "head's dense layer, by 1 / sqrt(2 num_hidden_layers)",

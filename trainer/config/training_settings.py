@@ -47,7 +47,7 @@ class TrainingSettings(Settings):
     max_steps: PositiveInt | None = Field(
         None, description="optimizer steps of the run; by default the sum of the phases"
     )
-    seed: NonNegativeInt = Field(0, description="seed of initialisation, data order, masking and dropout")
+    seed: NonNegativeInt = Field(0, description="seed of initialization, data order, masking and dropout")
     micro_batch_tokens: PositiveInt | None = Field(None, description="most places in one forward of one rank")
     global_batch_tokens: PositiveInt | None = Field(None, description="places in one optimizer step of all ranks")
     batch_warmup: BatchWarmup | None = Field(

@@ -11,18 +11,18 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.data.batch import IGNORED, Batch
 
 LEGEND = "⟦word⟧ masked   ⟦word→other⟧ replaced by a random piece   ⟦word=⟧ predicted, though it stands there"
-_COLOURS = {"masked": "\033[31m", "random": "\033[33m", "kept": "\033[32m"}
+_COLORS = {"masked": "\033[31m", "random": "\033[33m", "kept": "\033[32m"}
 _PLAIN = "\033[0m"
 
 
-def describe_batch(batch: Batch, tokenizer: Tokenizer, pair_labels: tuple[str, str], colour: bool) -> Iterator[str]:
+def describe_batch(batch: Batch, tokenizer: Tokenizer, pair_labels: tuple[str, str], color: bool) -> Iterator[str]:
     """Describe every row that holds text, a line for each document's piece, and for each half of a sentence pair.
 
     Args:
         pair_labels: what the labels 0 and 1 of a sentence pair mean.
-        colour: tell the kinds of prediction apart by colour too.
+        color: tell the kinds of prediction apart by color too.
     """
-    text = _Text(batch, tokenizer, colour)
+    text = _Text(batch, tokenizer, color)
     starts = np.unique(batch.cu_seqlens.numpy())
     judged = batch.next_sentence_labels != IGNORED
     labels = dict(zip(batch.cls_positions[judged].tolist(), batch.next_sentence_labels[judged].tolist(), strict=True))
@@ -92,8 +92,8 @@ def _used(positions: np.ndarray, labels: np.ndarray) -> list[tuple[int, int]]:
 class _Text:
     """The places of a batch as text."""
 
-    def __init__(self, batch: Batch, tokenizer: Tokenizer, colour: bool) -> None:
-        self._tokenizer, self._colour = tokenizer, colour
+    def __init__(self, batch: Batch, tokenizer: Tokenizer, color: bool) -> None:
+        self._tokenizer, self._color = tokenizer, color
         self._special = frozenset(tokenizer.special_tokens.ids)
         self._seen = batch.input_ids.numpy()
         self._originals = np.full(len(self._seen), IGNORED)
@@ -144,7 +144,7 @@ class _Text:
         other = {"masked": "", "random": f"→{self._piece(self._seen[place]).strip()}", "kept": "="}[kind]
         space = " " if original.startswith(" ") else ""
         text = f"{space}⟦{original.strip()}{other}⟧"
-        return f"{_COLOURS[kind]}{text}{_PLAIN}" if self._colour else text
+        return f"{_COLORS[kind]}{text}{_PLAIN}" if self._color else text
 
     def _piece(self, token: int) -> str:
         """A piece as text; what is no text alone (a byte of a character) by its name."""

@@ -1,4 +1,4 @@
-"""Rows of documents for masked language modelling, in closed form from document lengths alone.
+"""Rows of documents for masked language modeling, in closed form from document lengths alone.
 
 A shard is one stream in which a document of n tokens takes n + 2 places. Row r holds the stream's places r(L - 2) to
 (r + 1)(L - 2), each piece of a document wrapped in its own [CLS] and [SEP]: a piece that is cut at its front or end

@@ -23,7 +23,7 @@ class PairCounts:
     """Pairs in the wrong order."""
     single_sentence_chunks: int = 0
     """A document's only or last sentence, or a long one: an A without a B, for masked tokens alone."""
-    unlabelled_pairs: int = 0
+    unlabeled_pairs: int = 0
     """Pairs without a partner of their lengths: they stand as in the text, for masked tokens alone."""
     truncated_tokens: int = 0
     """Tokens cut from pairs longer than a row."""
@@ -40,7 +40,7 @@ class PairCounts:
         )
         return (
             f"{self.pairs:,} sentence pairs ({kinds}), {self.single_sentence_chunks:,} chunks of a single sentence, "
-            f"{self.unlabelled_pairs:,} pairs without a label, {self.truncated_tokens:,} tokens truncated"
+            f"{self.unlabeled_pairs:,} pairs without a label, {self.truncated_tokens:,} tokens truncated"
         )
 
 

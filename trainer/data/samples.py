@@ -85,7 +85,7 @@ class SampleSpace:
         opened = ComponentEpoch(shards, self._settings, root_key(self._key, epoch, component, number))
         if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(
-                f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair that can be labelled: "
+                f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair that can be labeled: "
                 "next_sentence needs two documents of two sentences in a shard, sentence_order needs two such pairs. "
                 "Fix: set data.sentence_pairs=none, or prepare more text"
             )

@@ -143,7 +143,7 @@ def plan_pairs(
             random_pairs=int((labels == IS_RANDOM).sum()) if task == "next_sentence" else 0,
             swapped_pairs=int((labels == IS_SWAPPED).sum()) if task == "sentence_order" else 0,
             single_sentence_chunks=int(singles),
-            unlabelled_pairs=int(((labels == IGNORED) & (lengths[:, 1] > 0)).sum()),
+            unlabeled_pairs=int(((labels == IGNORED) & (lengths[:, 1] > 0)).sum()),
             truncated_tokens=int(truncated_tokens),
             rows=num_rows,
             filled_places=int(used.sum()),

@@ -73,7 +73,7 @@ def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
 
 def _description(config: RunConfig, has_pairs: bool) -> str:
     model = config.model
-    tasks = "masked language modelling" + (f" and {_PAIR_TASKS[config.data.sentence_pairs]}" if has_pairs else "")
+    tasks = "masked language modeling" + (f" and {_PAIR_TASKS[config.data.sentence_pairs]}" if has_pairs else "")
     return (
         f"A {_ARCHITECTURES[_family(config)]} encoder pretrained with clozeworks by {tasks}: "
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
@@ -133,11 +133,11 @@ def _data(facts: TrainingFacts) -> str:
     known = ", ".join(languages(facts))
     lines.insert(0, f"- languages, by tokens: {known or 'not stated'}")
     if not facts.sources:
-        return "\n".join([*lines, "- the sources and their licences were not available when this was exported"])
-    table = ["", "| source | licence | language | date | documents | tokens |", "|---|---|---|---|---|---|"]
+        return "\n".join([*lines, "- the sources and their licenses were not available when this was exported"])
+    table = ["", "| source | license | language | date | documents | tokens |", "|---|---|---|---|---|---|"]
     for source in facts.sources:
         linked = _linked(source.name, source.url)
-        stated = (escaped(value or "not stated") for value in (source.licence, source.language, source.date))
+        stated = (escaped(value or "not stated") for value in (source.license, source.language, source.date))
         table.append(f"| {linked} | {' | '.join(stated)} | {source.documents:,} | {source.tokens:,} |")
     return "\n".join([*lines, *table]).strip()
 

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from data_prep.base.errors import UserError
-from data_prep.text.cleaning import normalise, replace_surrogates
+from data_prep.text.cleaning import normalize, replace_surrogates
 from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
 from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
 from data_prep.tokenizer.special_tokens import PAD_TOKEN_ID
@@ -50,7 +50,7 @@ class ParityReport:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_texts} texts, pairs and masked texts tokenised alike; {self.num_logits:,} logits of "
+            f"{self.num_texts} texts, pairs and masked texts tokenized alike; {self.num_logits:,} logits of "
             f"{self.num_sequences} sequences: largest difference {self.max_logit_difference:.2e} at logits "
             f"up to {self.max_logit:.1f} (allowed {LOGIT_TOLERANCE * self.max_logit:.2e})"
         )
@@ -120,7 +120,7 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
             continue
         place = ids.index(tokenizer.special_tokens.mask)
         # No space is put in front of what follows a mask; one that is there stays.
-        rest = normalise(after, tokenizer.normalisation)[0 if after.startswith(" ") else 1 :]
+        rest = normalize(after, tokenizer.normalization)[0 if after.startswith(" ") else 1 :]
         yield text, (prepared(before), rest), (ids[:place], tokenizer.decode(ids[place + 1 :]))
 
 

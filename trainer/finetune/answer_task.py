@@ -65,7 +65,7 @@ class AnswerTask:
         start = text.find(answer) if start is None else start
         if start < 0 or text[start : start + len(answer)] != answer:
             raise ValueError(f"the answer {answer!r} does not stand in the context; an extractive model can only point")
-        start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to its neighbours' tokens
+        start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to its neighbors' tokens
         return Answer(answer.strip(), start, others)
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:

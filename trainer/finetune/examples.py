@@ -1,4 +1,4 @@
-"""Labelled examples: what a file holds in the columns that a task asks for, checked before anything is computed."""
+"""Labeled examples: what a file holds in the columns that a task asks for, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.finetune.labelled_tables import column, is_missing, read_table
+from trainer.finetune.labeled_tables import column, is_missing, read_table
 
 
 @dataclass(frozen=True)

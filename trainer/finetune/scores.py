@@ -91,26 +91,26 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def answer_scores(labels: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
-    """Exact match and F1 over words on normalised answers, by the best of a label's answers (Rajpurkar et al. 2016)."""
+    """Exact match and F1 over words on normalized answers, by the best of a label's answers (Rajpurkar et al. 2016)."""
     pairs = list(zip(labels, predicted, strict=True))
     return {
         "f1": float(np.mean([max(answer_f1(answer, guess) for answer in answers) for answers, guess in pairs])),
         "exact_match": float(
-            np.mean([normalise_answer(guess) in map(normalise_answer, answers) for answers, guess in pairs])
+            np.mean([normalize_answer(guess) in map(normalize_answer, answers) for answers, guess in pairs])
         ),
     }
 
 
 def answer_f1(label: str, predicted: str) -> float:
     """The overlap of the two answers' words."""
-    gold, guess = normalise_answer(label).split(), normalise_answer(predicted).split()
+    gold, guess = normalize_answer(label).split(), normalize_answer(predicted).split()
     shared = (Counter(gold) & Counter(guess)).total()
     if not gold or not guess:
         return float(gold == guess)
     return 2 * shared / (len(gold) + len(guess))
 
 
-def normalise_answer(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Small letters, without punctuation, English articles and doubled spaces."""
     kept = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(_ARTICLES.sub(" ", kept).split())

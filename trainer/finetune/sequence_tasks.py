@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer.finetune.examples import Examples, text_of
 from trainer.finetune.scores import classification_scores, regression_scores
-from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, tokenise_rows
+from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, tokenize_rows
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
@@ -46,7 +46,7 @@ class ClassificationTask:
         return label.removesuffix(".0") if _WHOLE_NUMBER.fullmatch(label) else label
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
-        rows, lengths, num_truncated = tokenise_rows(examples.texts, examples.pairs, preprocessor)
+        rows, lengths, num_truncated = tokenize_rows(examples.texts, examples.pairs, preprocessor)
         if examples.labels is not None:
             for row, label in zip(rows, examples.labels, strict=True):
                 row["labels"] = self.names.index(label)
@@ -102,7 +102,7 @@ class RegressionTask:
         return value
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
-        rows, lengths, num_truncated = tokenise_rows(examples.texts, examples.pairs, preprocessor)
+        rows, lengths, num_truncated = tokenize_rows(examples.texts, examples.pairs, preprocessor)
         if examples.labels is not None:
             for row, label in zip(rows, examples.labels, strict=True):
                 row["labels"] = float(label)

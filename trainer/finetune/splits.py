@@ -1,4 +1,4 @@
-"""Cutting one labelled file in parts: by seed, every class in proportion."""
+"""Cutting one labeled file in parts: by seed, every class in proportion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The labelled data of an experiment: files read, checked, parted in train, valid and test, and encoded."""
+"""The labeled data of an experiment: files read, checked, parted in train, valid and test, and encoded."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def choosing_metric(task: Task, asked: str | None) -> str:
     return metric
 
 
-def tokenise_rows(
+def tokenize_rows(
     texts: Sequence[str], pairs: Sequence[str] | None, preprocessor: Preprocessor
 ) -> tuple[list[Row], list[int], int]:
     """(rows of ids, whole lengths, number cut) of texts or pairs, special tokens included; cut is the longer text."""

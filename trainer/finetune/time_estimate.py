@@ -44,7 +44,7 @@ def estimate_seconds(setting: Setting, variants: Sequence[str]) -> dict[str, flo
 
 
 def _sample(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    """Some batches as the fits have them: any rows, or neighbours in length from anywhere between short and long."""
+    """Some batches as the fits have them: any rows, or neighbors in length from anywhere between short and long."""
     draw = random.Random(0)
     rows = sorted(rows, key=num_places) if groups_by_length(rows, size) else draw.sample(rows, len(rows))
     starts = range(0, len(rows), size)

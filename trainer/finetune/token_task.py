@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer.finetune.examples import Examples, text_of
-from trainer.finetune.labelled_tables import is_missing
+from trainer.finetune.labeled_tables import is_missing
 from trainer.finetune.scores import tagging_scores
 from trainer.finetune.sequence_tasks import softmax
 from trainer.finetune.tasks import IGNORED, Encoded, Output, Prediction, Preprocessor

@@ -27,7 +27,7 @@ Pooling = Literal["mean", "cls"]
 WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+(?:['’][\p{L}\p{M}]+)*")
 
 
-class Neighbour(NamedTuple):
+class Neighbor(NamedTuple):
     """A word and its cosine with the word asked for."""
 
     word: str
@@ -70,7 +70,7 @@ class Embedder:
             UsageError: the model has no such layer.
         """
         self._check_layer(layer)
-        ids, num_truncated = self._tokenise(texts)
+        ids, num_truncated = self._tokenize(texts)
         vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
         by_length = sorted(range(len(texts)), key=lambda number: len(ids[number]))  # so that little is padding
         for start in range(0, len(texts), batch_size):
@@ -79,20 +79,20 @@ class Embedder:
             vectors[numbers] = (hidden[:, 0] if pooling == "cls" else _mean(hidden, mask)).numpy()
         return Embeddings(vectors, num_truncated)
 
-    def static_neighbours(self, word: str, top_k: int = 10) -> list[Neighbour]:
+    def static_neighbors(self, word: str, top_k: int = 10) -> list[Neighbor]:
         """The nearest words of the embedding table; a word of several pieces is the mean of their rows."""
         table = self.model.get_input_embeddings().weight.detach().float().numpy()
         pieces = sorted((number, piece) for piece, number in self.tokenizer.get_vocab().items() if number < len(table))
         words = {number: text for number, piece in pieces if (text := self._as_word(piece)) is not None}
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise UsageError(f"--neighbours {word!r} holds nothing; give a word")
+            raise UsageError(f"--neighbors {word!r} holds nothing; give a word")
         found = _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
         return found
 
-    def contextual_neighbours(
+    def contextual_neighbors(
         self, word: str, texts: Sequence[str], top_k: int = 10, layer: int = -1, batch_size: int = 32
-    ) -> tuple[list[Neighbour], int]:
+    ) -> tuple[list[Neighbor], int]:
         """The words of `texts` that are used most alike, and how often `word` itself was met.
 
         A word's vector is the mean over its occurrences, each the mean of its pieces' hidden states.
@@ -131,7 +131,7 @@ class Embedder:
                     vectors.append((match.group().casefold(), hidden[number, inside].mean(dim=0).numpy()))
         return vectors
 
-    def _tokenise(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+    def _tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
         with quiet_transformers():
             whole = self.tokenizer(list(texts), add_special_tokens=True)["input_ids"] if texts else []
             cut = [len(ids) > self.max_length for ids in whole]
@@ -150,7 +150,7 @@ class Embedder:
         last = layer in (-1, self.num_layers)
         with torch.inference_mode():
             outputs = self.model(input_ids=input_ids, attention_mask=mask, output_hidden_states=not last)
-        # ModernBERT normalises after its last layer, so that `last_hidden_state` is not `hidden_states[-1]`.
+        # ModernBERT normalizes after its last layer, so that `last_hidden_state` is not `hidden_states[-1]`.
         return (outputs.last_hidden_state if last else outputs.hidden_states[layer]), mask
 
     @property
@@ -186,9 +186,9 @@ def _mean(hidden: Any, mask: Any) -> Any:
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
 
-def _nearest(vector: np.ndarray, words: Sequence[str], vectors: np.ndarray, but: str, top_k: int) -> list[Neighbour]:
+def _nearest(vector: np.ndarray, words: Sequence[str], vectors: np.ndarray, but: str, top_k: int) -> list[Neighbor]:
     """The `top_k` words of greatest cosine with `vector` (hidden_size,), `but` left out."""
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(vector)
     cosines = vectors @ vector / np.maximum(lengths, 1e-12)
     order = (number for number in np.argsort(-cosines, kind="stable") if words[number].casefold() != but.casefold())
-    return [Neighbour(words[number], float(cosines[number])) for number, _ in zip(order, range(top_k), strict=False)]
+    return [Neighbor(words[number], float(cosines[number])) for number, _ in zip(order, range(top_k), strict=False)]

@@ -54,7 +54,7 @@ class NextSentence:
         """
         remedy = (
             "which only pretraining with data.sentence_pairs gives; take a model trained so, or fit this one to "
-            "labelled pairs with launch/finetune.py"
+            "labeled pairs with launch/finetune.py"
         )
         config = load_config(folder)
         from transformers.models.auto.modeling_auto import MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING as WITH_HEAD

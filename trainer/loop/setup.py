@@ -129,7 +129,7 @@ def set_up(
     changes = check_compatible(latest.saved, config, data, ranks.world_size, numerics, allow_change) if latest else []
     next_sentence = config.data.has_sentence_pairs
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
-    model.initialise(config.training.seed)
+    model.initialize(config.training.seed)
     if config.model.output_bias == "frequencies":
         model.set_output_bias(torch.from_numpy(training_counts(config.data, shard_sets)))
     notes: list[str] = []

@@ -1,6 +1,6 @@
 """Whether a run is well: losses that are not finite, spikes, a plateau at the unigram entropy, suspicious pairs.
 
-Everything here goes from numbers to judgements and sentences; `trainer/loop/train.py` prints, logs and stops.
+Everything here goes from numbers to judgments and sentences; `trainer/loop/train.py` prints, logs and stops.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class PostNormBlock(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """The norm stands before the sublayer, and the residual stream is never normalised (Xiong et al. 2020)."""
+    """The norm stands before the sublayer, and the residual stream is never normalized (Xiong et al. 2020)."""
 
     def __init__(self, config: ModelSettings, has_attention_norm: bool) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class PreNormBlock(nn.Module):
 def build_block(config: ModelSettings, number: int) -> nn.Module:
     """Block `number` of the encoder.
 
-    Embeddings that were just normalised are not normalised again (Warner et al. 2024, section 2.1.1).
+    Embeddings that were just normalized are not normalized again (Warner et al. 2024, section 2.1.1).
     """
     if config.norm_position == "post":
         return PostNormBlock(config)

@@ -1,4 +1,4 @@
-"""The heads of pretraining: masked language modelling, and next-sentence prediction over the pooled [CLS]."""
+"""The heads of pretraining: masked language modeling, and next-sentence prediction over the pooled [CLS]."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ _RESIDUAL = (".attention.output", ".feed_forward.output")
 _HEAD = "mlm_head.dense"
 
 
-def initialise(model: nn.Module, seed: int, config: ModelSettings) -> None:
+def initialize(model: nn.Module, seed: int, config: ModelSettings) -> None:
     """Set every parameter of `model` from `seed` (Devlin et al. 2018: `truncated_normal_initializer(0.02)`).
 
-    With `depth_scaled` initialisation the matrices that write into the residual stream, of which there are two a
+    With `depth_scaled` initialization the matrices that write into the residual stream, of which there are two a
     block, have 1 / sqrt(2 num_hidden_layers) of the deviation, so that the stream does not grow with the depth
     (Radford et al. 2019, section 2.3; Warner et al. 2024). So has the dense layer of the MLM head, as in transformers'
     ModernBERT: a norm follows it, so that a smaller matrix gives the same outputs and turns faster.
@@ -25,7 +25,7 @@ def initialise(model: nn.Module, seed: int, config: ModelSettings) -> None:
     Each parameter draws on the CPU from a generator of its own, seeded by (seed, name): the weights depend
     neither on the device nor on what other parameters the model has.
     """
-    is_scaled = config.initialisation == "depth_scaled"
+    is_scaled = config.initialization == "depth_scaled"
     residual_range = config.initializer_range / math.sqrt(2.0 * config.num_hidden_layers if is_scaled else 1.0)
     with torch.no_grad():
         for module_name, module in model.named_modules():

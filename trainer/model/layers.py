@@ -48,7 +48,7 @@ class TokenTypeEmbeddings(nn.Embedding):
 
 
 class Embeddings(nn.Module):
-    """Word embeddings, and those of token types and positions where the model has them, summed and normalised."""
+    """Word embeddings, and those of token types and positions where the model has them, summed and normalized."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def build_feed_forward(config: ModelSettings) -> nn.Module:
 
 
 def build_norm(config: ModelSettings) -> nn.Module:
-    """LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), which neither centres nor shifts."""
+    """LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), which neither centers nor shifts."""
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)

@@ -1,7 +1,7 @@
 """Positions: a learned vector each, sinusoids, or rotations of queries and keys.
 
 What is computed is computed in float32 for every micro-batch: a buffer would be rounded with the weights to bfloat16,
-in which neighbouring positions beyond 256 are the same number.
+in which neighboring positions beyond 256 are the same number.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model.encoder import Encoder
 from trainer.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
-from trainer.model.initialization import initialise
+from trainer.model.initialization import initialize
 
 MAX_GRAPHS = 64
 """Of all blocks: ModernBERT has 3 kinds, in training and evaluation 6 graphs a phase. Beyond torch's own limit of 8 a
@@ -109,9 +109,9 @@ class PretrainingModel(nn.Module):
         logits: torch.Tensor = self.next_sentence_head(pooled)
         return logits
 
-    def initialise(self, seed: int) -> None:
+    def initialize(self, seed: int) -> None:
         """Set every weight anew from `seed`, the same on every device."""
-        initialise(self, seed, self.config)
+        initialize(self, seed, self.config)
 
     def set_output_bias(self, token_counts: torch.Tensor) -> None:
         """Begin at the log of each piece's frequency: the best prediction without context.

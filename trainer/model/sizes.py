@@ -117,7 +117,7 @@ def num_feed_forward_matrices(config: ModelSettings) -> int:
 
 
 def num_block_norms(config: ModelSettings) -> int:
-    """Norms in all blocks: two each, but none before the attention of the first where embeddings were normalised."""
+    """Norms in all blocks: two each, but none before the attention of the first where embeddings were normalized."""
     skips_first = config.norm_position == "pre" and config.embedding_norm
     return 2 * config.num_hidden_layers - skips_first
 

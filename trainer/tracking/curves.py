@@ -29,7 +29,7 @@ PICTURES: Mapping[str, tuple[Panel, ...]] = {
         Panel("MLM accuracy", {"MLM": {"valid": "valid/mlm_accuracy"}}),
         Panel("sentence-pair accuracy", {"pairs": {"train": "train/pair_accuracy", "valid": "valid/pair_accuracy"}}),
     ),
-    "curves/optimisation.png": (
+    "curves/optimization.png": (
         Panel("learning rate", {"rate": {"train": "train/learning_rate"}}),
         Panel("gradient norm", {"norm": {"train": "train/grad_norm"}}),
     ),

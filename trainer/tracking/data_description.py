@@ -12,7 +12,7 @@ from trainer.tracking.spool_folder import DataSetInput
 
 
 def manifest_summary(url: str, manifest: Manifest) -> dict[str, Any]:
-    """A manifest without its lists of files: counts, sources with licences, what was dropped, tokenizer, parent."""
+    """A manifest without its lists of files: counts, sources with licenses, what was dropped, tokenizer, parent."""
     values = manifest.model_dump(mode="json", exclude={"inputs", "config", "token_counts", "removals"})
     for split in ("train", "valid"):
         values[split]["shards"] = len(manifest.split(split).shards)

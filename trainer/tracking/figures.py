@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-COLOURS = ("#2f6f9f", "#d1495b", "#3a8f5c", "#8a8f98")
+COLORS = ("#2f6f9f", "#d1495b", "#3a8f5c", "#8a8f98")
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def draw_curves(panels: Sequence[tuple[str, Mapping[str, Mapping[str, Curve]]]],
         axes.set_xlabel(x_label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no quarter of a step, and few of an epoch
         axes.set_ylabel(label)
-        for colour, (name, kinds) in zip(COLOURS, curves.items(), strict=False):
+        for color, (name, kinds) in zip(COLORS, curves.items(), strict=False):
             for kind, curve in kinds.items():
-                _draw_curve(axes, curve, colour, f"{name}, {kind}", dashed=kind == "train")
+                _draw_curve(axes, curve, color, f"{name}, {kind}", dashed=kind == "train")
         axes.legend(fontsize=8, frameon=False)
     return _png(figure)
 
@@ -63,11 +63,11 @@ def draw_heads(weights: np.ndarray, tokens: Sequence[str], titles: Sequence[str]
     return _png(figure)
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str, label: str, dashed: bool) -> None:
+def _draw_curve(axes: Axes, curve: Curve, color: str, label: str, dashed: bool) -> None:
     axes.plot(
         curve.x,
         curve.y,
-        color=colour,
+        color=color,
         linestyle="--" if dashed else "-",
         linewidth=1.0 if dashed else 1.8,
         marker=None if dashed else "o",
@@ -75,7 +75,7 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, label: str, dashed: bool)
         label=label,
     )
     if curve.spread is not None and not dashed:
-        axes.fill_between(curve.x, *curve.spread, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(curve.x, *curve.spread, color=color, alpha=0.15, linewidth=0)
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -145,7 +145,7 @@ def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator
     before, variable = _tracking_service.utils._tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
     logger = logging.getLogger("mlflow")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it misses model cards, licences and hub pages in long warnings
+    logger.setLevel(logging.ERROR)  # it misses model cards, licenses and hub pages in long warnings
     mlflow.set_tracking_uri(uri)
     try:
         with request_limits(UPLOAD_RETRIES, UPLOAD_TIMEOUT_SECONDS):

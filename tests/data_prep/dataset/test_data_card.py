@@ -34,19 +34,19 @@ def test_every_data_set_has_one(small_shards: Path) -> None:
     assert "valid\\_fraction 0.1" in card, "names of settings are escaped too"
 
 
-def test_a_licence_that_is_not_stated_is_told_loudly(small_shards: Path) -> None:
+def test_a_license_that_is_not_stated_is_told_loudly(small_shards: Path) -> None:
     manifest = read_manifest(str(small_shards))
-    assert manifest.sources[0].licence is None
+    assert manifest.sources[0].license is None
     assert "**not stated**" in data_card(manifest)
-    assert "**Warning: the licence of corpus is not stated.**" in data_card(manifest)
-    stated = data_card(with_source(manifest, licence="CC-BY-SA-4.0"))
+    assert "**Warning: the license of corpus is not stated.**" in data_card(manifest)
+    stated = data_card(with_source(manifest, license="CC-BY-SA-4.0"))
     assert "Warning" not in stated and "**not stated**" not in stated and "CC-BY-SA-4.0" in stated
 
 
 @pytest.mark.parametrize("name", ["a|b\n# c", "<script>alert(1)</script>", "[x](javascript:y)", "\u202e\x1b[31m `*_"])
 def test_what_comes_from_the_user_cannot_act(small_shards: Path, name: str) -> None:
     card = data_card(
-        with_source(read_manifest(str(small_shards)), name=name, licence=name, url=f"https://u:p@h/{name}")
+        with_source(read_manifest(str(small_shards)), name=name, license=name, url=f"https://u:p@h/{name}")
     )
     head, _, *rows = table_rows(card, "Sources")
     assert [len(row) for row in rows] == [len(head)]

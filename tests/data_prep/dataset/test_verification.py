@@ -203,7 +203,7 @@ def test_an_edited_older_manifest_is_named(folder: Path) -> None:
 
 
 def test_an_edit_that_changes_no_count_is_found(folder: Path) -> None:
-    edit_manifest(folder, lambda values: values["sources"][0].__setitem__("licence", "CC0-1.0"))
+    edit_manifest(folder, lambda values: values["sources"][0].__setitem__("license", "CC0-1.0"))
     found = problems(folder)
     assert "manifest.json was edited by hand" in found
     assert "DATA_CARD.md names another digest" in found

@@ -28,7 +28,7 @@ from data_prep.documents.documents import BadInput, Document, DocumentReader, un
 from data_prep.documents.input_units import InputUnit, cannot_be_split, file_format, split_into_units
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.storage import storage
-from data_prep.text.cleaning import TOO_MANY_MARKS, Normalisation, clean_paragraphs
+from data_prep.text.cleaning import TOO_MANY_MARKS, Normalization, clean_paragraphs
 from tests.compressions import COMPRESS
 from tests.peak_memory import read_in_a_process
 
@@ -95,7 +95,7 @@ def test_hard_characters_come_through_and_lone_surrogates_are_replaced_by_cleani
     (tmp_path / "a.jsonl").write_bytes(json_lines([hard]))
     assert r"\udc00" in (tmp_path / "a.jsonl").read_text()
     assert read(tmp_path / "a.jsonl") == [hard]
-    (paragraph,) = clean_paragraphs(hard, Normalisation())
+    (paragraph,) = clean_paragraphs(hard, Normalization())
     assert paragraph.encode() and paragraph.endswith("[MASK] [SEP] \ufffd end")
 
 

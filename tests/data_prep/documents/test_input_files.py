@@ -213,7 +213,7 @@ def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_read(corpus: Pat
         with pytest.raises(UsageError, match=r"input 'bad\\udcff.jsonl' is not UTF-8"):
             find_inputs(config(pattern))
     good = config("a.jsonl")
-    for field in ("name", "licence"):
+    for field in ("name", "license"):
         source = good.sources[0].model_copy(update={field: "n\udcff"})
         with pytest.raises(UsageError, match=rf"a source's {field} 'n\\udcff' is not UTF-8"):
             find_inputs(good.model_copy(update={"sources": (source,)}))

@@ -14,7 +14,7 @@ from data_prep.documents.formats import Document
 from data_prep.pipeline import encoding
 from data_prep.pipeline.encoding import document_id, encode_documents
 from data_prep.pipeline.sections import Section
-from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
+from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
 from data_prep.text.sentences import sentence_starts
 from data_prep.text.text_batch import TextBatch
 from data_prep.tokenizer.foreign_tokenizer import EncodedText
@@ -37,11 +37,11 @@ def encode(
 
 
 def check(section: Section, texts: list[str], languages: list[str], tokenizer: Tokenizer) -> None:
-    assert section.document_ids.tolist() == [document_id(normalise(text, Normalisation())) for text in texts]
+    assert section.document_ids.tolist() == [document_id(normalize(text, Normalization())) for text in texts]
     tokens, sentences = section.tokens, section.sentence_lengths
     for number, (text, language) in enumerate(zip(texts, languages, strict=True)):
-        expected = tokenizer.encode(normalise(text, Normalisation()))
-        starts = sentence_starts(clean_paragraphs(text, Normalisation()), language)
+        expected = tokenizer.encode(normalize(text, Normalization()))
+        starts = sentence_starts(clean_paragraphs(text, Normalization()), language)
         expected_starts = tokenizer.sentence_token_starts(expected, starts)
         length, count = int(section.document_lengths[number]), int(section.sentence_counts[number])
         assert tokens[:length].tolist() == expected.tolist()
@@ -114,7 +114,7 @@ def test_a_word_too_long_for_memory_is_encoded_in_parts_and_counted(
     check(section, texts, ["en"] * len(texts), tokenizer)
     ends = np.cumsum(section.document_lengths)
     for text, tokens in zip(texts, np.split(section.tokens, ends[:-1]), strict=True):
-        assert tokenizer.decode(tokens) == normalise(text, Normalisation())
+        assert tokenizer.decode(tokens) == normalize(text, Normalization())
     data = f" {word}".encode()
     parts, start = [], 0
     while start < len(data):  # as the rule says, by hand

@@ -19,7 +19,7 @@ from data_prep.pipeline import preparation, publication
 from data_prep.pipeline.map_task import document_id
 from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
-from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 WORDS = (
@@ -110,7 +110,7 @@ def test_a_held_out_document_that_is_a_near_duplicate_is_in_the_books(
     """Of 13 documents the hash of one alone says valid, and that one is a near-copy of another."""
 
     def is_held_out(text: str) -> bool:
-        return document_id(normalise(text, Normalisation())) >> 32 < 0.2 * 2**32
+        return document_id(normalize(text, Normalization())) >> 32 < 0.2 * 2**32
 
     originals = [text for text in texts(40, 5) if not is_held_out(text)][:12]
     variants = (originals[0].replace(" ", f" {number} ", 1) for number in range(100))
@@ -196,7 +196,7 @@ def test_an_addition_of_another_tokenizer_or_split_is_refused(
 @pytest.mark.parametrize(
     ("module", "function"),
     [
-        (preparation, "summarise"),
+        (preparation, "summarize"),
         (preparation, "run_exclusions"),
         (publication, "assemble"),
         (publication, "publish_addition"),

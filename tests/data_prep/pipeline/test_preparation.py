@@ -28,7 +28,7 @@ from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.pipeline.reduce_task import ReduceTask, seeded_order
 from data_prep.storage import storage
-from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
+from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -89,7 +89,7 @@ def texts_of(corpus: Path) -> list[str]:
 def test_every_text_comes_back_exactly_once(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     manifest = make([small_corpus], tokenizer, tmp_path)
     found = decoded(tmp_path, tokenizer, "train") + decoded(tmp_path, tokenizer, "valid")
-    expected = [normalise(text, Normalisation()) for text in texts_of(small_corpus)]
+    expected = [normalize(text, Normalization()) for text in texts_of(small_corpus)]
     assert Counter(found) == Counter(expected)
     assert max(Counter(expected).values()) == 1
     assert manifest.train.documents + manifest.valid.documents == len(expected)
@@ -99,7 +99,7 @@ def test_every_text_comes_back_exactly_once(small_corpus: Path, tokenizer: Token
 def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path)
     paragraphs = {
-        document_id(normalise(text, Normalisation())): clean_paragraphs(text, Normalisation())
+        document_id(normalize(text, Normalization())): clean_paragraphs(text, Normalization())
         for text in texts_of(small_corpus)
     }
     for path in tmp_path.glob("*.tar"):
@@ -136,7 +136,7 @@ def test_a_text_in_two_files_is_kept_once_and_counted(small_corpus: Path, tokeni
     manifest = make([small_corpus, copies], tokenizer, tmp_path / "out")
     found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
     assert manifest.dropped == {"duplicate": 3}
-    assert Counter(found) == Counter(normalise(text, Normalisation()) for text in [*texts, "A new text."])
+    assert Counter(found) == Counter(normalize(text, Normalization()) for text in [*texts, "A new text."])
 
 
 def test_of_equal_texts_the_first_sources_copy_survives(
@@ -151,13 +151,13 @@ def test_of_equal_texts_the_first_sources_copy_survives(
         {
             "sources": [
                 {"name": "one", "input": str(first)},
-                {"name": "two", "input": str(second), "licence": "CC0-1.0"},
+                {"name": "two", "input": str(second), "license": "CC0-1.0"},
             ],
             "shards": {"min_shards": 2, "valid_fraction": 0.1},
         }
     )
     manifest, _ = prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "out"), 1)
-    assert [(source.name, source.documents, source.licence) for source in manifest.sources] == [
+    assert [(source.name, source.documents, source.license) for source in manifest.sources] == [
         ("one", 20, None),
         ("two", 20, "CC0-1.0"),
     ]
@@ -233,7 +233,7 @@ def test_train_or_valid_depends_on_the_high_half_and_the_shard_on_the_low() -> N
 
 def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Tokenizer, tmp_path: Path) -> None:
     texts = [f"Document number {number} says hello." for number in range(6)]
-    ids = [document_id(normalise(text, Normalisation())) for text in texts]
+    ids = [document_id(normalize(text, Normalization())) for text in texts]
     assert min(ids) >> 32 >= 0.0001 * 2**32
     corpus = write_lines(tmp_path / "tiny.jsonl", [*texts, *texts])
     manifest = make([corpus], tokenizer, tmp_path / "out", "shards.valid_fraction=0.0001")
@@ -462,7 +462,7 @@ def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path
     corpus = write_lines(tmp_path / "odd.jsonl", texts)
     make([corpus], tokenizer, tmp_path / "out", "shards.valid_fraction=0.3")
     found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
-    assert sorted(found) == sorted(normalise(text, Normalisation()) for text in texts)
+    assert sorted(found) == sorted(normalize(text, Normalization()) for text in texts)
     for path in (tmp_path / "out").glob("*.tar"):
         assert all(record.tokens.min() >= 5 for _, record, _ in read_records(path))
 

@@ -100,7 +100,7 @@ def test_work_whose_removal_was_cut_short_is_never_taken_for_another_plans(
     plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
-    with interrupted_at(monkeypatch, preparation, "summarise"), pytest.raises(KeyboardInterrupt):
+    with interrupted_at(monkeypatch, preparation, "summarize"), pytest.raises(KeyboardInterrupt):
         prepare_shards(plan, tokenizer, str(output), 1)
     remove = storage.remove
 
@@ -171,14 +171,14 @@ def test_work_that_stopped_at_bad_input_goes_on_where_such_input_is_to_be_left_o
     with pytest.raises(UserError, match="shards.seed was 0 and is now 1"):
         seeded = config_of(corpus, "documents.on_bad_input=skip", "shards.seed=1")
         prepare_shards(make_plan(seeded, tokenizer), tokenizer, str(output), 1)
-    summarise, seen = preparation.summarise, {}
+    summarize, seen = preparation.summarize, {}
 
     def note_files(*arguments: Any) -> Any:
         seen.update({path.name: path.stat().st_mtime_ns for path in output.glob(".work/map-*")})
-        return summarise(*arguments)
+        return summarize(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "summarise", note_files)
+        patch.setattr(preparation, "summarize", note_files)
         prepare_shards(make_plan(tolerant, tokenizer), tokenizer, str(output), 1)
     assert finished.items() < seen.items(), "finished units are not read again"
     prepare_shards(make_plan(tolerant, tokenizer), tokenizer, str(tmp_path / "whole"), 1)
@@ -203,7 +203,7 @@ def test_skipped_input_does_not_become_an_error_on_the_way(
     plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tolerant = make_plan(config_of(small_corpus, "documents.on_bad_input=skip"), tokenizer)
-    with interrupted_at(monkeypatch, preparation, "summarise"), pytest.raises(KeyboardInterrupt):
+    with interrupted_at(monkeypatch, preparation, "summarize"), pytest.raises(KeyboardInterrupt):
         prepare_shards(tolerant, tokenizer, str(tmp_path), 1)
     with pytest.raises(UserError, match='documents.on_bad_input was "skip" and is now "error"'):
         prepare_shards(plan, tokenizer, str(tmp_path), 1)
@@ -215,7 +215,7 @@ def test_unfinished_work_whose_input_was_written_again_is_refused(
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_bytes(small_corpus.read_bytes())
     output = str(tmp_path / "out")
-    with interrupted_at(monkeypatch, preparation, "summarise"), pytest.raises(KeyboardInterrupt):
+    with interrupted_at(monkeypatch, preparation, "summarize"), pytest.raises(KeyboardInterrupt):
         prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, output, 1)
     corpus.write_bytes(small_corpus.read_bytes().replace(b"river", b"raven", 1))
     os.utime(corpus, ns=(1, 1))

@@ -18,7 +18,7 @@ from data_prep.dataset.shard_documents import ShardDocuments
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.pipeline.map_task import document_id
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
-from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.hostile_shards import NAMES, write_hostile_shards
 
@@ -37,13 +37,13 @@ def shown_text(lines: list[str]) -> str:
 def test_a_document_is_shown_whole_with_its_source_by_the_hash_of_its_text(folder: Path, small_corpus: Path) -> None:
     texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
     longest = max(texts[150:], key=len)
-    normalised = normalise(longest, Normalisation())
-    lines = list(document_report(str(folder), document_id(normalised)))
-    assert shown_text(lines) == normalised.strip()
+    normalized = normalize(longest, Normalization())
+    lines = list(document_report(str(folder), document_id(normalized)))
+    assert shown_text(lines) == normalized.strip()
     assert sum(line.startswith("  | ") for line in lines) > 12
-    assert f"document {document_id(normalised):016x}" in lines
+    assert f"document {document_id(normalized):016x}" in lines
     assert any(line.startswith("source   $\\frac{$ \\u202e\\x1b[31m") for line in lines)
-    assert "licence  CC0-1.0" in lines and "language fr" in lines and "url      -" in lines
+    assert "license  CC0-1.0" in lines and "language fr" in lines and "url      -" in lines
     assert not any(NAMES[2] in line or "\x1b" in line for line in lines)
 
 

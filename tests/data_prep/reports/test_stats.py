@@ -23,7 +23,7 @@ from data_prep.reports.plots import draw_plots
 from data_prep.reports.stats import Statistics, read_statistics
 from data_prep.reports.stats_report import stats_report
 from data_prep.storage import storage
-from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
 
@@ -125,7 +125,7 @@ def test_sources_in_page_and_report_have_the_counts_of_their_documents(shards: H
 
 def test_steps_lose_what_is_missing_in_the_shards(shards: HostileShards) -> None:
     rows = rows_of(render_page(shards.statistics, {}))
-    cleaned = [normalise(text, Normalisation()) for text in shards.texts]
+    cleaned = [normalize(text, Normalization()) for text in shards.texts]
     assert cleaned.count("") == NUM_EMPTY and len(cleaned) - len({*cleaned} - {""}) == NUM_EMPTY + NUM_COPIES
     num = len(shards.texts)
     assert rows["cleaning"] == [str(num), "2", str(num - 2), "2 empty"]

@@ -1,4 +1,4 @@
-"""Normalisation: small cases by hand, then what must hold for any text."""
+"""Normalization: small cases by hand, then what must hold for any text."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from data_prep.text.cleaning import (
     MAX_MARKS,
     REMOVED,
     WHITE_SPACE,
-    Normalisation,
+    Normalization,
     clean,
     clean_paragraphs,
     has_too_many_marks,
-    normalise,
+    normalize,
 )
 
-PLAIN = Normalisation()
-UNCASED = Normalisation(form="NFKC", lowercase=True, strip_accents=True)
+PLAIN = Normalization()
+UNCASED = Normalization(form="NFKC", lowercase=True, strip_accents=True)
 ALL = [
     PLAIN,
     UNCASED,
-    Normalisation(form="NFKC"),
-    Normalisation(form="none", lowercase=True),
-    Normalisation(lowercase=True),
+    Normalization(form="NFKC"),
+    Normalization(form="none", lowercase=True),
+    Normalization(lowercase=True),
 ]
 
 TRICKY = st.text(
@@ -65,24 +65,24 @@ TRICKY = st.text(
         ("Stra\u00dfe \ufb01", " Stra\u00dfe \ufb01"),
     ],
 )
-def test_text_is_normalised_as_stated(raw: str, expected: str) -> None:
-    assert normalise(raw, PLAIN) == expected
+def test_text_is_normalized_as_stated(raw: str, expected: str) -> None:
+    assert normalize(raw, PLAIN) == expected
 
 
 def test_uncased_text_loses_case_and_accents_but_no_vowel_signs() -> None:
     assert (
-        normalise("\u00c9COLE \ufb01n \u0130\u03a3\u03a3 \u0915\u093f \u304c", UNCASED)
+        normalize("\u00c9COLE \ufb01n \u0130\u03a3\u03a3 \u0915\u093f \u304c", UNCASED)
         == " ecole fin i\u03c3\u03c3 \u0915\u093f \u304c"
     )
 
 
 def test_lowering_can_make_a_new_composition() -> None:
-    assert normalise("H\u0331", Normalisation(lowercase=True)) == " \u1e96"
+    assert normalize("H\u0331", Normalization(lowercase=True)) == " \u1e96"
 
 
 def test_stripping_accents_without_a_form_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="needs a Unicode form"):
-        validate_settings(Normalisation, {"form": "none", "strip_accents": True}, "test")
+        validate_settings(Normalization, {"form": "none", "strip_accents": True}, "test")
 
 
 @pytest.mark.parametrize("separator", ["\n\n", "\r\n\r\n", "\n \t\n\n", "\u2029", "\n\x00\n", "\r\r"])
@@ -104,27 +104,27 @@ def test_white_space_ranges_are_what_python_calls_white_space_and_the_metaspace(
     assert controls <= removed | listed
 
 
-@pytest.mark.parametrize("normalisation", ALL, ids=str)
+@pytest.mark.parametrize("normalization", ALL, ids=str)
 @settings(max_examples=60)
 @given(text=TRICKY)
 @example(text="\u0301\u00ad\u0323a\u0301")
-def test_any_text_has_one_space_before_each_word_and_is_stable(normalisation: Normalisation, text: str) -> None:
-    once = normalise(text, normalisation)
+def test_any_text_has_one_space_before_each_word_and_is_stable(normalization: Normalization, text: str) -> None:
+    once = normalize(text, normalization)
     assert once == "" or once[0] == " "
     assert "  " not in once and not once.endswith(" ")
     assert not any(character.isspace() and character != " " for character in once)
     once.encode()
-    assert normalise(once, normalisation) == once
-    assert normalise(once.strip(), normalisation) == once
+    assert normalize(once, normalization) == once
+    assert normalize(once.strip(), normalization) == once
 
 
-@pytest.mark.parametrize("normalisation", ALL, ids=str)
+@pytest.mark.parametrize("normalization", ALL, ids=str)
 @settings(max_examples=60)
 @given(text=TRICKY)
 @example(text="a\n\n\u0301b\r\n\x00\r\nc")
-def test_paragraphs_in_a_row_are_the_normalised_text(normalisation: Normalisation, text: str) -> None:
-    paragraphs = clean_paragraphs(text, normalisation)
-    assert "".join(" " + paragraph for paragraph in paragraphs) == normalise(text, normalisation)
+def test_paragraphs_in_a_row_are_the_normalized_text(normalization: Normalization, text: str) -> None:
+    paragraphs = clean_paragraphs(text, normalization)
+    assert "".join(" " + paragraph for paragraph in paragraphs) == normalize(text, normalization)
     assert all(paragraphs)
 
 
@@ -135,7 +135,7 @@ def test_plain_text_is_only_composed_and_spaced(text: str) -> None:
     ):
         return
     composed = " ".join(unicodedata.normalize("NFC", text).split())
-    assert normalise(text, PLAIN) == (" " + composed if composed else "")
+    assert normalize(text, PLAIN) == (" " + composed if composed else "")
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC"])
@@ -154,11 +154,11 @@ def test_characters_that_stay_compose_with_no_others(form: Literal["NFC", "NFKC"
 @pytest.mark.parametrize("form", ["NFC", "NFKC", "none"])
 @given(text=TRICKY)
 def test_the_short_way_gives_what_the_thorough_one_gives(form: Literal["NFC", "NFKC", "none"], text: str) -> None:
-    normalisation = Normalisation(form=form)
+    normalization = Normalization(form=form)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cleaning, "_is_plain", lambda data, normalisation: False)
-        expected = clean(text, normalisation)
-    assert clean(text, normalisation) == expected
+        patch.setattr(cleaning, "_is_plain", lambda data, normalization: False)
+        expected = clean(text, normalization)
+    assert clean(text, normalization) == expected
 
 
 @pytest.mark.parametrize("marks", ["\u0301", "\u0301\u0327", "\u0e48", "\u20dd", "\uff9e\u0301", "\u0f73\u0327"])
@@ -167,35 +167,35 @@ def test_a_row_of_a_thousand_marks_is_a_text_and_one_more_is_none(marks: str, be
     row = (marks * MAX_MARKS)[:MAX_MARKS]
     for text in (row, row + "a" + row):
         assert not has_too_many_marks("a" * before + text)
-        normalise("a" * before + text, PLAIN)
+        normalize("a" * before + text, PLAIN)
     assert has_too_many_marks("a" * before + row + marks[0] + "a" * 3)
     with pytest.raises(UserError, match="more than 2,000 combining marks"):
-        normalise("a" * before + row + row + marks[0], PLAIN)
+        normalize("a" * before + row + row + marks[0], PLAIN)
 
 
 def test_a_text_that_was_taken_can_be_cleaned_again() -> None:
     text = "a" + "\u0344" * MAX_MARKS  # two marks each in any form
     assert not has_too_many_marks(text)
-    once = normalise(text, PLAIN)
-    assert once.count("\u0308") == MAX_MARKS - 1 and normalise(once, PLAIN) == once
+    once = normalize(text, PLAIN)
+    assert once.count("\u0308") == MAX_MARKS - 1 and normalize(once, PLAIN) == once
 
 
 def test_what_is_removed_parts_no_row_and_makes_none() -> None:
     assert has_too_many_marks("e" + "\u0301\u200b\x00" * (MAX_MARKS + 1))
     assert not has_too_many_marks("e\u0301" + "\u200b\x00" * 5_000 + "\u0301")
-    assert normalise("e\u0301" + "\u200b\x00" * 5_000, PLAIN) == " \u00e9"
+    assert normalize("e\u0301" + "\u200b\x00" * 5_000, PLAIN) == " \u00e9"
 
 
-@pytest.mark.parametrize("normalisation", ALL, ids=str)
+@pytest.mark.parametrize("normalization", ALL, ids=str)
 @pytest.mark.parametrize(
     "row", ["\u0301\u0327", "\u05b0\u034f\u0591", "\uff9e\u0301", "\u0f73\u0327", "\u0301\u200b\u0327"]
 )
-def test_no_text_takes_the_square_of_its_marks(normalisation: Normalisation, row: str) -> None:
+def test_no_text_takes_the_square_of_its_marks(normalization: Normalization, row: str) -> None:
     """A row of 100,000 would take minutes; the worst that is taken is one of a thousand after the other."""
     started_at = time.thread_time()
     with pytest.raises(UserError, match="combining marks"):
-        clean_paragraphs("e" + row * 100_000, normalisation)
-    normalise(("e" + (row * MAX_MARKS)[:MAX_MARKS]) * 100, normalisation)
+        clean_paragraphs("e" + row * 100_000, normalization)
+    normalize(("e" + (row * MAX_MARKS)[:MAX_MARKS]) * 100, normalization)
     assert time.thread_time() - started_at < 20
 
 

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_prep.text import text_batch
-from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
-from data_prep.text.text_batch import TextBatch, normalise_batch
+from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
+from data_prep.text.text_batch import TextBatch, normalize_batch
 
 TEXT = st.text(
     st.one_of(
@@ -27,25 +27,25 @@ def paragraphs_of(batch: TextBatch) -> list[str]:
     return [batch.data[start + 1 : stop].decode() for start, stop in zip(bounds, bounds[1:], strict=False)]
 
 
-def check(texts: list[str], normalisation: Normalisation) -> None:
-    batch = normalise_batch(texts, normalisation)
+def check(texts: list[str], normalization: Normalization) -> None:
+    batch = normalize_batch(texts, normalization)
     assert len(batch) == len(texts)
     assert [batch.document(number).decode() for number in range(len(texts))] == [
-        normalise(text, normalisation) for text in texts
+        normalize(text, normalization) for text in texts
     ]
-    assert paragraphs_of(batch) == [paragraph for text in texts for paragraph in clean_paragraphs(text, normalisation)]
+    assert paragraphs_of(batch) == [paragraph for text in texts for paragraph in clean_paragraphs(text, normalization)]
 
 
 @pytest.mark.parametrize(
-    "normalisation",
-    [Normalisation(), Normalisation(form="NFKC", lowercase=True, strip_accents=True), Normalisation(form="none")],
+    "normalization",
+    [Normalization(), Normalization(form="NFKC", lowercase=True, strip_accents=True), Normalization(form="none")],
     ids=str,
 )
 @given(texts=st.lists(TEXT, max_size=6))
 @example(texts=["", " \n", "a", "\n\n", "b \n\n c\n\n\n\nd\n", "\x00", ""])
 @example(texts=["a\n\u2029b", "a\r\x00\nb\r\n\r\nc", "\u0301", "a b\u0301"])
-def test_a_batch_is_its_texts_in_a_row(normalisation: Normalisation, texts: list[str]) -> None:
-    check(texts, normalisation)
+def test_a_batch_is_its_texts_in_a_row(normalization: Normalization, texts: list[str]) -> None:
+    check(texts, normalization)
 
 
 @given(texts=st.lists(TEXT, max_size=6))
@@ -53,15 +53,15 @@ def test_a_batch_is_its_texts_in_a_row(normalisation: Normalisation, texts: list
 def test_pieces_of_any_size_give_the_same(texts: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_batch, "_PIECE_CHARACTERS", 3)
-        check(texts, Normalisation())
+        check(texts, Normalization())
 
 
 @given(st.lists(st.tuples(TEXT, st.booleans()), max_size=6))
 def test_a_selection_is_the_batch_of_the_selected(items: list[tuple[str, bool]]) -> None:
-    selected = normalise_batch([text for text, _ in items], Normalisation()).select(
+    selected = normalize_batch([text for text, _ in items], Normalization()).select(
         np.array([kept for _, kept in items], bool)
     )
-    expected = normalise_batch([text for text, kept in items if kept], Normalisation())
+    expected = normalize_batch([text for text, kept in items if kept], Normalization())
     assert selected.data == expected.data
     assert selected.document_starts.tolist() == expected.document_starts.tolist()
     assert selected.paragraph_starts.tolist() == expected.paragraph_starts.tolist()
@@ -80,24 +80,24 @@ def test_a_selection_is_the_batch_of_the_selected(items: list[tuple[str, bool]])
         "\U0001f600\u4f60e\u0301 \n \n" * 80,
     ],
 )
-def test_long_texts_without_ascii_words_are_normalised_in_pieces_as_whole(
+def test_long_texts_without_ascii_words_are_normalized_in_pieces_as_whole(
     text: str, form: Literal["NFC", "NFKC", "none"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    normalisation = Normalisation(form=form)
-    whole = normalise_batch(["a", text, "b"], normalisation)
+    normalization = Normalization(form=form)
+    whole = normalize_batch(["a", text, "b"], normalization)
     monkeypatch.setattr(text_batch, "_PIECE_CHARACTERS", 7)
-    cut = normalise_batch(["a", text, "b"], normalisation)
-    assert cut.data == whole.data and cut.document(1).decode() == normalise(text, normalisation)
+    cut = normalize_batch(["a", text, "b"], normalization)
+    assert cut.data == whole.data and cut.document(1).decode() == normalize(text, normalization)
     assert cut.document_starts.tolist() == whole.document_starts.tolist()
     assert cut.paragraph_starts.tolist() == whole.paragraph_starts.tolist()
 
 
-def test_a_long_text_without_spaces_is_not_normalised_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_without_spaces_is_not_normalized_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     clean = text_batch.clean
     monkeypatch.setattr(text_batch, "clean", lambda text, how: sizes.append(len(text)) or clean(text, how))
     for text in ("x" * 2_000_000, "\u4f60\u597d" * 1_000_000):
-        normalise_batch([text], Normalisation())
+        normalize_batch([text], Normalization())
     assert max(sizes) <= 1 << 18
 
 

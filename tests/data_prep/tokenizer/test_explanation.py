@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.explanation import WordMerges, explain, vocabulary_lines
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
@@ -35,7 +35,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Tokenizer.load(folder)
 
 
-def test_merges_come_best_score_first_and_join_neighbours(tokenizer: Tokenizer) -> None:
+def test_merges_come_best_score_first_and_join_neighbors(tokenizer: Tokenizer) -> None:
     start, merges = WordMerges(tokenizer).of("newest")
     assert start == ("\u2581", "n", "e", "w", "e", "s", "t")
     before = start
@@ -57,14 +57,14 @@ def test_symbols_stand_alone_from_the_beginning(tokenizer: Tokenizer) -> None:
 @given(st.text(st.one_of(st.sampled_from("lownersti \u5c71\u00e9\u2581"), st.characters(codec="utf-8")), max_size=30))
 def test_any_text_is_explained_and_the_end_is_sentencepieces(tokenizer: Tokenizer, text: str) -> None:
     lines = list(explain(tokenizer, text))
-    ids = tokenizer.encode(normalise(text, tokenizer.normalisation)).tolist()
+    ids = tokenizer.encode(normalize(text, tokenizer.normalization)).tolist()
     assert lines[2].split()[1:] == [str(number) for number in ids]
     assert len(lines) >= 6 + len(ids)
 
 
 def test_the_lines_show_everything(tokenizer: Tokenizer) -> None:
     lines = list(explain(tokenizer, " The\tlow\u5c71<sep>"))
-    assert lines[0] == "normalised  ' The low\u5c71<sep>'"
+    assert lines[0] == "normalized  ' The low\u5c71<sep>'"
     assert lines[3].startswith("counts      16 bytes, 14 characters, 2 words, ")
     table = "\n".join(lines)
     assert "<sep>                    user     3c 73 65 70 3e" in table
@@ -97,6 +97,6 @@ def test_real_words_are_explained(tmp_path: Path, corpora: Path) -> None:
         texts = [json.loads(line)["text"] for line in itertools.islice(lines, 150)]
     train_tokenizer(texts, tmp_path, TokenizerSettings(vocab_size=2_000))
     tokenizer = Tokenizer.load(tmp_path)
-    words = list(dict.fromkeys(" ".join(normalise(text, Normalisation()) for text in texts[:60]).split()))[:1_500]
+    words = list(dict.fromkeys(" ".join(normalize(text, Normalization()) for text in texts[:60]).split()))[:1_500]
     assert len(words) == 1_500
     assert sum("merges" in line for line in explain(tokenizer, " ".join(words))) == 1_500

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.base.errors import UserError
-from data_prep.text.cleaning import Normalisation, normalise, replace_surrogates
+from data_prep.text.cleaning import Normalization, normalize, replace_surrogates
 from data_prep.tokenizer.hugging_face_tokenizer import ADVERSARIAL_LINES, check_parity, write_hugging_face_tokenizer
 from data_prep.tokenizer.tokenizer import (
     CLS_TOKEN_ID,
@@ -31,9 +31,9 @@ TEXT = [
     "\u0645\u0631\u062d\u0628\u0627 the others wrote house rules, reading and hiding, weathered.",
 ]
 CASES = {
-    "plain": Normalisation(),
-    "uncased": Normalisation(form="NFKC", lowercase=True, strip_accents=True),
-    "no form": Normalisation(form="none", lowercase=True),
+    "plain": Normalization(),
+    "uncased": Normalization(form="NFKC", lowercase=True, strip_accents=True),
+    "no form": Normalization(form="none", lowercase=True),
 }
 CHARACTERS = st.one_of(
     st.characters(codec="utf-8"),
@@ -49,13 +49,13 @@ def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Tokenizer, PreTrainedTokenizerBase]:
     folder = tmp_path_factory.mktemp("tokenizer")
-    settings = TokenizerSettings(vocab_size=400, character_coverage=1.0, normalisation=request.param)
+    settings = TokenizerSettings(vocab_size=400, character_coverage=1.0, normalization=request.param)
     train_tokenizer(TEXT, folder, settings)
     return Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def prepared(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(normalise(text, tokenizer.normalisation)).tolist()
+    return tokenizer.encode(normalize(text, tokenizer.normalization)).tolist()
 
 
 def plain(line: str) -> str:
@@ -114,7 +114,7 @@ def test_decoding_gives_the_text_back(both: tuple[Tokenizer, PreTrainedTokenizer
     for line in TEXT:
         assert (
             auto.decode(auto(line)["input_ids"], skip_special_tokens=True)
-            == normalise(line, tokenizer.normalisation).strip()
+            == normalize(line, tokenizer.normalization).strip()
         )
 
 

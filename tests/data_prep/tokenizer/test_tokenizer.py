@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.text.cleaning import Normalisation, clean_paragraphs, normalise
+from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import (
     FILE_NAMES,
@@ -69,13 +69,13 @@ def test_characters_outside_the_vocabulary_become_their_bytes(tokenizer: Tokeniz
     assert tokenizer.byte_lengths[ids].sum() == 5
 
 
-NORMALISED = st.text(
+NORMALIZED = st.text(
     st.one_of(st.characters(codec="utf-8"), st.sampled_from("abdeknu  .,\u4f60\u597d\u00e9\u2585\U0001f600")),
     max_size=60,
-).map(lambda text: normalise(text, Normalisation()))
+).map(lambda text: normalize(text, Normalization()))
 
 
-@given(st.lists(NORMALISED, max_size=5))
+@given(st.lists(NORMALIZED, max_size=5))
 def test_any_text_gets_sentencepieces_ids_and_comes_back(
     tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, texts: list[str]
 ) -> None:
@@ -86,7 +86,7 @@ def test_any_text_gets_sentencepieces_ids_and_comes_back(
 
 
 def test_sentences_snap_to_tokens(tokenizer: Tokenizer) -> None:
-    paragraphs = clean_paragraphs(documents(1)[0] + "\n\n\u4f60\u597d\u3002\u4f60\u597d\u3002", SMALL.normalisation)
+    paragraphs = clean_paragraphs(documents(1)[0] + "\n\n\u4f60\u597d\u3002\u4f60\u597d\u3002", SMALL.normalization)
     text = "".join(" " + paragraph for paragraph in paragraphs)
     ids, starts = tokenizer.encode(text), sentence_starts(paragraphs, "zh")
     snapped = tokenizer.sentence_token_starts(ids, starts)
@@ -103,7 +103,7 @@ def test_an_offset_inside_a_token_moves_back_and_two_in_one_token_are_one(tokeni
     assert tokenizer.sentence_token_starts(ids[:0], []).tolist() == []
 
 
-@given(st.lists(NORMALISED.filter(bool), min_size=1, max_size=3), st.data())
+@given(st.lists(NORMALIZED.filter(bool), min_size=1, max_size=3), st.data())
 def test_snapped_starts_rise_from_zero(tokenizer: Tokenizer, texts: list[str], data: st.DataObject) -> None:
     text = "".join(texts)
     offsets = sorted(data.draw(st.sets(st.integers(0, len(text.encode()) - 1))) | {0})
@@ -176,7 +176,7 @@ def test_real_text_gets_sentencepieces_ids(
     tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, corpora: Path
 ) -> None:
     with gzip.open(corpora / "pack_small.jsonl.gz", "rt", encoding="utf-8") as lines:
-        texts = [normalise(json.loads(line)["text"], Normalisation()) for line in itertools.islice(lines, 300)]
+        texts = [normalize(json.loads(line)["text"], Normalization()) for line in itertools.islice(lines, 300)]
     assert [ids.tolist() for ids in tokenizer.encode_many(texts)] == processor.encode(texts, num_threads=1)
 
 
@@ -189,7 +189,7 @@ def without_bytes(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 UNKNOWN_TEXT = st.text(st.sampled_from("abdeknu  .,!?\u4f60\u597d\u00e9\U0001f600\u5c71\u6c34Q<x>"), max_size=60).map(
-    lambda text: normalise(text, Normalisation())
+    lambda text: normalize(text, Normalization())
 )
 
 

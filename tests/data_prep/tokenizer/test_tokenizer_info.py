@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from data_prep.base.errors import UserError
-from data_prep.text.cleaning import Normalisation
+from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo, TokenizerSettings
 
 REFUSED = {
@@ -31,12 +31,12 @@ def test_a_user_symbol_that_no_text_can_hold_is_refused(symbol: str) -> None:
         TokenizerSettings(user_symbols=("fine", symbol))
 
 
-def test_user_symbols_are_refused_by_the_normalisation_that_is_set() -> None:
-    uncased = Normalisation(form="NFKC", lowercase=True)
+def test_user_symbols_are_refused_by_the_normalization_that_is_set() -> None:
+    uncased = Normalization(form="NFKC", lowercase=True)
     assert TokenizerSettings(user_symbols=("<SEP>", "\ufb01")).user_symbols == ("<SEP>", "\ufb01")
     for symbol in ("<SEP>", "\ufb01"):
         with pytest.raises(ValidationError, match="instead"):
-            TokenizerSettings(user_symbols=(symbol,), normalisation=uncased)
+            TokenizerSettings(user_symbols=(symbol,), normalization=uncased)
     with pytest.raises(ValidationError, match="'a' is named twice"):
         TokenizerSettings(user_symbols=("a", "b", "a"))
 
@@ -76,11 +76,11 @@ def test_differences_name_settings_and_inputs() -> None:
     )
     assert list(info.differences(TokenizerSettings(), {"files": files[::-1]})) == []
     changed = [{**files[0], "bytes": 4}, {"url": "c.txt", "bytes": 3, "source": "x"}]
-    settings = TokenizerSettings(sampling_alpha=0.5, normalisation=Normalisation(lowercase=True))
+    settings = TokenizerSettings(sampling_alpha=0.5, normalization=Normalization(lowercase=True))
     assert list(info.differences(settings, {"files": changed})) == [
         "files.a.txt.bytes was 3 and is now 4",
         "input b.txt is gone",
         "input c.txt is new",
-        "tokenizer.normalisation.lowercase was false and is now true",
+        "tokenizer.normalization.lowercase was false and is now true",
         "tokenizer.sampling_alpha was 1.0 and is now 0.5",
     ]

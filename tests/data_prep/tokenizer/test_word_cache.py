@@ -13,7 +13,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.text.cleaning import Normalisation, normalise
+from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.word_cache import WordCache, can_cut_at_letters, pieces_of
 
@@ -23,7 +23,7 @@ TEXTS = st.lists(
             st.characters(codec="utf-8"), st.sampled_from("abdeknu  .,'-([0123\u4f60\u597d\u00e9\u2019\U0001f600")
         ),
         max_size=80,
-    ).map(lambda text: normalise(text, Normalisation())),
+    ).map(lambda text: normalize(text, Normalization())),
     min_size=1,
     max_size=4,
 )
@@ -123,7 +123,7 @@ def test_small_pieces_give_the_same_ids(
     processor: sentencepiece.SentencePieceProcessor, small_corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = small_corpus.read_text(encoding="utf-8").splitlines()
-    text = "".join(normalise(json.loads(line)["text"], Normalisation()) for line in lines)
+    text = "".join(normalize(json.loads(line)["text"], Normalization()) for line in lines)
     monkeypatch.setattr("data_prep.tokenizer.word_cache.PIECE_BYTES", 100)
     assert cache_of(processor, cut_at_letters=True).encode(text.encode()).tolist() == processor.encode(text)
 
@@ -131,7 +131,7 @@ def test_small_pieces_give_the_same_ids(
 def _documents(path: Path) -> Iterator[str]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
-            yield normalise(json.loads(line)["text"], Normalisation())
+            yield normalize(json.loads(line)["text"], Normalization())
 
 
 @pytest.mark.slow

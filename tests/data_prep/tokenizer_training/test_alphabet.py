@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from data_prep.text.cleaning import Normalisation
+from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.sentencepiece_model import open_model, train_model, vocabulary_of
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.alphabet import (
@@ -49,16 +49,16 @@ def test_printable_ascii_is_written_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("normalisation", "missing"),
+    ("normalization", "missing"),
     [
-        (Normalisation(), ""),
-        (Normalisation(form="NFKC", strip_accents=True), ""),
-        (Normalisation(lowercase=True), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+        (Normalization(), ""),
+        (Normalization(form="NFKC", strip_accents=True), ""),
+        (Normalization(lowercase=True), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
     ],
     ids=str,
 )
-def test_required_is_what_normalised_text_can_hold(normalisation: Normalisation, missing: str) -> None:
-    assert required_characters(normalisation) == {"\u2581", *PRINTABLE_ASCII} - set(missing)
+def test_required_is_what_normalized_text_can_hold(normalization: Normalization, missing: str) -> None:
+    assert required_characters(normalization) == {"\u2581", *PRINTABLE_ASCII} - set(missing)
 
 
 def test_characters_are_counted_outside_symbols_and_a_space_before_every_word() -> None:
@@ -133,7 +133,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "full coverage": {"character_coverage": 1.0},
     "lowest coverage": {"character_coverage": 0.98},
     "no bytes": {"byte_fallback": False},
-    "uncased": {"normalisation": Normalisation(form="NFKC", lowercase=True, strip_accents=True)},
+    "uncased": {"normalization": Normalization(form="NFKC", lowercase=True, strip_accents=True)},
     "symbols": {"user_symbols": ("<sep>", "@", "\u4e2d\u5c71")},
 }
 
@@ -144,14 +144,14 @@ def test_printable_ascii_has_tokens_in_a_tiny_text(tmp_path: Path, values: dict[
         {"vocab_size": 400 if values.get("byte_fallback", True) else 140} | values
     )
     train_tokenizer([*mixed_lines(60), "Zo\u00eb"], tmp_path, settings)
-    required = required_characters(settings.normalisation)
+    required = required_characters(settings.normalization)
     assert_every_printable_character_has_a_token(Tokenizer.load(tmp_path), required)
 
 
 @pytest.mark.parametrize("name", ["pack_small.jsonl.gz", "zh_wikipedia.jsonl.gz"])
 def test_printable_ascii_has_tokens_in_a_larger_text(corpora: Path, tmp_path: Path, name: str) -> None:
     train_tokenizer(texts_of(corpora, name), tmp_path, TokenizerSettings(vocab_size=8_000))
-    assert_every_printable_character_has_a_token(Tokenizer.load(tmp_path), required_characters(Normalisation()))
+    assert_every_printable_character_has_a_token(Tokenizer.load(tmp_path), required_characters(Normalization()))
 
 
 def test_copies_grow_with_the_text_since_the_trainer_sums_in_32_bits() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.text.cleaning import normalise
+from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer.tokenizer_report import REPORT_NAME, GroupReport, read_report
 from data_prep.tokenizer_training.quality import report_lines
@@ -47,7 +47,7 @@ def test_the_figures_are_those_of_the_held_out_text(folder: Path) -> None:
     assert 0.3 < chinese.tokens_per_character < 2
     if report.held_out_in_sample == 0 and everything.documents == 80 - report.sample_documents:
         texts = [*ENGLISH, *CHINESE]
-        encoded = tokenizer.encode_many([normalise(text, tokenizer.normalisation) for text in texts])
+        encoded = tokenizer.encode_many([normalize(text, tokenizer.normalization) for text in texts])
         assert everything.tokens < sum(map(len, encoded))
     has_bytes = tokenizer.info.settings.byte_fallback
     assert (everything.unknown_tokens == 0) is has_bytes or everything.byte_tokens == 0

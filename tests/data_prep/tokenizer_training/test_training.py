@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.text.cleaning import Normalisation
+from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training import training
 from data_prep.tokenizer_training.training import train_tokenizer
@@ -28,8 +28,8 @@ def test_training_depends_on_the_documents_not_on_their_order(tokenizer: Tokeniz
     assert other_seed.fingerprint != infos[0].fingerprint
 
 
-def test_the_fingerprint_knows_the_normalisation(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    uncased = SMALL.model_copy(update={"normalisation": Normalisation(form="NFKC")})
+def test_the_fingerprint_knows_the_normalization(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    uncased = SMALL.model_copy(update={"normalization": Normalization(form="NFKC")})
     info = train_tokenizer(documents(), tmp_path, uncased)
     assert Tokenizer.load(tmp_path).pieces == tokenizer.pieces
     assert info.fingerprint != tokenizer.fingerprint

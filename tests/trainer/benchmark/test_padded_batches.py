@@ -68,7 +68,7 @@ def test_every_place_of_the_flat_form_is_one_of_the_padded_form(shard_set: Shard
 def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None:
     config = tiny_model(shard_set)
     model = PretrainingModel(config, True).eval()
-    model.initialise(0)
+    model.initialize(0)
     reference = BertForPreTraining(BertConfig(**hugging_face_config(config, True))).eval()
     reference.load_state_dict(to_hugging_face(model.state_dict(), "bert"), strict=False)
     reference.tie_weights()
@@ -93,7 +93,7 @@ def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None
 def test_a_documents_states_do_not_depend_on_its_row_mates(shard_set: ShardSet) -> None:
     config = tiny_model(shard_set)
     model = PretrainingModel(config, False).eval()
-    model.initialise(0)
+    model.initialize(0)
     batch = next(batch for batch in batches(shard_set, "none", 5) if (np.diff(batch.cu_seqlens) > 0).sum() > 12)
     starts = torch.unique(batch.cu_seqlens.long()).tolist()
     with torch.no_grad():

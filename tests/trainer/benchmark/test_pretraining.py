@@ -29,7 +29,7 @@ REPOSITORY = BENCHMARKS.parents[1]
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Loads a script of the benchmarks' folder, which finds its neighbours there."""
+    """Loads a script of the benchmarks' folder, which finds its neighbors there."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return lambda name: runpy.run_path(str(BENCHMARKS / f"{name}.py"))
 
@@ -158,28 +158,28 @@ def test_one_command_trains_both_judges_them_and_goes_on_where_it_stopped(
     _run([*command, "optimizer.learning_rate=0.5"], fails="holds stages of other settings")
 
 
-def test_a_labelled_file_that_is_missing_is_told_before_anything_is_trained(scripts: Any, tmp_path: Path) -> None:
+def test_a_labeled_file_that_is_missing_is_told_before_anything_is_trained(scripts: Any, tmp_path: Path) -> None:
     script = scripts("downstream")
     (tmp_path / "sst2").mkdir()
     (tmp_path / "sst2" / "train.tsv").touch()
     with pytest.raises(UserError, match="has no sst2/dev.tsv"):
-        script["check_labelled"](tmp_path, script["TASKS"])
+        script["check_labeled"](tmp_path, script["TASKS"])
     (tmp_path / "sst2" / "dev.tsv").touch()
-    script["check_labelled"](tmp_path, script["TASKS"][:1])
+    script["check_labeled"](tmp_path, script["TASKS"][:1])
 
 
 @pytest.mark.slow
 def test_the_downstream_command_compares_on_every_task_and_does_none_twice(tiny_model: Path, tmp_path: Path) -> None:
-    labelled = tmp_path / "labelled"
+    labeled = tmp_path / "labeled"
     heads = {"sst2": "sentence\tlabel", "mrpc": "Quality\t#1 String\t#2 String", "fr_allocine_films": "text,label"}
     lines = {"sst2": "w{0} w1\t{1}", "mrpc": "{1}\tw{0} w1\tw2", "fr_allocine_films": "w{0} w1,{1}"}
     for name, head in heads.items():
         for file in ("train.csv", "test.csv") if name == "fr_allocine_films" else ("train.tsv", "dev.tsv"):
             rows = [lines[name].format(number % 9, number % 2) for number in range(40)]
-            (labelled / name).mkdir(parents=True, exist_ok=True)
-            (labelled / name / file).write_text("\n".join([head, *rows]) + "\n")
+            (labeled / name).mkdir(parents=True, exist_ok=True)
+            (labeled / name / file).write_text("\n".join([head, *rows]) + "\n")
     _with_tokenizer(tiny_model)
-    command = [sys.executable, str(BENCHMARKS / "downstream.py"), "--labelled", str(labelled), "--rows", "30"]
+    command = [sys.executable, str(BENCHMARKS / "downstream.py"), "--labeled", str(labeled), "--rows", "30"]
     command += ["--english", str(tiny_model), "--french", str(tiny_model), "--seeds", "2", "--epochs", "1"]
     command += ["--learning-rates", "1e-3", "--max-length", "16", "--work", str(tmp_path / "work")]
     command += ["--results", str(tmp_path / "found.json")]

@@ -119,7 +119,7 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["data.sentence_pairs=next_sentence", "model.type_vocab_size=1"], "model.type_vocab_size=1; set it to 2"),
         (["model.norm=rmsnorm"], "model.family=bert does not have model.norm=rmsnorm (BERT has LayerNorm)"),
         (["model.hidden_act=geglu", "model.bias=false"], "model.bias=False (BERT has biases"),
-        (["model.family=modernbert", "model.norm_position=post"], "(ModernBERT normalises before each sublayer)"),
+        (["model.family=modernbert", "model.norm_position=post"], "(ModernBERT normalizes before each sublayer)"),
         (["model.family=modernbert"], "ModernBERT has neither segments nor a head for pairs"),
         (["model.family=modernbert", "model.num_attention_heads=128"], "gives heads of odd size 1"),
         (["model.family=modernbert", "model.local_attention=127"], "half of it lies on each side"),

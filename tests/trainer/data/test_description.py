@@ -34,7 +34,7 @@ def batch_of(shard_set: ShardSet, rows: int = 6, **data: object) -> Batch:
 def test_every_prediction_is_shown_once_with_its_piece(shard_set: ShardSet) -> None:
     tokenizer = Tokenizer.load(shard_set.tokenizer_folder)
     batch = batch_of(shard_set, mask_share=0.4, random_share=0.3)
-    text = "\n".join(describe_batch(batch, tokenizer, LABELS, colour=False))
+    text = "\n".join(describe_batch(batch, tokenizer, LABELS, color=False))
     shown = re.findall("⟦(.*?)(→.*?|=)?⟧", text)
     assert len(shown) == batch.num_masked
     labels = batch.labels[batch.labels >= 0].tolist()
@@ -50,7 +50,7 @@ def test_every_prediction_is_shown_once_with_its_piece(shard_set: ShardSet) -> N
 def test_without_predictions_the_text_itself_is_shown(shard_set: ShardSet) -> None:
     tokenizer = Tokenizer.load(shard_set.tokenizer_folder)
     batch = batch_of(shard_set, mlm_probability=1e-9)
-    lines = [line for line in describe_batch(batch, tokenizer, LABELS, colour=False) if line.startswith("  | ")]
+    lines = [line for line in describe_batch(batch, tokenizer, LABELS, color=False) if line.startswith("  | ")]
     ids = [token for token in batch.input_ids.tolist() if token > 4]
     shown = " ".join(line[4:].removeprefix("[CLS]").removesuffix("[SEP]") for line in lines)
     assert "".join(shown.split()) == "".join(tokenizer.decode(ids).split())
@@ -59,7 +59,7 @@ def test_without_predictions_the_text_itself_is_shown(shard_set: ShardSet) -> No
 def test_pairs_are_shown_with_their_label(shard_set: ShardSet) -> None:
     tokenizer = Tokenizer.load(shard_set.tokenizer_folder)
     batch = batch_of(shard_set, sentence_pairs="next_sentence")
-    lines = list(describe_batch(batch, tokenizer, LABELS, colour=True))
+    lines = list(describe_batch(batch, tokenizer, LABELS, color=True))
     assert sum(line.startswith("  A [CLS]") for line in lines) == batch.num_pairs
     judged = batch.next_sentence_labels[batch.next_sentence_labels >= 0].tolist()
     assert [line.rpartition("<- ")[2] for line in lines if line.startswith("  B ")] == [

@@ -278,11 +278,11 @@ def test_an_empty_split_is_refused(tmp_path, corpus_at: Callable) -> None:
 @pytest.mark.parametrize(
     "documents", [[[9]], [[9]] * 20, [[9, 4]]], ids=["one sentence", "single sentences", "one pair"]
 )
-def test_a_corpus_without_any_labelled_pair_is_refused(
+def test_a_corpus_without_any_labeled_pair_is_refused(
     tmp_path, corpus_at: Callable, documents: list[list[int]], mode: str
 ) -> None:
     corpus = corpus_at(tmp_path, [documents])
-    with pytest.raises(UserError, match=r"hold no sentence pair that can be labelled: [^\n]* Fix: [^\n]*$"):
+    with pytest.raises(UserError, match=r"hold no sentence pair that can be labeled: [^\n]* Fix: [^\n]*$"):
         loader_of(corpus, mode, global_rows=1, micro_rows=1)
 
 

@@ -162,9 +162,9 @@ def test_a_span_is_treated_as_one(kinds: np.ndarray) -> None:
     positions = masked.masked_positions[masked.labels != IGNORED]
     assert abs(len(positions) - 0.15 * (ids >= len(SPECIAL_TOKENS)).sum()) < 5 * np.sqrt(64 / 4)
     hidden = masked.input_ids[positions] == MASK_TOKEN_ID
-    neighbours = np.diff(positions) == 1
-    assert neighbours.mean() > 0.8, "spans are long here: words of three pieces on average, spans of three words"
-    assert (hidden[1:] == hidden[:-1])[neighbours].mean() > 0.95, "but for spans that touch"
+    neighbors = np.diff(positions) == 1
+    assert neighbors.mean() > 0.8, "spans are long here: words of three pieces on average, spans of three words"
+    assert (hidden[1:] == hidden[:-1])[neighbors].mean() > 0.95, "but for spans that touch"
     assert 0.6 < hidden.mean() < 0.95
 
 

@@ -1,4 +1,4 @@
-"""Samples: which corpora without a labelled pair are refused, and which passes a mixture's samples come from."""
+"""Samples: which corpora without a labeled pair are refused, and which passes a mixture's samples come from."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def space_of(components: list[list[Any]], usage: Purpose, task: Any = "next_sent
     return SampleSpace(components, weights, RowSettings(16, task, 0.0), seed=1, usage=usage)
 
 
-def test_training_does_not_begin_without_a_labelled_pair(index_of: IndexMaker) -> None:
+def test_training_does_not_begin_without_a_labeled_pair(index_of: IndexMaker) -> None:
     singles = shard_of(index_of([[4]] * 5, documents_a_record=5))
     pairs = shard_of(index_of([[4, 4]] * 6, documents_a_record=6))
-    with pytest.raises(UserError, match="hold no sentence pair that can be labelled"):
+    with pytest.raises(UserError, match="hold no sentence pair that can be labeled"):
         space_of([[singles]], Purpose.TRAINING).open_pass(0)
     assert space_of([[singles]], Purpose.TRAINING).open_pass(1).num_rows > 0, "a later epoch happens to have none"
     assert space_of([[singles]], Purpose.EVALUATION).open_pass(0).num_rows > 0

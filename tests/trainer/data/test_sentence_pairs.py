@@ -113,7 +113,7 @@ def test_every_sentence_is_used_once_and_pairs_are_what_they_say(
     assert len(used) == len(set(used)) == index.document_lengths.sum() - plan.counts.truncated_tokens
     assert plan.counts.pairs == (plan.labels != IGNORED).sum()
     assert plan.counts.random_pairs == (plan.labels == IS_RANDOM).sum() and not plan.counts.swapped_pairs
-    assert plan.counts.unlabelled_pairs == ((plan.labels == IGNORED) & (plan.lengths[:, 1] > 0)).sum()
+    assert plan.counts.unlabeled_pairs == ((plan.labels == IGNORED) & (plan.lengths[:, 1] > 0)).sum()
 
 
 @settings(max_examples=30, deadline=None)
@@ -161,7 +161,7 @@ def test_pairs_of_text_as_in_the_wild(
     counts = plan.counts
     # A coin labels two pairs.
     assert abs(counts.random_pairs / counts.pairs - 0.5) < 5 * 0.5 / np.sqrt(counts.pairs / 2)
-    assert counts.unlabelled_pairs < 0.01 * counts.pairs
+    assert counts.unlabeled_pairs < 0.01 * counts.pairs
     assert counts.filled_places / (counts.rows * sequence_length) > 0.97
 
 
@@ -245,7 +245,7 @@ def test_sentence_order_uses_every_sentence_once_and_swaps_half(
             assert document_of[first[0]] == document_of[second[-1]] and first[-1] < second[0]
     assert len(used) == len(set(used)) == sum(index.document_lengths) - plan.counts.truncated_tokens
     counts = plan.counts
-    assert counts.pairs + counts.unlabelled_pairs + counts.single_sentence_chunks == len(plan.labels)
+    assert counts.pairs + counts.unlabeled_pairs + counts.single_sentence_chunks == len(plan.labels)
     assert counts.pairs == (plan.labels != IGNORED).sum()
     assert counts.swapped_pairs == (plan.labels == IS_SWAPPED).sum() and not counts.random_pairs
 
@@ -257,7 +257,7 @@ def test_half_of_the_pairs_are_swapped(index_of: IndexMaker, documents_of: Calla
 
 
 def facts_of_pairs(index: ShardIndex, sequence_length: int, task: PairTask, least: int) -> tuple[dict, np.ndarray]:
-    """Of at least `least` labelled pairs, what their labels must not depend on, each (N,), and the labels.
+    """Of at least `least` labeled pairs, what their labels must not depend on, each (N,), and the labels.
 
     The plans of as many epochs as that takes. A position is that of the first token in its document, in tokens and as a
     share. That of a pair in the wrong order is the position of the earlier half.
@@ -268,8 +268,8 @@ def facts_of_pairs(index: ShardIndex, sequence_length: int, task: PairTask, leas
         if sum(map(len, labels)) >= least:
             break
         plan = plan_pairs(index, 4, sequence_length, 0.1, root_key(seed), task)
-        labelled = plan.labels != IGNORED
-        starts, (a, b) = plan.starts[labelled], plan.lengths[labelled].T
+        labeled = plan.labels != IGNORED
+        starts, (a, b) = plan.starts[labeled], plan.lengths[labeled].T
         in_document, shares = positions(index, starts)
         found = {"|A|": a, "|B|": b, "|A| + |B|": a + b, "|A| - |B|": a - b}
         if task == "next_sentence":
@@ -279,7 +279,7 @@ def facts_of_pairs(index: ShardIndex, sequence_length: int, task: PairTask, leas
             found |= {"position": in_document.min(axis=1), "share": shares.min(axis=1)}
         for name, values in found.items():
             facts.setdefault(name, []).append(values)
-        labels.append(plan.labels[labelled])
+        labels.append(plan.labels[labeled])
     return {name: np.concatenate(values) for name, values in facts.items()}, np.concatenate(labels)
 
 

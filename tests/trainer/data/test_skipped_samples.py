@@ -35,7 +35,7 @@ def batches(shards: Path, rank: int, world_size: int, micro_rows: int, steps: in
     return [without_skipped(batch, skipped) for batch in itertools.islice(loader, steps)]
 
 
-def labelled_rows(shards: Path, world_size: int, micro_rows: int) -> list[dict[int, tuple[int, int]]]:
+def labeled_rows(shards: Path, world_size: int, micro_rows: int) -> list[dict[int, tuple[int, int]]]:
     """By step: the samples with predictions, each with its number of labels and of pairs, over all ranks."""
     found: list[dict[int, tuple[int, int]]] = [{} for _ in range(3)]
     for rank in range(world_size):
@@ -51,11 +51,11 @@ def labelled_rows(shards: Path, world_size: int, micro_rows: int) -> list[dict[i
 
 
 def test_the_skipped_samples_and_no_others_lose_their_predictions_on_any_number_of_ranks(small_shards):
-    steps = labelled_rows(small_shards, world_size=1, micro_rows=13)
+    steps = labeled_rows(small_shards, world_size=1, micro_rows=13)
     assert [set(rows) for rows in steps] == [{*range(5)}, {*range(16, 26)}, set()]
     assert all(labels > 0 and pairs > 0 for rows in steps for labels, pairs in rows.values())
     for world_size, micro_rows in ((2, 3), (3, 2), (4, 1)):
-        assert labelled_rows(small_shards, world_size, micro_rows) == steps
+        assert labeled_rows(small_shards, world_size, micro_rows) == steps
 
 
 def test_what_is_not_skipped_is_the_same_batch(small_shards):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data_prep.text.cleaning import normalise
+from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.foreign_tokenizers import WRITERS
 from trainer.data.words import PieceKind, piece_kinds, word_starts
@@ -47,8 +47,8 @@ def test_words_are_told_from_pieces(pieces: str, words: str) -> None:
 
 def test_words_of_a_real_tokenizer_are_those_between_spaces(small_tokenizer) -> None:
     tokenizer = Tokenizer.load(small_tokenizer)
-    text = normalise(
-        "Every word, however long-winded or strange (xylographically speaking), stays whole.", tokenizer.normalisation
+    text = normalize(
+        "Every word, however long-winded or strange (xylographically speaking), stays whole.", tokenizer.normalization
     )
     ids = tokenizer.encode(text).astype(np.int64)[None]
     starts = word_starts(ids, ids >= len(SPECIAL), piece_kinds(tokenizer.pieces))[0]

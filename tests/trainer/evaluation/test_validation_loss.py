@@ -92,7 +92,7 @@ def setting(small_shards: Path) -> tuple[RunConfig, PretrainingModel]:
     overrides += [f"model.vocab_size={shard_set.manifest.tokenizer.vocab_size}"]
     config = load_settings(RunConfig, "tiny_cpu", overrides)
     model = PretrainingModel(config.model, True)
-    model.initialise(1)
+    model.initialize(1)
     # Frequent tokens are guessed: so some predictions are right, and more of the first five.
     counts = read_token_counts(str(small_shards), shard_set.manifest)
     model.set_output_bias(torch.from_numpy(counts["train"]))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest_records import SourceRecord
-from data_prep.text.cleaning import Normalisation
+from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from tests.foreign_tokenizers import WRITERS
@@ -33,7 +33,7 @@ FACTS = TrainingFacts(
     sources=(
         SourceRecord(
             name="tales",
-            licence="CC-BY-4.0",
+            license="CC-BY-4.0",
             language="en",
             dropped={},
             documents=2,
@@ -151,7 +151,7 @@ def test_the_model_card_knows_a_foreign_tokenizer_and_its_mask(kind, small_corpu
 def test_what_is_said_of_a_source_stays_in_its_cell(tokenizer_folder):
     counts = {"dropped": {}, "documents": 1, "sentences": 1, "tokens": 2, "words": 2, "text_bytes": 9}
     hostile = SourceRecord(
-        name="news [2020](http://evil) <script>|", url="https://a.b/c_(d)|e>", licence="a|b", **counts
+        name="news [2020](http://evil) <script>|", url="https://a.b/c_(d)|e>", license="a|b", **counts
     )
     plain = SourceRecord(name="tales", url="https://a.b/c_(d)", **counts)
     card = model_card("x", make_config(), TrainingFacts(sources=[hostile, plain]), Tokenizer.load(tokenizer_folder))
@@ -168,8 +168,8 @@ def test_a_model_without_pairs_is_exported_without_a_pooler(tokenizer_folder, tm
 
 
 def test_an_uncased_tokenizer_passes_the_gate(tmp_path):
-    normalisation = Normalisation(form="NFKC", lowercase=True, strip_accents=True)
-    settings = TokenizerSettings(vocab_size=360, normalisation=normalisation)
+    normalization = Normalization(form="NFKC", lowercase=True, strip_accents=True)
+    settings = TokenizerSettings(vocab_size=360, normalization=normalization)
     train_tokenizer(["A River, a City and a Caf\u00e9."] * 3, tmp_path / "tokenizer", settings)
     config = make_config()
     export_model(config, make_weights(config), tmp_path / "tokenizer", tmp_path / "out")

@@ -77,6 +77,6 @@ def run_export(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_the_command_tells_what_it_checked_and_needs_no_deepspeed(run_folder, tmp_path):
     done = run_export("--checkpoint", run_folder, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "texts tokenised alike" in done.stdout and "largest difference" in done.stdout
+    assert "texts tokenized alike" in done.stdout and "largest difference" in done.stdout
     assert "exported step-00000020" in done.stdout
     assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -1,4 +1,4 @@
-"""What is refused of labelled files, each in a paragraph that names the place."""
+"""What is refused of labeled files, each in a paragraph that names the place."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def test_what_is_loaded_predicts_as_what_was_saved(
     title = f"# base@champion, fitted to {name.replace('_', ' ')}\n"
     assert title in (tmp_path / "model" / "README.md").read_text()
     loaded = FittedModel.load(tmp_path / "model")
-    unlabelled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)
-    assert loaded.predict(unlabelled) == fitted.predict(unlabelled)
+    unlabeled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)
+    assert loaded.predict(unlabeled) == fitted.predict(unlabeled)
     assert loaded.columns is not None and loaded.columns.text == "a" and loaded.preprocessor.max_length == 20
     literal = loaded.preprocessor.tokenizer("the [SEP] cat")["input_ids"]
     assert literal.count(loaded.preprocessor.tokenizer.sep_token_id) == 1, "as it was fitted"

@@ -1,4 +1,4 @@
-"""Vectors are those of sentence-transformers' rule computed plainly, in any batch; neighbours are words."""
+"""Vectors are those of sentence-transformers' rule computed plainly, in any batch; neighbors are words."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_long_texts_are_cut_and_counted(embedder: Embedder) -> None:
     np.testing.assert_allclose(found.vectors[0], cut.vectors[0], atol=1e-5)
 
 
-def test_static_neighbours_are_whole_words_by_cosine(embedder: Embedder) -> None:
-    found = embedder.static_neighbours("cat", 30)
-    words = [neighbour.word for neighbour in found]
+def test_static_neighbors_are_whole_words_by_cosine(embedder: Embedder) -> None:
+    found = embedder.static_neighbors("cat", 30)
+    words = [neighbor.word for neighbor in found]
     assert "cat" not in words and "dog" in words and "ing" not in words and "." not in words
     assert not any(word.startswith("[") for word in words)
     table = embedder.model.get_input_embeddings().weight.detach()
@@ -72,15 +72,15 @@ def test_static_neighbours_are_whole_words_by_cosine(embedder: Embedder) -> None
     assert [cosine for _, cosine in found] == sorted((cosine for _, cosine in found), reverse=True)
 
 
-def test_contextual_neighbours_are_words_of_the_texts(embedder: Embedder) -> None:
-    found, count = embedder.contextual_neighbours("Cat", ["the cat sat", "a cat ran. dog", ""])
-    assert count == 2 and {neighbour.word for neighbour in found} == {"the", "sat", "a", "ran", "dog"}
+def test_contextual_neighbors_are_words_of_the_texts(embedder: Embedder) -> None:
+    found, count = embedder.contextual_neighbors("Cat", ["the cat sat", "a cat ran. dog", ""])
+    assert count == 2 and {neighbor.word for neighbor in found} == {"the", "sat", "a", "ran", "dog"}
     with pytest.raises(UsageError, match="do not hold the word 'horse'"):
-        embedder.contextual_neighbours("horse", ["the cat sat"])
+        embedder.contextual_neighbors("horse", ["the cat sat"])
 
 
-def test_neighbours_are_found_behind_ids_without_a_piece(
+def test_neighbors_are_found_behind_ids_without_a_piece(
     embedder: Embedder, tokenizer_with_holes: PreTrainedTokenizerBase
 ) -> None:
-    found = Embedder(embedder.model, tokenizer_with_holes).static_neighbours("cat", 30)
-    assert "dog" in {neighbour.word for neighbour in found}
+    found = Embedder(embedder.model, tokenizer_with_holes).static_neighbors("cat", 30)
+    assert "dog" in {neighbor.word for neighbor in found}

@@ -69,7 +69,7 @@ def main() -> int:
     loader = Loader(shard_sets, config.data, config.phases[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
     batches = list(itertools.islice(loader, STEPS))
     model = PretrainingModel(config.model, next_sentence=False)
-    model.initialise(0)
+    model.initialize(0)
     engine = build_engine(model, config, ranks)
     engine.prepare(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
     synchronizations = 0

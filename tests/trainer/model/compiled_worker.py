@@ -41,7 +41,7 @@ def train(config: RunConfig, batches: list[GlobalBatch], ranks: Ranks, backend: 
     torch._dynamo.reset()
     counters.clear()
     model = PretrainingModel(config.model, next_sentence=False)
-    model.initialise(0)
+    model.initialize(0)
     if backend is not None:
         model.compile_blocks(backend)
     engine = build_engine(model, config, ranks)

@@ -69,7 +69,7 @@ def make_model() -> Callable[..., PretrainingModel]:
 
     def make(config: ModelSettings, next_sentence: bool = True, seed: int = 0, **options: bool) -> PretrainingModel:
         model = PretrainingModel(config, next_sentence, **options)
-        model.initialise(seed)
+        model.initialize(seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in model.parameters():

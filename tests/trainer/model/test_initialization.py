@@ -8,18 +8,18 @@ from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
 
 
-def initialised(config, next_sentence=True, seed=7) -> dict[str, torch.Tensor]:
+def initialized(config, next_sentence=True, seed=7) -> dict[str, torch.Tensor]:
     torch.manual_seed(torch.seed() % 1000)  # whatever the global generator holds must not matter
     model = PretrainingModel(config, next_sentence)
-    model.initialise(seed)
+    model.initialize(seed)
     return model.state_dict()
 
 
 def test_weights_follow_from_the_seed_alone(tiny_config):
     first, second, other = (
-        initialised(tiny_config),
-        initialised(tiny_config),
-        initialised(tiny_config, seed=8),
+        initialized(tiny_config),
+        initialized(tiny_config),
+        initialized(tiny_config, seed=8),
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
     name = "encoder.layers.0.attention.qkv.weight"
@@ -28,13 +28,13 @@ def test_weights_follow_from_the_seed_alone(tiny_config):
 
 
 def test_weights_do_not_depend_on_the_heads_there_are(tiny_config):
-    with_pairs, without = initialised(tiny_config), initialised(tiny_config, next_sentence=False)
+    with_pairs, without = initialized(tiny_config), initialized(tiny_config, next_sentence=False)
     assert len(without) < len(with_pairs)
     assert all(torch.equal(without[name], with_pairs[name]) for name in without)
 
 
 def test_matrices_are_normal_cut_at_two_deviations_and_the_rest_is_zero_or_one(tiny_config):
-    weights = initialised(tiny_config)
+    weights = initialized(tiny_config)
     matrices = [tensor for tensor in weights.values() if tensor.dim() == 2]
     values = torch.cat([matrix.flatten() for matrix in matrices])
     assert values.abs().max() <= 0.04
@@ -46,7 +46,7 @@ def test_matrices_are_normal_cut_at_two_deviations_and_the_rest_is_zero_or_one(t
 
 def test_output_bias_from_frequencies_predicts_them_without_context(tiny_config):
     model = PretrainingModel(tiny_config, next_sentence=False)
-    model.initialise(7)
+    model.initialize(7)
     counts = torch.arange(tiny_config.vocab_size) * 1000
     model.set_output_bias(counts)
     predicted = model.mlm_head.bias.softmax(dim=0)
@@ -55,8 +55,8 @@ def test_output_bias_from_frequencies_predicts_them_without_context(tiny_config)
 
 
 def test_depth_scaled_matrices_into_the_residual_stream_and_the_heads_are_smaller(tiny_config):
-    scaled = tiny_config.model_copy(update={"initialisation": "depth_scaled"})
-    plain, weights = initialised(tiny_config), initialised(scaled)
+    scaled = tiny_config.model_copy(update={"initialization": "depth_scaled"})
+    plain, weights = initialized(tiny_config), initialized(scaled)
     into_stream = {name for name in weights if name.endswith(("attention.output.weight", "feed_forward.output.weight"))}
     assert len(into_stream) == 2 * tiny_config.num_hidden_layers
     small = into_stream | {"mlm_head.dense.weight"}
@@ -66,14 +66,14 @@ def test_depth_scaled_matrices_into_the_residual_stream_and_the_heads_are_smalle
 
 
 def test_rms_norms_begin_at_one(tiny_config):
-    weights = initialised(tiny_config.model_copy(update={"norm": "rmsnorm"}))
+    weights = initialized(tiny_config.model_copy(update={"norm": "rmsnorm"}))
     assert (weights["encoder.layers.0.attention_norm.weight"] == 1.0).all()
 
 
 def test_modernbert_begins_with_the_deviations_that_transformers_gives_it():
     sizes = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = ModelSettings(family="modernbert", intermediate_size=96, max_position_embeddings=32, **sizes)
-    ours = to_hugging_face(initialised(config, next_sentence=False), "modernbert")
+    ours = to_hugging_face(initialized(config, next_sentence=False), "modernbert")
     values = hugging_face_config(config, next_sentence=False)
     torch.manual_seed(3)
     theirs = AutoModelForMaskedLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values)).state_dict()

@@ -50,10 +50,10 @@ def loss_of(model: torch.nn.Module) -> torch.Tensor:
 
 def main(rendezvous: Path) -> None:
     plain = PretrainingModel(CONFIG, next_sentence=True)
-    plain.initialise(0)
+    plain.initialize(0)
     loss_of(plain).backward()
     divided = PretrainingModel(CONFIG, next_sentence=True, activation_checkpointing=True)
-    divided.initialise(0)
+    divided.initialize(0)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # nothing to compile
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
     engine, *_ = deepspeed.initialize(

@@ -72,7 +72,7 @@ def folder(family, tmp_path) -> Path:
 
 def begin(config: ModelSettings, folder: Path, next_sentence: bool = False) -> tuple[PretrainingModel, list[str]]:
     model = PretrainingModel(config, next_sentence)
-    model.initialise(seed=5)
+    model.initialize(seed=5)
     return model.eval(), load_initial_weights(model, str(folder), ALONE).notes
 
 
@@ -142,18 +142,18 @@ def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, wr
         load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
 
 
-def test_rows_that_the_vocabulary_has_more_are_initialised_and_told(family, folder):
+def test_rows_that_the_vocabulary_has_more_are_initialized_and_told(family, folder):
     config = OURS[family].model_copy(update={"vocab_size": 71, "pad_vocab_size_to_multiple_of": 16})
     model, lines = begin(config, folder)
     fresh = PretrainingModel(config, next_sentence=False)
-    fresh.initialise(seed=5)
+    fresh.initialize(seed=5)
     words, fresh_words = (m.encoder.embeddings.word_embeddings.weight for m in (model, fresh))
     assert words.shape == (80, 32) and torch.equal(words[70:], fresh_words[70:])
     assert torch.equal(words[:70], make_theirs(family).get_input_embeddings().weight)
     assert "word_embeddings.weight from row 70 of 80" in lines[1]
 
 
-def test_heads_that_are_missing_are_initialised_and_told(tmp_path):
+def test_heads_that_are_missing_are_initialized_and_told(tmp_path):
     theirs = make_theirs("bert")
     BertModel.save_pretrained(theirs.bert, tmp_path / "encoder")
     model, lines = begin(OURS["bert"], tmp_path / "encoder", next_sentence=True)

@@ -15,7 +15,7 @@ def test_pictures_are_drawn_of_what_a_run_has(tmp_path: Path) -> None:
     spool.append(10, {"valid/mlm_loss": 2.0, "train/tokens_per_second": 5.0})
     spool.append(20, {"valid/mlm_loss": 1.0})
     pictures = draw_run(spool)
-    assert set(pictures) == {"curves/loss.png", "curves/optimisation.png"}
+    assert set(pictures) == {"curves/loss.png", "curves/optimization.png"}
     assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())
 
 

@@ -44,10 +44,10 @@ TRANSFORMERS = ("transformers", "accelerate", "torch")
 
 BENCHMARKS = (
     Benchmark(
-        "tokenising",
+        "tokenizing",
         "MB per CPU second beside SentencePiece, tokenizers and gigatoken, over several corpora",
-        "tokenising.py",
-        rows.tokenising,
+        "tokenizing.py",
+        rows.tokenizing,
         5,
         ["--corpora", "{corpora}", "--work", "{work}"],
         ["--corpora", "{corpora}", "--work", "{work}", "--limit-mb", "1", "--runs", "1", "--vocab-size", "512"]
@@ -186,12 +186,12 @@ BENCHMARKS = (
     ),
     Benchmark(
         "downstream",
-        "English labelled tasks with a pretrained encoder, frozen and trained, beside one from scratch",
+        "English labeled tasks with a pretrained encoder, frozen and trained, beside one from scratch",
         "downstream.py",
         rows.downstream,
         60,
-        ["--labelled", "{corpus}/../labelled", "--shards", "{shards}", "--work", "{work}/downstream"],
-        ["--labelled", "{corpus}/../labelled", "--shards", "{shards}", "--work", "{work}/downstream"]
+        ["--labeled", "{corpus}/../labeled", "--shards", "{shards}", "--work", "{work}/downstream"],
+        ["--labeled", "{corpus}/../labeled", "--shards", "{shards}", "--work", "{work}/downstream"]
         + ["--config", "tiny_cpu", "training.max_steps=2", "--rows", "40", "--seeds", "1", "--epochs", "1"]
         + ["--learning-rates", "1e-3"],
         packages=TRANSFORMERS,

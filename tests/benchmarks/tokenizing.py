@@ -1,6 +1,6 @@
 """Tokenizing alone, on one core: ours beside SentencePiece, `tokenizers` and gigatoken, over several corpora.
 
-    python tests/benchmarks/tokenising.py --corpora english=pack_small.jsonl.gz chinese=zh_wikipedia.jsonl.gz
+    python tests/benchmarks/tokenizing.py --corpora english=pack_small.jsonl.gz chinese=zh_wikipedia.jsonl.gz
         [--contestants ours sentencepiece ...] [--limit-mb 20] [--runs 3] [--results FILE]
 
 Every corpus has a tokenizer of its own, trained on it first. All contestants encode the same normalized texts, each in
@@ -57,7 +57,7 @@ def main() -> None:
     report: dict[str, Any] = described(*sorted(packages), python=python)
     report["corpora"] = {}
     for name, files in corpus_part.corpora_of(arguments.corpora).items():
-        with tempfile.TemporaryDirectory(prefix="clozeworks-tokenising-", dir=arguments.work) as folder:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-tokenizing-", dir=arguments.work) as folder:
             report["corpora"][name] = compare(name, files, arguments, python, Path(folder))
     if arguments.results:
         Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
@@ -161,14 +161,14 @@ def _child(name: str, python: str, folder: Path) -> dict[str, Any]:
 
 def _write_texts(files: list[str], folder: Path) -> list[str]:
     """Write the normalized documents, whole and by paragraph; returns them whole."""
-    from data_prep.text.cleaning import normalise
+    from data_prep.text.cleaning import normalize
     from data_prep.tokenizer.tokenizer import Tokenizer
 
-    rules = Tokenizer.load(folder / "tokenizer").normalisation
+    rules = Tokenizer.load(folder / "tokenizer").normalization
     texts = [text for path in files for text in corpus_part.read_texts(path) if text.strip()]
     forms = {
-        "documents": [[normalise(text, rules)] for text in texts],
-        "paragraphs": [[normalise(part, rules) for part in text.split("\n") if part.strip()] for text in texts],
+        "documents": [[normalize(text, rules)] for text in texts],
+        "paragraphs": [[normalize(part, rules) for part in text.split("\n") if part.strip()] for text in texts],
     }
     for form, documents in forms.items():
         (folder / f"{form}.json").write_text(json.dumps(documents, ensure_ascii=False), encoding="utf-8")
