@@ -24,7 +24,7 @@ from trainer.benchmark.measurement import Measurement, Training, free_memory, wi
 from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.distributed.exit import run_rank
 from trainer.distributed.memory import is_out_of_memory
@@ -49,7 +49,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps (default 20)")
     parser.add_argument("--warmup-steps", type=int, default=5, metavar="N", help="steps before them (default 5)")
     parser.add_argument(
-        "--phase", type=at_least(0), default=0, metavar="N", help="phase of training, counted from 0 (default)"
+        "--stage", type=at_least(0), default=0, metavar="N", help="stage of training, counted from 0 (default)"
     )
     parser.add_argument(
         "--sweep", action="store_true", help="a table over micro-batches, up to the largest that fits into memory"
@@ -107,8 +107,8 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     if arguments.peak_tflops is not None:
         overrides.append(f"logging.peak_flops_per_device={arguments.peak_tflops * 1e12}")
     config = load_settings(RunConfig, arguments.config, overrides)
-    if not 0 <= arguments.phase < len(config.phases):
-        raise UsageError(f"--phase {arguments.phase} is not there: the run has phases 0 to {len(config.phases) - 1}")
+    if not 0 <= arguments.stage < len(config.stages):
+        raise UsageError(f"--stage {arguments.stage} is not there: the run has stages 0 to {len(config.stages) - 1}")
     if arguments.steps < 1 or arguments.warmup_steps < 0:
         raise UsageError(
             f"--steps {arguments.steps} and --warmup-steps {arguments.warmup_steps}: time at least one step, after 0 "
@@ -124,7 +124,7 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     for name, path in (("--output", arguments.output), ("--profile", arguments.profile)):
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"{name} {path} cannot be written: there is no such folder; make it")
-    length = config.phases[arguments.phase].sequence_length
+    length = config.stages[arguments.stage].sequence_length
     if arguments.sweep_limit is not None and arguments.sweep_limit < length:
         raise UsageError(f"--sweep-limit {arguments.sweep_limit} holds no row of {length} places; raise it")
     if arguments.shards is None and config.data.mask_unit != "token":
@@ -151,11 +151,11 @@ def benchmark(config: RunConfig, arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="clozeworks-benchmark-") as folder:
         shard_sets, data = open_documents(config, arguments, ranks, Path(folder))
         engine = "plain PyTorch" if arguments.no_engine else f"DeepSpeed ZeRO {config.zero.stage}"
-        say(ranks, *benchmark_report.heading_lines(config, arguments.phase, ranks, engine, data))
+        say(ranks, *benchmark_report.heading_lines(config, arguments.stage, ranks, engine, data))
         session = Session(config, arguments, ranks, shard_sets)
         points, largest = session.sweep() if arguments.sweep else ([session.measure()], None)
     if ranks.is_first:
-        summary = benchmark_report.report(config, arguments.phase, ranks, engine, data, points)
+        summary = benchmark_report.report(config, arguments.stage, ranks, engine, data, points)
         write_json(arguments.output, summary | {"largest_micro_batch_tokens": largest})
     shut_down(ranks)
 
@@ -167,11 +167,11 @@ class Session:
         self, config: RunConfig, arguments: argparse.Namespace, ranks: Ranks, shard_sets: list[ShardSet]
     ) -> None:
         self.config, self.arguments, self.ranks, self.shard_sets = config, arguments, ranks, shard_sets
-        self.phase = config.phases[arguments.phase]
+        self.stage = config.stages[arguments.stage]
 
     def measure(self) -> Measurement:
         """The configured micro-batch, and its profile if asked for."""
-        training = self._start(self.phase.micro_batch_tokens)
+        training = self._start(self.stage.micro_batch_tokens)
         point = training.measure(self.arguments.steps, self.arguments.warmup_steps)
         say(self.ranks, *benchmark_report.table_lines([point]))
         if self.arguments.profile:
@@ -185,7 +185,7 @@ class Session:
         Raises:
             UserError: not even one row fits.
         """
-        length, points = self.phase.sequence_length, {}
+        length, points = self.stage.sequence_length, {}
 
         def fits(rows: int) -> bool:
             point = self._try(rows * length)
@@ -197,7 +197,7 @@ class Session:
             return point is not None
 
         say(self.ranks, benchmark_report.table_lines([])[0])
-        first = max(1, self.phase.micro_batch_tokens // length // 4)
+        first = max(1, self.stage.micro_batch_tokens // length // 4)
         limit = sweep_limit(self.config, self.arguments, self.ranks) // length
         rows = largest_that_fits(fits, first, limit)
         if not rows:
@@ -229,7 +229,7 @@ class Session:
         return point if all_agree(point is not None, self.ranks) else None
 
     def _start(self, micro_batch_tokens: int) -> Training:
-        config = with_micro_batch(self.config, self.arguments.phase, micro_batch_tokens, self.ranks.world_size)
+        config = with_micro_batch(self.config, self.arguments.stage, micro_batch_tokens, self.ranks.world_size)
         return Training(config, self.shard_sets, self.ranks, use_deepspeed=not self.arguments.no_engine)
 
     def _profile(self, training: Training) -> None:
@@ -260,10 +260,10 @@ def open_documents(
         train = shard_sets[0].manifest.train
         mean = train.tokens / max(train.documents, 1)
         return shard_sets, f"documents of {storage.redact(arguments.shards)}, mean {mean:,.0f} tokens"
-    phase = config.phases[arguments.phase]
-    largest = sweep_limit(config, arguments, ranks) if arguments.sweep else phase.micro_batch_tokens
+    stage = config.stages[arguments.stage]
+    largest = sweep_limit(config, arguments, ranks) if arguments.sweep else stage.micro_batch_tokens
     lengths = DocumentLengths(arguments.document_tokens, arguments.document_sigma)
-    num_tokens = 2 * max(phase.global_batch_tokens, largest * ranks.world_size)
+    num_tokens = 2 * max(stage.global_batch_tokens, largest * ranks.world_size)
     write_synthetic_shards(folder, config.model.vocab_size, num_tokens, lengths)
     return [open_shard_set(str(folder))], str(lengths)
 
@@ -275,8 +275,8 @@ def sweep_limit(config: RunConfig, arguments: argparse.Namespace, ranks: Ranks) 
         return given
     if ranks.device.type == "cuda":
         return SWEEP_LIMIT_TOKENS
-    phase: Phase = config.phases[arguments.phase]
-    return 4 * phase.micro_batch_tokens
+    stage: Stage = config.stages[arguments.stage]
+    return 4 * stage.micro_batch_tokens
 
 
 def say(ranks: Ranks, *lines: str) -> None:

@@ -23,7 +23,7 @@ from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from launch.status import long_duration
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import tokens_of_phase
+from trainer.config.schedule import tokens_of_stage
 from trainer.distributed.process_group import device_type
 from trainer.engine.deepspeed_file import with_deepspeed_file
 from trainer.metrics.status import read_status
@@ -109,7 +109,7 @@ def examine(
 def estimate(config: RunConfig, world_size: int, device: torch.device) -> Finding:
     """Time and cost of the whole run, from what it measured itself or else from the device's peak.
 
-    By operations and not by steps: a batch warm-up begins with small batches, and phases differ in length.
+    By operations and not by steps: a batch warm-up begins with small batches, and stages differ in length.
     """
     status = read_status(Path(config.output_dir)) or {}
     measured, peak = status.get("flops_per_device"), peak_flops(config, device)
@@ -119,8 +119,8 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
         speed, basis = peak * ASSUMED_MFU, f"if it reaches an MFU of {ASSUMED_MFU:.0%}"
     else:
         return Finding("ok", "estimate", "time unknown until some steps are measured (logging.peak_flops_per_device)")
-    phases = zip(config.phases, config.steps_by_phase, strict=True)
-    flops = sum(flops_per_place(config, phase) * tokens_of_phase(phase, 0, steps) for phase, steps in phases)
+    stages = zip(config.stages, config.steps_by_stage, strict=True)
+    flops = sum(flops_per_place(config, stage) * tokens_of_stage(stage, 0, steps) for stage, steps in stages)
     seconds = flops / (speed * world_size)
     hours, price = seconds * world_size / 3600, config.logging.gpu_hour_price
     cost = f", {hours * price:,.2f} at {price:g} an hour" if price is not None else ""

@@ -72,7 +72,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--skip-epoch",
         type=int,
         metavar="N",
-        help="epoch of --skip-samples, where the log names a later one of the same phase",
+        help="epoch of --skip-samples, where the log names a later one of the same stage",
     )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args(arguments)

@@ -53,7 +53,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", metavar="A:B", help="the rows A to B - 1, in place of --sample and --rows")
     parser.add_argument("--epoch", type=at_least(0), default=0, metavar="N", help="epoch, counted from 0 (default)")
     parser.add_argument(
-        "--phase", type=at_least(0), default=0, metavar="N", help="phase of training, counted from 0 (default)"
+        "--stage", type=at_least(0), default=0, metavar="N", help="stage of training, counted from 0 (default)"
     )
     parser.add_argument(
         "--step", type=at_least(0), default=0, metavar="N", help="step whose masking rate is used (default 0)"
@@ -99,12 +99,12 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
     """The rows asked for as one micro-batch, and the tokenizer of the shards.
 
     Raises:
-        UsageError: there is no such phase, or no such row.
+        UsageError: there is no such stage, or no such row.
     """
-    if arguments.phase >= len(config.phases):
-        raise UsageError(f"--phase {arguments.phase} is not there: the run has phases 0 to {len(config.phases) - 1}")
-    length = config.phases[arguments.phase].sequence_length
-    phase = config.phases[arguments.phase].model_copy(
+    if arguments.stage >= len(config.stages):
+        raise UsageError(f"--stage {arguments.stage} is not there: the run has stages 0 to {len(config.stages) - 1}")
+    length = config.stages[arguments.stage].sequence_length
+    stage = config.stages[arguments.stage].model_copy(
         update={
             "micro_batch_tokens": arguments.rows * length,
             "global_batch_tokens": arguments.rows * length,
@@ -115,8 +115,8 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
     loader = Loader(
         shard_sets,
         config.data.model_copy(update={"num_workers": 0}),
-        phase,
-        Position(arguments.phase, arguments.epoch, arguments.sample),
+        stage,
+        Position(arguments.stage, arguments.epoch, arguments.sample),
         config.training.seed,
         0,
         1,

@@ -92,7 +92,7 @@ OPTIMIZER = {
 }
 SCHEDULE = {"name": "linear", "final_ratio": 0.0, "warmup_ratio": 0.0, "warmup_steps": None, "decay_steps": 0}
 # Devlin et al. 2018, appendix A.2: 256 sequences, 1,000,000 steps of which 90% at length 128, 10,000 steps of warmup
-BERT_LARGE_PHASED = {
+BERT_LARGE_STAGED = {
     "optimizer.learning_rate": 1e-4,
     "optimizer.beta2": 0.999,
     "optimizer.eps": 1e-6,
@@ -146,7 +146,7 @@ TABLES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "schedule": (ScheduleSettings, SCHEDULE),
     "clipping": (TrainingSettings, {"gradient_clipping": 1.0}),  # optimization.py: clip_norm=1.0
     "spans": (lambda: mask_units, {"MAX_SPAN_WORDS": 10}),  # Joshi et al. 2019, section 3.1: l_max = 10
-    "bert_large_phased": (preset("bert_large_phased"), BERT_LARGE_PHASED),
+    "bert_large_phased": (preset("bert_large_phased"), BERT_LARGE_STAGED),
     "modern_large": (preset("modern_large"), MODERN_LARGE),
     "near-duplicates": (DeduplicationSettings, NEAR_DUPLICATES),
     "bands": (lambda: similarity_search, {"FALSE_NEGATIVE_WEIGHT": 0.98, "MAX_LEADERS": 8}),
@@ -168,10 +168,10 @@ def test_a_default_is_the_published_constant(table: str) -> None:
     assert {path: value_of(owner, path) for path in expected} == expected
 
 
-def test_the_published_phases_are_those_of_the_preset() -> None:
+def test_the_published_stages_are_those_of_the_preset() -> None:
     config = preset("bert_large_phased")()
-    phases = [(phase.steps, phase.sequence_length, phase.global_batch_tokens) for phase in config.phases]
-    assert phases == [(900_000, 128, 256 * 128), (100_000, 512, 256 * 512)]
+    stages = [(stage.steps, stage.sequence_length, stage.global_batch_tokens) for stage in config.stages]
+    assert stages == [(900_000, 128, 256 * 128), (100_000, 512, 256 * 512)]
     assert config.schedule.num_warmup_steps(config.max_steps) == 10_000
 
 

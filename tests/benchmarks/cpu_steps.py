@@ -46,9 +46,9 @@ class Contestant:
 
     def __init__(self, config: RunConfig, kernel: Kernel, shard_set: ShardSet, ranks: Ranks) -> None:
         self.precision, self.kernel = config.training.precision, kernel
-        model, (phase,) = config.model, config.phases
+        model, (stage,) = config.model, config.stages
         dropout, dtype = model.attention_probs_dropout_prob, DTYPES[self.precision]
-        chosen = choose_kernel(ranks.device, dtype, model.head_size, dropout, phase.sequence_length)
+        chosen = choose_kernel(ranks.device, dtype, model.head_size, dropout, stage.sequence_length)
         self.is_chosen = chosen == kernel
         self.rounds: list[dict[str, float]] = []
         self._clock = WorkClock(ranks.device)
@@ -128,8 +128,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """All precisions and kernels in turns."""
     configs = [load(preset, length, precision, folder) for precision in PRECISIONS]
-    (phase,) = configs[0].phases
-    num_tokens = 2 * arguments.steps * (arguments.rounds + 2) * phase.global_batch_tokens
+    (stage,) = configs[0].stages
+    num_tokens = 2 * arguments.steps * (arguments.rounds + 2) * stage.global_batch_tokens
     write_synthetic_shards(folder, configs[0].model.vocab_size, num_tokens, DocumentLengths())
     shard_set = open_shard_set(str(folder))
     contestants = [

@@ -73,12 +73,12 @@ def main() -> None:
 
 def compare(config: RunConfig, device: torch.device, arguments: argparse.Namespace) -> dict[str, Any]:
     """All contestants on all workloads, at one model, precision and micro-batch."""
-    (phase,) = config.phases
+    (stage,) = config.stages
     matmul = matmul_flops(config, device)
     found: dict[str, Any] = {
         "model": config.model.model_dump(mode="json"),
         "precision": config.training.precision,
-        "micro_batch_tokens": phase.micro_batch_tokens,
+        "micro_batch_tokens": stage.micro_batch_tokens,
         "flops_per_token": flops_per_token(config.model, arguments.length, MLM_PROBABILITY),
         "peak_flops": _peak(device, config),
         "matmul_flops": matmul,
@@ -186,9 +186,9 @@ def profile(contestants: Sequence[Contestant], device: torch.device) -> dict[str
 
 def matmul_flops(config: RunConfig, device: torch.device, rounds: int = 5) -> float:
     """Operations a second of (T, hidden) x (hidden, intermediate), the blocks' largest product: the best of a few."""
-    (phase,) = config.phases
+    (stage,) = config.stages
     dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
-    sizes = (phase.micro_batch_tokens, config.model.hidden_size, config.model.intermediate_size)
+    sizes = (stage.micro_batch_tokens, config.model.hidden_size, config.model.intermediate_size)
     rows = torch.randn(sizes[0], sizes[1], device=device, dtype=dtype)
     weight = torch.randn(sizes[2], sizes[1], device=device, dtype=dtype)
     repeats, best = (50 if device.type == "cuda" else 2), 0.0
@@ -214,8 +214,8 @@ def open_documents(workload: str, folder: Path, config: RunConfig, arguments: ar
         lengths = DocumentLengths(arguments.length - 2, 0.0)
     target = folder / workload
     target.mkdir()
-    (phase,) = config.phases
-    num_tokens = max(2 * max(arguments.steps, POOL_BATCHES) * phase.micro_batch_tokens, 200_000)
+    (stage,) = config.stages
+    num_tokens = max(2 * max(arguments.steps, POOL_BATCHES) * stage.micro_batch_tokens, 200_000)
     write_synthetic_shards(target, config.model.vocab_size, num_tokens, lengths)
     return open_shard_set(str(target))
 

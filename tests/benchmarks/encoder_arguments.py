@@ -73,7 +73,7 @@ def settings_of(preset: str, precision: str, tokens: int, arguments: argparse.Na
         UserError: the preset is not of family bert.
     """
     overrides = [
-        "training.phases=[]",
+        "training.stages=[]",
         "training.max_steps=1",
         f"data.sequence_length={arguments.length}",
         f"training.micro_batch_tokens={tokens}",

@@ -110,8 +110,8 @@ def _make_engine(side: str, mode: str, config: RunConfig, device: torch.device) 
 
 def our_steps(shard_set: ShardSet, config: RunConfig, device: torch.device, num_steps: int, seed: int) -> list[Step]:
     """Packed micro-batches of our loader."""
-    (phase,) = config.phases
-    loader = Loader([shard_set], config.data, phase, Position(0, 0, 0), seed, 0, 1, lambda step: MLM_PROBABILITY, 0)
+    (stage,) = config.stages
+    loader = Loader([shard_set], config.data, stage, Position(0, 0, 0), seed, 0, 1, lambda step: MLM_PROBABILITY, 0)
     batches = [step.micro_batches[0] for step in itertools.islice(loader, num_steps)]
     return [_our_step(batch, device) for batch in batches]
 
@@ -158,15 +158,15 @@ class Peer:
         `grouped` sorts by length within a pool of batches, as its `group_by_length` does; else documents come as they
         are, the same number in each batch.
         """
-        (phase,) = self._config.phases
-        wanted = phase.micro_batch_tokens * max(POOL_BATCHES, self._num_steps)
+        (stage,) = self._config.stages
+        wanted = stage.micro_batch_tokens * max(POOL_BATCHES, self._num_steps)
         pieces, total = [], 0
         for piece in pieces_of(shard_set, self._config.data.sequence_length, seed):
             if total >= wanted:
                 break
             pieces.append(piece)
             total += len(piece)
-        pool = max(self._num_steps, total // phase.micro_batch_tokens)
+        pool = max(self._num_steps, total // stage.micro_batch_tokens)
         if grouped:
             pieces.sort(key=len, reverse=True)
             bounds = _equal_tokens([len(piece) for piece in pieces], pool)

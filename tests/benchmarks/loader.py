@@ -38,7 +38,7 @@ from data_prep.dataset.manifest import Manifest, write_manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
 from data_prep.dataset.shards import Record, write_shard
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
 
@@ -125,9 +125,9 @@ def _block(generator: np.random.Generator, first_id: int) -> Record:
 def loader_of(folder: str, length: int, mode: str, position: Position = START, rows: int = 0, **data: Any) -> Loader:
     rows = rows or MICRO_BATCH_TOKENS // length
     tokens = rows * length
-    phase = Phase(steps=1, sequence_length=length, micro_batch_tokens=tokens, global_batch_tokens=tokens)
+    stage = Stage(steps=1, sequence_length=length, micro_batch_tokens=tokens, global_batch_tokens=tokens)
     settings = DataSettings(shards=folder, sentence_pairs=mode, **{"num_workers": 0, **data})
-    return Loader([open_shard_set(folder)], settings, phase, position, 0, 0, 1, lambda step: 0.15, 0)
+    return Loader([open_shard_set(folder)], settings, stage, position, 0, 0, 1, lambda step: 0.15, 0)
 
 
 def throughput(folder: str, runs: int) -> dict[str, Any]:
@@ -244,14 +244,14 @@ def simulate_ranks(folder: str, ranks: int = 1024, workers: int = 8, steps: int 
     """Every rank's and worker's slices of some steps: together exactly the samples, and as many for each."""
     started_at = time.perf_counter()
     rows = 4 * ranks
-    phase = Phase(steps=1, sequence_length=512, micro_batch_tokens=2 * 512, global_batch_tokens=rows * 512)
+    stage = Stage(steps=1, sequence_length=512, micro_batch_tokens=2 * 512, global_batch_tokens=rows * 512)
     settings = DataSettings(shards=folder, num_workers=workers)
     shard_sets = [open_shard_set(folder)]
     steps = min(steps, (loader_of(folder, 512, "none").num_samples(0) or 0) // rows // workers * workers)
     taken = np.zeros(steps * rows, np.int64)
     by_worker = set()
     for rank in range(ranks):
-        loader = Loader(shard_sets, settings, phase, START, 0, rank, ranks, lambda step: 0.15, 0)
+        loader = Loader(shard_sets, settings, stage, START, 0, rank, ranks, lambda step: 0.15, 0)
         slices = list(itertools.islice(loader.slices(), steps * loader.accumulation_steps))
         for worker in range(workers):  # DataLoader hands batch i to worker i modulo their number
             own = slices[worker::workers]

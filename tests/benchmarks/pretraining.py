@@ -53,7 +53,7 @@ from trainer.model.numerics import with_own_precision
 SMOKE = [
     *("model.hidden_size=32", "model.num_hidden_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64"),
     *("data.sequence_length=32", "training.global_batch_tokens=256", "training.micro_batch_tokens=128"),
-    *("training.phases=[]", "training.max_steps=8", "model.max_position_embeddings=64", "data.num_workers=0"),
+    *("training.stages=[]", "training.max_steps=8", "model.max_position_embeddings=64", "data.num_workers=0"),
 ]
 
 
@@ -138,11 +138,11 @@ def stage(work: Path, name: str, do: Callable[[], dict[str, Any]]) -> dict[str, 
 
 def peer_order(config: RunConfig, shard_set: ShardSet, work: Path) -> Order:
     """What the peer is to train; its rows are written to `work`."""
-    (phase,) = config.phases
-    rows = phase.global_batch_tokens // phase.sequence_length
+    (stage,) = config.stages
+    rows = stage.global_batch_tokens // stage.sequence_length
     path = work / "rows.npy"
     if not path.exists():
-        np.save(path, grouped_rows(shard_set, "train", phase.sequence_length))
+        np.save(path, grouped_rows(shard_set, "train", stage.sequence_length))
     special = shard_set.manifest.tokenizer.special_tokens
     return Order(
         config=config.model_dump(mode="json"),
@@ -163,7 +163,7 @@ def judged(
     """The sides with the scores of every seed at every point, and their medians."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = valid_rows(shard_set, config, AutoTokenizer.from_pretrained(shard_set.tokenizer_folder), tokens)
-    (phase,) = config.phases
+    (stage,) = config.stages
     report = {}
     for name in runs[0]:
         seeds = []
@@ -171,7 +171,7 @@ def judged(
             points = []
             for point in side["points"]:
                 scores = judge(Path(point["folder"]), rows, device)
-                entry = {"step": point["step"], "tokens": point["step"] * phase.global_batch_tokens}
+                entry = {"step": point["step"], "tokens": point["step"] * stage.global_batch_tokens}
                 points.append(entry | {"seconds": round(point["seconds"], 2)} | scores)
             last = points[-1][FORMS[0]]["mlm_loss"]
             print(f"  {name}, seed {side['seed']}, after {points[-1]['tokens']:,} tokens: {last:.4f}", flush=True)

@@ -71,15 +71,15 @@ def valid_rows(
     shard_set: ShardSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase, tokens: int
 ) -> dict[str, Rows]:
     """Both forms of the valid split, about `tokens` places of each (or all that there are)."""
-    (phase,) = config.phases
-    batches = evaluation_batches([shard_set], config.data, phase, config.training.seed, 0, 1, tokens)
+    (stage,) = config.stages
+    batches = evaluation_batches([shard_set], config.data, stage, config.training.seed, 0, 1, tokens)
     documents = [to_padded(batch.batch) for batch in batches]
-    length = phase.sequence_length
+    length = stage.sequence_length
     special = shard_set.manifest.tokenizer.special_tokens
     rows = GroupedRows(grouped_rows(shard_set, "valid", length, max(1, tokens // length)), (special.cls, special.sep))
     rate = config.data.evaluated_mlm_probability
     collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=rate, seed=MASK_SEED)
-    grouped = [dict(collate(list(some))) for some in _batched(rows, max(1, phase.micro_batch_tokens // length))]
+    grouped = [dict(collate(list(some))) for some in _batched(rows, max(1, stage.micro_batch_tokens // length))]
     named = ("input_ids", "attention_mask", "token_type_ids", "labels")
     return {
         form: [{name: batch[name] for name in named if name in batch} for batch in found]

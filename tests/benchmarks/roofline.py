@@ -114,8 +114,8 @@ def predict_sides(preset: str, has_pairs: bool) -> dict[str, dict[str, Any]]:
 
 def predict(case: Case, config: RunConfig, kernels: Sequence[Kernel], device: Device) -> dict[str, Any]:
     """Tokens/s, MFU, seconds by part of one micro-batch and one step, and what they were computed from."""
-    (phase,) = config.phases
-    batch = batch_arithmetic(phase, 1)
+    (stage,) = config.stages
+    batch = batch_arithmetic(stage, 1)
     rows, accumulations = batch.micro_batch_rows, batch.accumulation_steps
     tensors, parameters = parameters_of(config, case.has_pairs)
     parts = seconds_by_part(kernels, device)
@@ -125,15 +125,15 @@ def predict(case: Case, config: RunConfig, kernels: Sequence[Kernel], device: De
     is_before = case.side == "before"
     step = STEP_BYTES * parameters / device.bandwidth + STEP_HOST_WAITS * device.host_wait_seconds
     step += (accumulations + 1) * device.timer_seconds if is_before else 0.0
-    positions = accumulations * rows * phase.sequence_length
+    positions = accumulations * rows * stage.sequence_length
     speed = positions / (accumulations * sum(parts.values()) + step)
-    flops = flops_per_token(config.model, phase.sequence_length, config.data.mlm_probability, case.has_pairs)
+    flops = flops_per_token(config.model, stage.sequence_length, config.data.mlm_probability, case.has_pairs)
     return {
         "tokens_per_second": speed * (PAIR_FILL if case.has_pairs else 1.0),
         "mfu": speed * flops / device.peak_flops,
-        "micro_batch_tokens": rows * phase.sequence_length,
+        "micro_batch_tokens": rows * stage.sequence_length,
         "micro_batches_per_step": accumulations,
-        "sequence_capacity": capacity(case, rows, phase.sequence_length),
+        "sequence_capacity": capacity(case, rows, stage.sequence_length),
         "milliseconds_per_micro_batch": {name: 1e3 * seconds for name, seconds in parts.items()},
         "milliseconds_per_step": 1e3 * step,
         "kernels": {kind: sum(kernel.kind == kind for kernel in kernels) for kind in _KINDS},
@@ -164,7 +164,7 @@ def capacity(case: Case, num_rows: int, sequence_length: int) -> int:
 
 def kernels_of(case: Case, config: RunConfig) -> list[Kernel]:
     """The kernels of a micro-batch's forward and backward."""
-    length, num_rows = config.phases[0].sequence_length, batch_arithmetic(config.phases[0], 1).micro_batch_rows
+    length, num_rows = config.stages[0].sequence_length, batch_arithmetic(config.stages[0], 1).micro_batch_rows
     num_pairs = num_rows * math.ceil(length / SHORTEST_PAIR) if case.has_pairs else 0
     room, probability = capacity(case, num_rows, length), config.data.mlm_probability
     batch = kernel_trace.shapes(num_rows, length, room, probability, num_pairs)

@@ -37,7 +37,7 @@ BATCHES = (4_194_304, 1_048_576)
 MODES = {"within the backward": True, "after the backward": False}
 LENGTH = 128
 SETTINGS = [
-    *(f"data.sequence_length={LENGTH}", "data.num_workers=0", "data.sentence_pairs=none", "training.phases=[]"),
+    *(f"data.sequence_length={LENGTH}", "data.num_workers=0", "data.sentence_pairs=none", "training.stages=[]"),
     *("training.precision=bf16", "training.max_steps=100", "training.compile=false", "zero.stage=1"),
     *("model.vocab_size=2048", "model.output_bias=zeros", "model.hidden_size=256", "model.num_hidden_layers=6"),
     *("model.num_attention_heads=4", "model.intermediate_size=1024", f"model.max_position_embeddings={LENGTH}"),
@@ -66,7 +66,7 @@ def _measured(arguments: argparse.Namespace, folder: Path, hosts: list[str]) -> 
     job = {"shards": str(folder), "rows": arguments.rows, "steps": arguments.steps}
     alone = [_run(folder, hosts, job, world_size=1)]
     shares = {tokens: _communication_share(tokens) for tokens in BATCHES}
-    traffic = step_traffic(_config(job, 2), _config(job, 2).phases[0], 2, 1.0)
+    traffic = step_traffic(_config(job, 2), _config(job, 2).stages[0], 2, 1.0)
     num_bytes = traffic.hidden_bytes + traffic.exposed_bytes
     rates = {tokens: num_bytes / (share * alone[0]) for tokens, share in shares.items()}
     batches: dict[int, Any] = {
@@ -105,7 +105,7 @@ def _reference(tokens: int, overlaps: bool) -> tuple[Any, float]:
     """The traffic of bert_large on 64 GPUs, and its link's bytes per second."""
     after = [] if overlaps else ["deepspeed={bf16: {immediate_grad_update: false}}"]
     config = load_settings(RunConfig, "bert_large_64gpu", [f"training.global_batch_tokens={tokens}", *after])
-    traffic = step_traffic(config, config.phases[0], GPUS, ACHIEVED_FLOPS)
+    traffic = step_traffic(config, config.stages[0], GPUS, ACHIEVED_FLOPS)
     return traffic, link_bytes_per_second(GPUS, GPUS_PER_NODE, NETWORK_GBITS)
 
 
@@ -180,9 +180,9 @@ def _train(job: dict[str, Any]) -> None:
     model = PretrainingModel(config.model, next_sentence=False)
     model.initialize(0)
     engine = build_engine(model, config, ranks)
-    shards, phase = [open_shard_set(job["shards"])], config.phases[0]
+    shards, stage = [open_shard_set(job["shards"])], config.stages[0]
     loader = Loader(
-        shards, config.data, phase, Position(0, 0, 0), 0, ranks.rank, ranks.world_size, lambda step: 0.15, 0
+        shards, config.data, stage, Position(0, 0, 0), 0, ranks.rank, ranks.world_size, lambda step: 0.15, 0
     )
     batches = list(itertools.islice(loader, _WARMUP_STEPS + job["steps"]))
     engine.prepare(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)

@@ -73,13 +73,13 @@ def main() -> None:
 
 def train(config: RunConfig, output: Path, num_steps: int) -> dict[str, float]:
     """The first steps of Trainer over enough documents for groups of their full size, 50 batches."""
-    (phase,) = config.phases
+    (stage,) = config.stages
     shard_set = open_shard_set(config.data.shards)
     pieces, tokens = [], 0
-    for piece in pieces_of(shard_set, phase.sequence_length, config.training.seed):
+    for piece in pieces_of(shard_set, stage.sequence_length, config.training.seed):
         pieces.append(piece)
         tokens += len(piece)
-        if tokens >= POOL_STEPS * phase.global_batch_tokens:
+        if tokens >= POOL_STEPS * stage.global_batch_tokens:
             break
     collator = CountingCollator(config.model.vocab_size)
     trainer = Trainer(

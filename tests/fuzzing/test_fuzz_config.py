@@ -41,7 +41,7 @@ def load(path: Path, schema: type[Settings], overrides: tuple[str, ...] = ()) ->
     """Read a configuration and ask of it what a command does before it starts."""
     config = load_settings(schema, path, overrides)
     if isinstance(config, RunConfig):
-        assert len(config.phases) == len(config.steps_by_phase) and config.longest_sequence > 0
+        assert len(config.stages) == len(config.steps_by_stage) and config.longest_sequence > 0
         without_secrets(config)
     return config
 

@@ -45,8 +45,8 @@ Switch = Callable[[RunConfig], AbstractContextManager[object]]
 @contextlib.contextmanager
 def full_capacity(config: RunConfig) -> Iterator[None]:
     """Room for as many sequences as the rows could hold at worst."""
-    (phase,) = config.phases
-    most = WORST_SEQUENCES_PER_ROW * phase.micro_batch_tokens // 512
+    (stage,) = config.stages
+    most = WORST_SEQUENCES_PER_ROW * stage.micro_batch_tokens // 512
     with patch("trainer.data.assembly.sequence_capacity", lambda num_sequences: max(num_sequences, most)):
         yield
 

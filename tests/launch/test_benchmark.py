@@ -39,7 +39,7 @@ def run(*arguments: str, cwd: Path, ranks: int = 1, **env: str) -> subprocess.Co
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--phase", "3"], "phases 0 to 0"),
+        (["--stage", "3"], "stages 0 to 0"),
         (["--steps", "0"], "at least one step"),
         (["--document-tokens", "0"], "no distribution of lengths"),
         (["--sweep-limit", "5"], "holds no row of 64 places"),

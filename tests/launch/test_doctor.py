@@ -181,15 +181,15 @@ def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
 
     config = config_of("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
     assert "unknown until some steps are measured" in doctor.estimate(config, 4, CPU).text
-    (phase,) = config.phases
-    step_flops = flops_per_place(config, phase) * phase.global_batch_tokens
+    (stage,) = config.stages
+    step_flops = flops_per_place(config, stage) * stage.global_batch_tokens
     (tmp_path / "run").mkdir()
     write_status(tmp_path / "run", "stopped", {"flops_per_device": step_flops / 4})  # by another hand
     assert "unknown until some steps are measured" in doctor.estimate(config, 4, CPU).text
     # Two ranks took 2 s a step.
     write_status(tmp_path / "run", "stopped", {"flops_per_device": step_flops / 4, "world_size": 2})
     assert "2:00:00, 8.0 device-hours, 16.00 at 2 an hour" in doctor.estimate(config, 4, CPU).text
-    half = f"training.batch_warmup={{initial_tokens: {phase.global_batch_tokens // 2}, steps: 3600}}"
+    half = f"training.batch_warmup={{initial_tokens: {stage.global_batch_tokens // 2}, steps: 3600}}"
     growing = config_of("none", tmp_path, "training.max_steps=7200", half)
     assert "1:30:00, 6.0 device-hours, by the speed of this run on 2 ranks" in doctor.estimate(growing, 4, CPU).text
     peaked = config_of("none", tmp_path / "other", "logging.peak_flops_per_device=1e12")

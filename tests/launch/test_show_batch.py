@@ -54,7 +54,7 @@ def test_help_names_every_field_of_the_json_rows(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--phase", "3"], "phases 0 to 0"),
+        (["--stage", "3"], "stages 0 to 0"),
         (["--sample", "100000000"], "goes beyond the last"),
         (["--rows", "0"], "--rows: '0' is no whole number of 1 or more"),
     ],

@@ -59,8 +59,8 @@ def test_a_run_goes_on_from_an_earlier_step_without_some_samples(training):
     assert [state.state.branched_at for state in states] == [2, 2, 2]
     assert states[0].optimizer_steps == 2 and states[2].optimizer_steps == 5, "the empty batch made no update"
     assert [str(r) for r in states[2].state.skipped_samples] == [
-        "phase 0 epoch 0 samples 32:48",
-        "phase 0 epoch 0 samples 50:52",
+        "stage 0 epoch 0 samples 32:48",
+        "stage 0 epoch 0 samples 50:52",
     ]
     client = MlflowClient(run.tracking_uri)
     (experiment,) = [found for found in client.search_experiments() if found.name == "clozeworks"]

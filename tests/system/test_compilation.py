@@ -12,16 +12,16 @@ from trainer.checkpoint.format import read_state
 
 pytestmark = pytest.mark.spawn
 
-PHASES = (
+STAGES = (
     "[{steps: 3, sequence_length: 64, micro_batch_tokens: 256, global_batch_tokens: 1024},"
     " {steps: 3, sequence_length: 32, micro_batch_tokens: 128, global_batch_tokens: 512}]"
 )
 COMPILED = (
-    *("training.global_batch_tokens=null", "training.micro_batch_tokens=null", f"training.phases={PHASES}"),
+    *("training.global_batch_tokens=null", "training.micro_batch_tokens=null", f"training.stages={STAGES}"),
     *("training.compile=true", "schedule.warmup_steps=1", "data.num_workers=0"),
     *("evaluation.every_steps=2", "evaluation.max_tokens=2048", "checkpoint.every_steps=2"),
 )
-TWO_PHASES = (*COMPILED, "training.max_steps=6")
+TWO_STAGES = (*COMPILED, "training.max_steps=6")
 MODERN = (
     "model.family=modernbert",
     "data.sentence_pairs=none",
@@ -46,14 +46,14 @@ def compilations(output: str, when: str) -> int:
         pytest.param((*MODERN, "training.activation_checkpointing=true"), 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_set_up_compiles_all_that_steps_evaluations_saves_and_later_phases_need(training, settings, num_ranks):
-    for output in outputs(start(training(*TWO_PHASES), num_ranks, *settings, trouble=TRACED)):
-        # At least blocks and MLM head in training and blocks in evaluation, of each phase.
+def test_the_set_up_compiles_all_that_steps_evaluations_saves_and_later_stages_need(training, settings, num_ranks):
+    for output in outputs(start(training(*TWO_STAGES), num_ranks, *settings, trouble=TRACED)):
+        # At least blocks and MLM head in training and blocks in evaluation, of each stage.
         assert compilations(output, "set-up") == compilations(output, "run") >= 2 * 3
 
 
 @pytest.mark.slow
-def test_a_resumed_run_compiles_for_the_phases_that_are_left_alone(training):
+def test_a_resumed_run_compiles_for_the_stages_that_are_left_alone(training):
     run: Training = training(*COMPILED)
     (whole,) = outputs(start(run, 1, "training.max_steps=3", trouble=TRACED))
     (rest,) = outputs(start(run, 1, "training.max_steps=6", trouble=TRACED))
@@ -67,7 +67,7 @@ def test_a_slow_compile_of_one_rank_trips_no_timeout(training):
     """It sleeps in the set-up longer than a step may take, and twice: for training and for evaluation."""
     impatient = ("health.step_timeout_seconds=20", "distributed.timeout_seconds=20")
     slow = {"compiler": {"backend": "aot_eager", "slow_rank": 1, "seconds": 30}}
-    for output in outputs(start(training(*TWO_PHASES), 2, *impatient, trouble=slow)):
+    for output in outputs(start(training(*TWO_STAGES), 2, *impatient, trouble=slow)):
         assert "step 6/6" in output or output.startswith("rank 1"), output
 
 
@@ -97,7 +97,7 @@ def test_row_61_ranks_compile_all_or_none_and_a_resume_compares_it(training, obs
 )
 @pytest.mark.slow
 def test_row_61_a_rank_with_another_setting_is_refused_on_all_ranks(training):
-    run: Training = training(*TWO_PHASES)
+    run: Training = training(*TWO_STAGES)
     first, second = outputs(start(run, 2, hosts={1: Host(("training.compile=false",))}), status=2)
     assert first.startswith("error: ") and "training.compile is true on rank 0" in first and "false on rank 1" in first
     assert second == f"rank 1: {first}"

@@ -159,10 +159,10 @@ def losses(run: Path) -> list[float]:
 def first_batch(continued: Continued) -> dict[str, torch.Tensor]:
     """The first global batch of the run, padded as transformers takes it."""
     config = continued.config
-    (phase,) = config.phases
+    (stage,) = config.stages
     shard_sets = [open_shard_set(str(continued.shards))]
     seed, position = config.training.seed, Position(0, 0, 0)
-    loader = Loader(shard_sets, config.data, phase, position, seed, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(shard_sets, config.data, stage, position, seed, 0, 1, lambda step: 0.15, 0)
     (batch,) = next(iter(loader)).micro_batches
     return to_padded(batch)
 

@@ -37,7 +37,7 @@ def test_row_26_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes
         "the checkpoint of step 4 belongs to another run",
         "training.seed was 7 and is 8",
         "model.intermediate_size was 64 and is 96",
-        "phase 0 global_batch_tokens was 1024 and is 512",
+        "stage 0 global_batch_tokens was 1024 and is 512",
         "--allow-change",
     ):
         assert part in refusal[0]

@@ -51,8 +51,8 @@ def trained_rows(training: Training, step: int) -> list[torch.Tensor]:
 def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_trained_on(training, observed):
     bad = training(*SETTINGS)
     output = run(bad, 1, trouble={"bad": {"30": "spike", "33": "nan", "35": "gradient"}})
-    assert "the loss of step 33 (phase 0 epoch 0 samples 512:528) is not finite; the step changed nothing" in output
-    assert "the gradient of step 35 (phase 0 epoch 0 samples 544:560) is not finite" in output
+    assert "the loss of step 33 (stage 0 epoch 0 samples 512:528) is not finite; the step changed nothing" in output
+    assert "the gradient of step 35 (stage 0 epoch 0 samples 544:560) is not finite" in output
     state = read_state(newest_checkpoint(bad))
     assert (state.state.step, state.state.skipped_steps, state.optimizer_steps) == (40, 2, 38)
     assert all(weight.isfinite().all() for weight in read_weights(newest_checkpoint(bad)).values())

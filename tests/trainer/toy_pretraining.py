@@ -88,10 +88,10 @@ def make_config(shards: str, job: dict[str, Any]) -> RunConfig:
 
 def make_loader(config: RunConfig, state: TrainState, ranks: Ranks) -> Loader:
     shard_sets = [open_shard_set(config.data.shards)]
-    position = Position(state.phase, state.epoch, state.next_sample)
+    position = Position(state.stage, state.epoch, state.next_sample)
     rank, world_size, seed = ranks.rank, ranks.world_size, config.training.seed
     return Loader(
-        shard_sets, config.data, config.phases[0], position, seed, rank, world_size, lambda step: 0.15, state.step
+        shard_sets, config.data, config.stages[0], position, seed, rank, world_size, lambda step: 0.15, state.step
     )
 
 
@@ -106,7 +106,7 @@ def make_model(config: RunConfig) -> PretrainingModel:
 def evaluated(engine: Any, config: RunConfig, ranks: Ranks) -> dict[str, float]:
     shard_sets = [open_shard_set(config.data.shards)]
     batches = evaluation_batches(
-        shard_sets, config.data, config.phases[0], config.training.seed, ranks.rank, ranks.world_size, None
+        shard_sets, config.data, config.stages[0], config.training.seed, ranks.rank, ranks.world_size, None
     )
     return evaluate(engine, batches, ranks, origins_of(shard_sets), config.evaluation)
 

@@ -22,16 +22,16 @@ from trainer.tracking.environment import describe_environment, git_revision
 GIB = 1 << 30
 
 
-def heading_lines(config: RunConfig, phase_number: int, ranks: Ranks, engine: str, data: str) -> list[str]:
+def heading_lines(config: RunConfig, stage_number: int, ranks: Ranks, engine: str, data: str) -> list[str]:
     """What is measured, and what MFU divides by."""
-    training, phase = config.training, config.phases[phase_number]
+    training, stage = config.training, config.stages[stage_number]
     peak = peak_flops(config, ranks.device)
     mode = "compiled blocks" if training.compile else "eager"
     return [
         f"{num_parameters(config.model, config.data.has_sentence_pairs):,} parameters, {training.precision}, {mode}, "
         f"{engine}; {ranks.world_size} x {device_name(ranks.device)}",
-        f"rows of {phase.sequence_length} places; {data}",
-        f"MFU = {flops_per_place(config, phase) / 1e9:.4g} GFLOP a place x places a second / "
+        f"rows of {stage.sequence_length} places; {data}",
+        f"MFU = {flops_per_place(config, stage) / 1e9:.4g} GFLOP a place x places a second / "
         + (f"{peak / 1e12:g} TFLOP/s a device" if peak else "a peak that is not stated (--peak-tflops states one)"),
     ]
 
@@ -64,7 +64,7 @@ def operation_lines(operations: Sequence[Operation]) -> list[str]:
 
 
 def report(
-    config: RunConfig, phase_number: int, ranks: Ranks, engine: str, data: str, points: Sequence[Measurement]
+    config: RunConfig, stage_number: int, ranks: Ranks, engine: str, data: str, points: Sequence[Measurement]
 ) -> dict[str, Any]:
     """Everything for the JSON; nothing secret of the configuration."""
     peak = peak_flops(config, ranks.device)
@@ -76,9 +76,9 @@ def report(
         "engine": engine,
         "data": data,
         "flops_formula": FLOPS_FORMULA,
-        "flops_per_place": flops_per_place(config, config.phases[phase_number]),
+        "flops_per_place": flops_per_place(config, config.stages[stage_number]),
         "peak_flops_per_device": peak,
-        "phase": phase_number,
+        "stage": stage_number,
         "config": without_secrets(config).model_dump(mode="json"),
         "measurements": [asdict(point) for point in points],
     }

@@ -73,13 +73,13 @@ class Training:
     """A model in its engine and the loader's batches, as in a run that begins; all of it in memory alone."""
 
     def __init__(self, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, use_deepspeed: bool) -> None:
-        """`config` has one phase."""
+        """`config` has one stage."""
         self.config, self.ranks = config, ranks
-        (self.phase,) = config.phases
+        (self.stage,) = config.stages
         self.loader = Loader(
             shard_sets,
             config.data,
-            self.phase,
+            self.stage,
             Position(0, 0, 0),
             config.training.seed,
             ranks.rank,
@@ -137,18 +137,18 @@ class Training:
             clock.mark()
         seconds = clock.seconds()
         own = RankWork(*work.read(), peak_memory_bytes(device))
-        rows = num_steps * self.phase.global_batch_tokens // self.phase.sequence_length
+        rows = num_steps * self.stage.global_batch_tokens // self.stage.sequence_length
         interval = Interval(num_steps, sum(seconds), tokens, rows, tuple(gather_objects(own, self.ranks)))
         return self._describe(interval, seconds)
 
     def _describe(self, interval: Interval, seconds: list[float]) -> Measurement:
         peak = peak_flops(self.config, self.ranks.device)
-        metrics = interval.metrics(self.phase, flops_per_place(self.config, self.phase), peak)
+        metrics = interval.metrics(self.stage, flops_per_place(self.config, self.stage), peak)
         low, median, high = np.percentile(seconds, [10, 50, 90]) * 1000.0
-        cut = batch_arithmetic(self.phase, self.ranks.world_size)
+        cut = batch_arithmetic(self.stage, self.ranks.world_size)
         return Measurement(
             micro_batch_tokens=cut.micro_batch_tokens,
-            global_batch_tokens=self.phase.global_batch_tokens,
+            global_batch_tokens=self.stage.global_batch_tokens,
             accumulation_steps=self.loader.accumulation_steps,
             num_steps=interval.num_steps,
             tokens_per_second=interval.tokens_per_second,
@@ -184,20 +184,20 @@ def memory_bytes(device: torch.device) -> dict[str, int]:
     }
 
 
-def with_micro_batch(config: RunConfig, phase_number: int, micro_batch_tokens: int, world_size: int) -> RunConfig:
-    """The configuration with one phase alone, at this micro-batch; the global batch grows to whole micro-batches."""
-    phase = config.phases[phase_number]
+def with_micro_batch(config: RunConfig, stage_number: int, micro_batch_tokens: int, world_size: int) -> RunConfig:
+    """The configuration with one stage alone, at this micro-batch; the global batch grows to whole micro-batches."""
+    stage = config.stages[stage_number]
     at_once = micro_batch_tokens * world_size
     training = config.training.model_copy(
         update={
-            "phases": (),
+            "stages": (),
             "batch_warmup": None,
             "max_steps": config.max_steps,
             "micro_batch_tokens": micro_batch_tokens,
-            "global_batch_tokens": -(-phase.global_batch_tokens // at_once) * at_once,
+            "global_batch_tokens": -(-stage.global_batch_tokens // at_once) * at_once,
         }
     )
-    data = config.data.model_copy(update={"sequence_length": phase.sequence_length})
+    data = config.data.model_copy(update={"sequence_length": stage.sequence_length})
     return config.model_copy(update={"training": training, "data": data})
 
 

@@ -59,7 +59,7 @@ def check_compatible(
     """The differences that leave the run what it is (logging, ranks, ZeRO stage, micro-batch, versions), as lines.
 
     Where `numerics` (`trainer.model.numerics.describe_numerics`) differ, losses agree within rounding from here on.
-    Where data lies and what its folder is called does not matter: its manifests' digests do. A run whose phases are
+    Where data lies and what its folder is called does not matter: its manifests' digests do. A run whose stages are
     written differently but say the same is the same run.
 
     Raises:
@@ -108,16 +108,16 @@ def _saved_config(saved: SavedState) -> RunConfig:
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Settings by dotted name; batch sizes and lengths by phase, wherever they were set; places of data left out."""
-    by_phase = {"phases", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
-    left_out: Any = {"deepspeed": True, "registry": True, "training": by_phase}
+    """Settings by dotted name; batch sizes and lengths by stage, wherever they were set; places of data left out."""
+    by_stage = {"stages", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
+    left_out: Any = {"deepspeed": True, "registry": True, "training": by_stage}
     values = dict(_flatten(config.model_dump(mode="json", exclude=left_out)))
     for name in ("data.sequence_length", "data.shards"):
         values.pop(name)
-    for number, phase in enumerate(config.phases):
-        values |= {f"phase {number} {name}": value for name, value in phase.model_dump().items()}
-    # How long the last phase is follows from the length of the run.
-    values.pop(f"phase {len(config.phases) - 1} steps")
+    for number, stage in enumerate(config.stages):
+        values |= {f"stage {number} {name}": value for name, value in stage.model_dump().items()}
+    # How long the last stage is follows from the length of the run.
+    values.pop(f"stage {len(config.stages) - 1} steps")
     values["training.max_steps"] = config.max_steps
     values["deepspeed"] = config.deepspeed
     values["weights of the mixture"] = [component.weight for component in config.data.components]

@@ -32,7 +32,7 @@ class TrainState(_Record):
     pairs_seen: Count = Field(0, description="sentence pairs judged")
     skipped_steps: Count = Field(0, description="steps whose gradient was not finite")
     unreadable_rows: Count = Field(0, description="rows passed over because their shard is damaged")
-    phase: Count = 0
+    stage: Count = 0
     epoch: Count = 0
     next_sample: Count = Field(0, description="loader position: the next sample of the epoch")
     mlflow_run_id: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from data_prep.base.terminal import counted
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,21 @@ class BatchArithmetic:
         return text
 
 
-def batch_arithmetic(phase: Phase, world_size: int, global_batch_tokens: int | None = None) -> BatchArithmetic:
+def batch_arithmetic(stage: Stage, world_size: int, global_batch_tokens: int | None = None) -> BatchArithmetic:
     """The fewest accumulation steps that hold the global batch on `world_size` ranks, and the smallest micro-batch.
 
-    The micro-batch has at most `phase.micro_batch_tokens` and one size for the whole phase, so that graphs are compiled
+    The micro-batch has at most `stage.micro_batch_tokens` and one size for the whole stage, so that graphs are compiled
     once: what the full global batch needs.
 
     Args:
-        global_batch_tokens: places of a batch of the warm-up; by default the phase's full size.
+        global_batch_tokens: places of a batch of the warm-up; by default the stage's full size.
     """
-    global_rows = (global_batch_tokens or phase.global_batch_tokens) // phase.sequence_length
-    full_rows = phase.global_batch_tokens // phase.sequence_length
-    full_steps = -(-full_rows // (world_size * (phase.micro_batch_tokens // phase.sequence_length)))
+    global_rows = (global_batch_tokens or stage.global_batch_tokens) // stage.sequence_length
+    full_rows = stage.global_batch_tokens // stage.sequence_length
+    full_steps = -(-full_rows // (world_size * (stage.micro_batch_tokens // stage.sequence_length)))
     micro_batch_rows = -(-full_rows // (world_size * full_steps))
     return BatchArithmetic(
-        sequence_length=phase.sequence_length,
+        sequence_length=stage.sequence_length,
         global_rows=global_rows,
         micro_batch_rows=micro_batch_rows,
         world_size=world_size,

@@ -34,7 +34,7 @@ class DataSettings(Settings):
         None, min_length=1, description="tokenizer folder; by default the copy that the shards carry"
     )
     sequence_length: PositiveInt = Field(
-        512, description="places in a row, special tokens included; a run with training.phases takes theirs"
+        512, description="places in a row, special tokens included; a run with training.stages takes theirs"
     )
     sentence_pairs: Literal["none", "next_sentence", "sentence_order"] = Field(
         "none",

@@ -27,8 +27,8 @@ from trainer.config.training_settings import (
     BatchWarmup,
     DistributedSettings,
     OptimizerSettings,
-    Phase,
     ScheduleSettings,
+    Stage,
     TrainingSettings,
     ZeroSettings,
 )
@@ -68,7 +68,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _rules_between_settings(self) -> RunConfig:
-        _check_phases(self)
+        _check_stages(self)
         _check_schedule(self)
         _check_task(self)
         _check_kept(self)
@@ -76,13 +76,13 @@ class RunConfig(Settings):
         return self
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
-        """The run as phases; a run without `training.phases` is one phase."""
+    def stages(self) -> tuple[Stage, ...]:
+        """The run as stages; a run without `training.stages` is one stage."""
         training = self.training
-        if training.phases:
-            return training.phases
+        if training.stages:
+            return training.stages
         return (
-            Phase(
+            Stage(
                 steps=training.max_steps or 1,
                 sequence_length=self.data.sequence_length,
                 micro_batch_tokens=training.micro_batch_tokens or 1,
@@ -94,22 +94,22 @@ class RunConfig(Settings):
     @property
     def longest_sequence(self) -> int:
         """Places of the longest rows that the run trains on; what lies beyond, the model knows no positions for."""
-        taken = zip(self.phases, self.steps_by_phase, strict=True)
-        return max(phase.sequence_length for phase, steps in taken if steps)
+        taken = zip(self.stages, self.steps_by_stage, strict=True)
+        return max(stage.sequence_length for stage, steps in taken if steps)
 
     @property
-    def steps_by_phase(self) -> tuple[int, ...]:
-        """Optimizer steps that the run takes in each phase: fewer than the phases have where `max_steps` ends it."""
+    def steps_by_stage(self) -> tuple[int, ...]:
+        """Optimizer steps that the run takes in each stage: fewer than the stages have where `max_steps` ends it."""
         left, steps = self.max_steps, []
-        for phase in self.phases:
-            steps.append(min(phase.steps, left))
+        for stage in self.stages:
+            steps.append(min(stage.steps, left))
             left -= steps[-1]
         return tuple(steps)
 
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return self.training.max_steps or sum(phase.steps for phase in self.phases)
+        return self.training.max_steps or sum(stage.steps for stage in self.stages)
 
 
 def without_secrets(config: RunConfig) -> RunConfig:
@@ -129,28 +129,28 @@ def _redacted(value: Any) -> Any:
     return storage.redact(value) if isinstance(value, str) else value
 
 
-def _check_phases(config: RunConfig) -> None:
+def _check_stages(config: RunConfig) -> None:
     """Batch sizes and lengths, and that they are said once."""
     training = config.training
-    if training.phases:
+    if training.stages:
         for name in ("micro_batch_tokens", "global_batch_tokens", "batch_warmup"):
             if getattr(training, name) is not None:
                 raise ValueError(
-                    f"training.phases is set together with training.{name}; a phase has batch sizes of its own, "
-                    "give it to the phase"
+                    f"training.stages is set together with training.{name}; a stage has batch sizes of its own, "
+                    "give it to the stage"
                 )
     else:
         for name in ("max_steps", "micro_batch_tokens", "global_batch_tokens"):
             if getattr(training, name) is None:
-                raise ValueError(f"training.{name} is required where training.phases is not given")
-    total = sum(phase.steps for phase in config.phases)
+                raise ValueError(f"training.{name} is required where training.stages is not given")
+    total = sum(stage.steps for stage in config.stages)
     if training.max_steps is not None and training.max_steps > total:
         raise ValueError(
-            f"training.max_steps={training.max_steps} is more than the {total} steps of training.phases; "
-            "lengthen a phase or lower it"
+            f"training.max_steps={training.max_steps} is more than the {total} steps of training.stages; "
+            "lengthen a stage or lower it"
         )
-    for number, phase in enumerate(config.phases):
-        _check_phase(phase, number if training.phases else None, config.model.max_position_embeddings)
+    for number, stage in enumerate(config.stages):
+        _check_stage(stage, number if training.stages else None, config.model.max_position_embeddings)
 
 
 def _check_schedule(config: RunConfig) -> None:
@@ -214,45 +214,45 @@ def _check_zero(config: RunConfig) -> None:
         raise ValueError("zero.offload_optimizer needs zero.stage 1 or higher; raise the stage or turn it off")
 
 
-def _check_phase(phase: Phase, number: int | None, max_position_embeddings: int) -> None:
-    """`number` is the phase's in `training.phases`; None where the run is one phase without that list."""
-    where = "training." if number is None else f"training.phases.{number}."
+def _check_stage(stage: Stage, number: int | None, max_position_embeddings: int) -> None:
+    """`number` is the stage's in `training.stages`; None where the run is one stage without that list."""
+    where = "training." if number is None else f"training.stages.{number}."
     length = "data.sequence_length" if number is None else f"{where}sequence_length"
-    if phase.sequence_length > max_position_embeddings:
+    if stage.sequence_length > max_position_embeddings:
         raise ValueError(
-            f"{length}={phase.sequence_length} is longer than "
+            f"{length}={stage.sequence_length} is longer than "
             f"model.max_position_embeddings={max_position_embeddings}; lower the one or raise the other"
         )
-    if phase.sequence_length < 8:
-        raise ValueError(f"{length}={phase.sequence_length} is shorter than 8 places; raise it")
-    sizes = {name: getattr(phase, name) for name in ("micro_batch_tokens", "global_batch_tokens")}
-    if phase.batch_warmup is not None:
-        sizes["batch_warmup.initial_tokens"] = phase.batch_warmup.initial_tokens
+    if stage.sequence_length < 8:
+        raise ValueError(f"{length}={stage.sequence_length} is shorter than 8 places; raise it")
+    sizes = {name: getattr(stage, name) for name in ("micro_batch_tokens", "global_batch_tokens")}
+    if stage.batch_warmup is not None:
+        sizes["batch_warmup.initial_tokens"] = stage.batch_warmup.initial_tokens
     for name, tokens in sizes.items():
-        if tokens % phase.sequence_length:
-            nearest = max(1, round(tokens / phase.sequence_length)) * phase.sequence_length
+        if tokens % stage.sequence_length:
+            nearest = max(1, round(tokens / stage.sequence_length)) * stage.sequence_length
             raise ValueError(
-                f"{where}{name}={tokens} is not a multiple of the sequence length {phase.sequence_length}; "
+                f"{where}{name}={tokens} is not a multiple of the sequence length {stage.sequence_length}; "
                 f"the nearest is {nearest}"
             )
-        if tokens < phase.micro_batch_tokens:
+        if tokens < stage.micro_batch_tokens:
             raise ValueError(
-                f"{where}micro_batch_tokens={phase.micro_batch_tokens} is more than {where}{name}={tokens}; "
+                f"{where}micro_batch_tokens={stage.micro_batch_tokens} is more than {where}{name}={tokens}; "
                 "lower the one or raise the other"
             )
-    if phase.batch_warmup is not None:
-        _check_batch_warmup(phase, phase.batch_warmup, where)
+    if stage.batch_warmup is not None:
+        _check_batch_warmup(stage, stage.batch_warmup, where)
 
 
-def _check_batch_warmup(phase: Phase, warmup: BatchWarmup, where: str) -> None:
-    if warmup.initial_tokens >= phase.global_batch_tokens:
+def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, where: str) -> None:
+    if warmup.initial_tokens >= stage.global_batch_tokens:
         raise ValueError(
             f"{where}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
-            f"{where}global_batch_tokens={phase.global_batch_tokens}, to which it grows; lower it, or leave out "
+            f"{where}global_batch_tokens={stage.global_batch_tokens}, to which it grows; lower it, or leave out "
             f"{where}batch_warmup"
         )
-    if warmup.steps > phase.steps:
+    if warmup.steps > stage.steps:
         raise ValueError(
-            f"{where}batch_warmup.steps={warmup.steps} is longer than the {phase.steps} steps that it belongs to; "
+            f"{where}batch_warmup.steps={warmup.steps} is longer than the {stage.steps} steps that it belongs to; "
             "lower it"
         )

@@ -78,7 +78,7 @@ class TrackingSettings(Settings):
 class LoggingSettings(Settings):
     """What a person sees."""
 
-    every_steps: PositiveInt = Field(10, description="steps between console lines; a phase's last step is told too")
+    every_steps: PositiveInt = Field(10, description="steps between console lines; a stage's last step is told too")
     peak_flops_per_device: PositiveFloat | None = Field(
         None,
         description="operations a second that MFU divides by; by default the data sheet's for a known GPU in bf16 or "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Phase, ScheduleSettings
+from trainer.config.training_settings import ScheduleSettings, Stage
 
 
 def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSettings) -> float:
@@ -38,41 +38,41 @@ def masking_rate(step: int, max_steps: int, data: DataSettings) -> float:
     return data.mlm_probability + (data.evaluated_mlm_probability - data.mlm_probability) * progress
 
 
-def global_batch_tokens(step: int, phase: Phase) -> int:
-    """Places in the global batch that follows `step` completed steps of the phase.
+def global_batch_tokens(step: int, stage: Stage) -> int:
+    """Places in the global batch that follows `step` completed steps of the stage.
 
     In a batch warm-up the sizes are the multiples of its first one below the full one, each for the same number of
     steps, or one step more; see `BatchWarmup`.
     """
-    warmup = phase.batch_warmup
+    warmup = stage.batch_warmup
     if warmup is None or step >= warmup.steps:
-        return phase.global_batch_tokens
-    num_sizes = -(-phase.global_batch_tokens // warmup.initial_tokens) - 1
+        return stage.global_batch_tokens
+    num_sizes = -(-stage.global_batch_tokens // warmup.initial_tokens) - 1
     return warmup.initial_tokens * (1 + step * num_sizes // warmup.steps)
 
 
-def global_batch_sizes(phase: Phase) -> list[tuple[int, int]]:
-    """The sizes of the phase's global batches, in places, each with the steps that are completed before its first."""
+def global_batch_sizes(stage: Stage) -> list[tuple[int, int]]:
+    """The sizes of the stage's global batches, in places, each with the steps that are completed before its first."""
     sizes: list[tuple[int, int]] = []
-    for step in range(phase.batch_warmup.steps + 1 if phase.batch_warmup is not None else 1):
-        tokens = global_batch_tokens(step, phase)
+    for step in range(stage.batch_warmup.steps + 1 if stage.batch_warmup is not None else 1):
+        tokens = global_batch_tokens(step, stage)
         if not sizes or tokens != sizes[-1][1]:
             sizes.append((step, tokens))
     return sizes
 
 
-def tokens_of_phase(phase: Phase, first: int, stop: int) -> int:
-    """Places in the global batches of the phase's steps `first` to `stop` - 1."""
-    warmup_steps = phase.batch_warmup.steps if phase.batch_warmup is not None else 0
+def tokens_of_stage(stage: Stage, first: int, stop: int) -> int:
+    """Places in the global batches of the stage's steps `first` to `stop` - 1."""
+    warmup_steps = stage.batch_warmup.steps if stage.batch_warmup is not None else 0
     growing = range(min(first, warmup_steps), min(stop, warmup_steps))
     full_steps = max(0, stop - first) - len(growing)
-    return sum(global_batch_tokens(step, phase) for step in growing) + full_steps * phase.global_batch_tokens
+    return sum(global_batch_tokens(step, stage) for step in growing) + full_steps * stage.global_batch_tokens
 
 
-def tokens_of_run(phases: Sequence[Phase], steps_by_phase: Sequence[int], first: int = 0) -> int:
+def tokens_of_run(stages: Sequence[Stage], steps_by_stage: Sequence[int], first: int = 0) -> int:
     """Places that a run reads after its first `first` steps, to its end."""
     total = 0
-    for phase, steps in zip(phases, steps_by_phase, strict=True):
-        total += tokens_of_phase(phase, min(first, steps), steps)
+    for stage, steps in zip(stages, steps_by_stage, strict=True):
+        total += tokens_of_stage(stage, min(first, steps), steps)
         first = max(0, first - steps)
     return total

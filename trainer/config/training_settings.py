@@ -25,10 +25,10 @@ class BatchWarmup(Settings):
     steps: PositiveInt = Field(description="optimizer steps before the global batch has its full size")
 
 
-class Phase(Settings):
+class Stage(Settings):
     """A stretch of optimizer steps at one sequence length and batch size."""
 
-    steps: PositiveInt = Field(description="optimizer steps of this phase")
+    steps: PositiveInt = Field(description="optimizer steps of this stage")
     sequence_length: PositiveInt = Field(description="places in a row")
     micro_batch_tokens: PositiveInt = Field(
         description="most places in one forward of one rank; a multiple of sequence_length"
@@ -37,7 +37,7 @@ class Phase(Settings):
         description="places in one optimizer step of all ranks; a multiple of sequence_length"
     )
     batch_warmup: BatchWarmup | None = Field(
-        None, description="{initial_tokens, steps}: smaller global batches in the first steps of this phase"
+        None, description="{initial_tokens, steps}: smaller global batches in the first steps of this stage"
     )
 
 
@@ -45,7 +45,7 @@ class TrainingSettings(Settings):
     """How long, how much at once, in which precision."""
 
     max_steps: PositiveInt | None = Field(
-        None, description="optimizer steps of the run; by default the sum of the phases"
+        None, description="optimizer steps of the run; by default the sum of the stages"
     )
     seed: NonNegativeInt = Field(0, description="seed of initialization, data order, masking and dropout")
     micro_batch_tokens: PositiveInt | None = Field(None, description="most places in one forward of one rank")
@@ -53,7 +53,7 @@ class TrainingSettings(Settings):
     batch_warmup: BatchWarmup | None = Field(
         None, description="{initial_tokens, steps}: smaller global batches in the first steps of the run"
     )
-    phases: tuple[Phase, ...] = Field(
+    stages: tuple[Stage, ...] = Field(
         (), description="list of {steps, sequence_length, micro_batch_tokens, global_batch_tokens, batch_warmup}"
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

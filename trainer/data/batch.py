@@ -1,4 +1,4 @@
-"""A micro-batch: whole rows laid end to end, at shapes that never change within a phase but for `cu_seqlens`."""
+"""A micro-batch: whole rows laid end to end, at shapes that never change within a stage but for `cu_seqlens`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.assembly import RowShape, assemble_rows
 from trainer.data.batch import Batch
 from trainer.data.epochs import row_shape
@@ -65,7 +65,7 @@ def origins_of(shard_sets: Sequence[ShardSet]) -> Origins:
 def evaluation_batches(
     shard_sets: Sequence[ShardSet],
     data: DataSettings,
-    phase: Phase,
+    stage: Stage,
     seed: int,
     rank: int,
     world_size: int,
@@ -81,9 +81,9 @@ def evaluation_batches(
     """
     held_out = [shard_set for shard_set in shard_sets if shard_set.shards("valid")] or list(shard_sets[:1])
     shards = [shard for shard_set in held_out for shard in shards_of(shard_set, "valid")]
-    settings = row_settings(data, phase)
+    settings = row_settings(data, stage)
     samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
-    num_rows = phase.micro_batch_tokens // phase.sequence_length
+    num_rows = stage.micro_batch_tokens // stage.sequence_length
     shape = row_shape(settings)
     batches = MicroBatches(
         samples,
@@ -97,7 +97,7 @@ def evaluation_batches(
     sources = _Sources(shard_sets)
     total = samples.open_pass(epoch=0).num_rows
     if max_tokens is not None:
-        total = min(total, max(1, max_tokens // phase.sequence_length))
+        total = min(total, max(1, max_tokens // stage.sequence_length))
     for first in range(0, total, num_rows * world_size):
         own = min(first + rank * num_rows, total)
         which = Slice(0, own, min(own + num_rows, total), data.evaluated_mlm_probability)

@@ -19,7 +19,7 @@ from data_prep.base.errors import UserError
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.config.schedule import global_batch_tokens
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.batch import Batch
 from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
@@ -34,7 +34,7 @@ from trainer.data.workers import ignore_scheduler_signals
 class Position:
     """Where training stands: the whole state of a loader."""
 
-    phase: int
+    stage: int
     epoch: int
     next_sample: int
 
@@ -83,7 +83,7 @@ class Loader:
         self,
         shard_sets: Sequence[ShardSet],
         data: DataSettings,
-        phase: Phase,
+        stage: Stage,
         position: Position,
         seed: int,
         rank: int,
@@ -91,45 +91,45 @@ class Loader:
         mlm_probability: Callable[[int], float],
         step: int,
         pin_memory: bool = False,
-        phase_start: int = 0,
+        stage_start: int = 0,
     ) -> None:
         """Plan the epoch that `position` stands in.
 
         Args:
             shard_sets: the opened `data.components`, in their order.
-            phase: gives row length and batch sizes; `position.phase` is only passed on.
+            stage: gives row length and batch sizes; `position.stage` is only passed on.
             mlm_probability: share of tokens to predict after so many completed steps, at most
                 `data.max_mlm_probability`.
             step: optimizer steps of the run completed at `position`.
-            phase_start: optimizer steps of the run before this phase, from which a batch warm-up counts.
+            stage_start: optimizer steps of the run before this stage, from which a batch warm-up counts.
 
         Raises:
             UserError: the data set is empty or smaller than one global batch.
         """
-        self._phase = phase
-        self._phase_start = phase_start
+        self._stage = stage
+        self._stage_start = stage_start
         self._rank, self._world_size = rank, world_size
         self._position = position
         self._mlm_probability = mlm_probability
         self._step = step
         self._num_workers = data.num_workers
         self._pin_memory = pin_memory
-        self._samples = training_samples(shard_sets, data, phase, seed)
+        self._samples = training_samples(shard_sets, data, stage, seed)
         self._dataset = MicroBatches(
             self._samples,
-            row_shape(row_settings(data, phase)),
+            row_shape(row_settings(data, stage)),
             masking_of(data, shard_sets[0]),
-            batch_arithmetic(phase, world_size).micro_batch_rows,
+            batch_arithmetic(stage, world_size).micro_batch_rows,
             seed,
             Purpose.TRAINING,
             skip_corrupt_shards=data.on_corrupt_shard == "skip",
         )
-        check_enough_rows(self.num_samples(position.epoch), phase)
+        check_enough_rows(self.num_samples(position.epoch), stage)
 
     @property
     def accumulation_steps(self) -> int:
         """Micro-batches of each rank in a global batch of full size."""
-        return batch_arithmetic(self._phase, self._world_size).accumulation_steps
+        return batch_arithmetic(self._stage, self._world_size).accumulation_steps
 
     def num_samples(self, epoch: int) -> int | None:
         """Rows of an epoch; None for a mixture, whose epochs do not end."""
@@ -180,15 +180,15 @@ class Loader:
         """The global batches from the position on, without end."""
         position = self._position
         for step in itertools.count(self._step):
-            tokens = global_batch_tokens(step - self._phase_start, self._phase)
-            arithmetic = batch_arithmetic(self._phase, self._world_size, tokens)
+            tokens = global_batch_tokens(step - self._stage_start, self._stage)
+            arithmetic = batch_arithmetic(self._stage, self._world_size, tokens)
             global_rows = arithmetic.global_rows
             num_samples = self.num_samples(position.epoch)
             skipped = 0
             if num_samples is not None and position.next_sample + global_rows > num_samples:
                 skipped = max(0, num_samples - position.next_sample)
-                position = Position(position.phase, position.epoch + 1, 0)
-                check_enough_rows(self.num_samples(position.epoch), self._phase)
+                position = Position(position.stage, position.epoch + 1, 0)
+                check_enough_rows(self.num_samples(position.epoch), self._stage)
             following = replace(position, next_sample=position.next_sample + global_rows)
             yield GlobalBatchSpec(position, following, skipped, self._mlm_probability(step), arithmetic)
             position = following

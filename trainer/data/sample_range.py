@@ -18,17 +18,17 @@ class SampleRange(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    phase: Count
+    stage: Count
     epoch: Count
     first: Count
     stop: Count
 
     def __str__(self) -> str:
-        return f"phase {self.phase} epoch {self.epoch} samples {self.first}:{self.stop}"
+        return f"stage {self.stage} epoch {self.epoch} samples {self.first}:{self.stop}"
 
     def as_options(self, step: int) -> str:
         """As `launch/show_batch.py` takes it; `step` is the one that trained on it, counted from 1."""
-        return f"--phase {self.phase} --epoch {self.epoch} --samples {self.first}:{self.stop} --step {step - 1}"
+        return f"--stage {self.stage} --epoch {self.epoch} --samples {self.first}:{self.stop} --step {step - 1}"
 
 
 def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.epochs import RowSettings
 from trainer.data.masking import Masking
 from trainer.data.randomness import Purpose
@@ -21,13 +21,13 @@ _PLAINLY_ENOUGH = 8
 the loader, which plans them all, has the last word."""
 
 
-def row_settings(data: DataSettings, phase: Phase) -> RowSettings:
-    """What a row of the phase is."""
+def row_settings(data: DataSettings, stage: Stage) -> RowSettings:
+    """What a row of the stage is."""
     task = None if data.sentence_pairs == "none" else data.sentence_pairs
-    return RowSettings(phase.sequence_length, task, data.short_seq_probability)
+    return RowSettings(stage.sequence_length, task, data.short_seq_probability)
 
 
-def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, phase: Phase, seed: int) -> SampleSpace:
+def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, stage: Stage, seed: int) -> SampleSpace:
     """The samples of the split 'train', or of the mixture of several.
 
     Raises:
@@ -35,7 +35,7 @@ def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, phase: 
     """
     components = [shards_of(shard_set, "train") for shard_set in shard_sets]
     weights = component_weights(data, shard_sets)
-    return SampleSpace(components, weights, row_settings(data, phase), seed, Purpose.TRAINING)
+    return SampleSpace(components, weights, row_settings(data, stage), seed, Purpose.TRAINING)
 
 
 def component_weights(data: DataSettings, shard_sets: Sequence[ShardSet]) -> list[float]:
@@ -77,13 +77,13 @@ def shards_of(shard_set: ShardSet, split: Split) -> list[Shard]:
     return shards
 
 
-def check_enough_rows(num_rows: int | None, phase: Phase) -> None:
+def check_enough_rows(num_rows: int | None, stage: Stage) -> None:
     """`num_rows` of an epoch must hold one full global batch; None for a mixture, whose epochs do not end.
 
     Raises:
         UserError: they do not.
     """
-    length, tokens = phase.sequence_length, phase.global_batch_tokens
+    length, tokens = stage.sequence_length, stage.global_batch_tokens
     if num_rows is not None and num_rows * length < tokens:
         raise UserError(
             f"data.shards holds {num_rows} rows of {length} places, fewer than the {tokens // length} of "
@@ -92,13 +92,13 @@ def check_enough_rows(num_rows: int | None, phase: Phase) -> None:
         )
 
 
-def check_enough_data(shard_sets: Sequence[ShardSet], data: DataSettings, phases: Sequence[Phase], seed: int) -> None:
-    """Before anything is built: every phase has rows for a global batch; of large data sets, the counts are enough.
+def check_enough_data(shard_sets: Sequence[ShardSet], data: DataSettings, stages: Sequence[Stage], seed: int) -> None:
+    """Before anything is built: every stage has rows for a global batch; of large data sets, the counts are enough.
 
     Raises:
-        UserError: a phase has not, or a shard set is empty.
+        UserError: a stage has not, or a shard set is empty.
     """
     tokens = sum(shard_set.manifest.train.tokens for shard_set in shard_sets)
-    for phase in phases:
-        if tokens < _PLAINLY_ENOUGH * phase.global_batch_tokens:
-            check_enough_rows(training_samples(shard_sets, data, phase, seed).num_samples(0), phase)
+    for stage in stages:
+        if tokens < _PLAINLY_ENOUGH * stage.global_batch_tokens:
+            check_enough_rows(training_samples(shard_sets, data, stage, seed).num_samples(0), stage)

@@ -19,7 +19,7 @@ from trainer.data.sample_range import SampleRange
 def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> GlobalBatch:
     """The batch with nothing to predict in the rows of the skipped samples."""
     position = batch.position
-    ranges = [r for r in skipped if (r.phase, r.epoch) == (position.phase, position.epoch)]
+    ranges = [r for r in skipped if (r.stage, r.epoch) == (position.stage, position.epoch)]
     if not any(r.first <= batch.last_sample and batch.first_sample < r.stop for r in ranges):
         return batch
     micro_batches = []

@@ -46,7 +46,7 @@ _REFUSED: dict[str, str] = {
     "compile": "set training.compile",
     "autotuning": "it starts runs of its own",
     "data_efficiency": "the order of samples is a function of manifest and seed alone",
-    "curriculum_learning": "use training.phases",
+    "curriculum_learning": "use training.stages",
     "data_types.param_dtype": "set training.precision",
     "data_types.buffer_dtype": "set training.precision",
     "fp16.auto_cast": "inputs are token ids",
@@ -80,13 +80,13 @@ _OFF: tuple[Any, ...] = (None, False, 0, {}, "none")
 def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | None = None) -> dict[str, Any]:
     """The dict for `deepspeed.initialize`; `user` (by default `config.deepspeed`) is merged over what the YAML says.
 
-    Batch sizes are in rows and those of the first phase: DeepSpeed only reports with them, the training step sets
+    Batch sizes are in rows and those of the first stage: DeepSpeed only reports with them, the training step sets
     every accumulation boundary itself.
 
     Raises:
         UsageError: keys that contradict the YAML, are unknown or cannot be combined with this project; all in one.
     """
-    own = _own_settings(config, batch_arithmetic(config.phases[0], world_size))
+    own = _own_settings(config, batch_arithmetic(config.stages[0], world_size))
     given = _without_auto(dict(config.deepspeed or {} if user is None else user))
     if "bfloat16" in given:
         given["bf16"] = given.pop("bfloat16")
@@ -139,14 +139,14 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
 
 def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[Any, ...], str]]:
     """By DeepSpeed path: the values that agree with the YAML, and the YAML's setting."""
-    phase = config.phases[0]
-    batch = batch_arithmetic(phase, world_size)
+    stage = config.stages[0]
+    batch = batch_arithmetic(stage, world_size)
     training, optimizer = config.training, config.optimizer
     device = "cpu" if config.zero.offload_optimizer else "none"
     return {
         "train_batch_size": ((batch.global_rows, batch.computed_rows), "training.global_batch_tokens, in rows"),
         "train_micro_batch_size_per_gpu": (
-            (batch.micro_batch_rows, phase.micro_batch_tokens // phase.sequence_length),
+            (batch.micro_batch_rows, stage.micro_batch_tokens // stage.sequence_length),
             "training.micro_batch_tokens, in rows",
         ),
         "gradient_accumulation_steps": (

@@ -115,7 +115,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
         (
             "sequence lengths",
-            ", ".join(str(length) for length in dict.fromkeys(p.sequence_length for p in config.phases)),
+            ", ".join(str(length) for length in dict.fromkeys(p.sequence_length for p in config.stages)),
         ),
         ("share of tokens predicted", _masking_rate(config)),
         ("peak learning rate", f"{config.optimizer.learning_rate:g} ({config.schedule.name})"),

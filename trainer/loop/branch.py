@@ -47,7 +47,7 @@ def branched(state: TrainState, branch: Branch) -> TrainState:
                 f"--skip-samples {first}:{stop} of epoch {epoch} lies before sample {state.next_sample:,} of epoch "
                 f"{state.epoch}, where step {state.step:,} ends; resume from an earlier step"
             )
-    new = (SampleRange(phase=state.phase, epoch=epoch, first=first, stop=stop) for first, stop in branch.skip)
+    new = (SampleRange(stage=state.stage, epoch=epoch, first=first, stop=stop) for first, stop in branch.skip)
     return state.model_copy(
         update={
             "skipped_samples": (*state.skipped_samples, *new),

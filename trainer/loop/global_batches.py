@@ -1,4 +1,4 @@
-"""The global batches of a run, from where it stands to its end, through all phases."""
+"""The global batches of a run, from where it stands to its end, through all stages."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from trainer.loop.setup import Run
 def samples_of(batch: GlobalBatch) -> SampleRange:
     """The global samples of a step."""
     position = batch.position
-    return SampleRange(phase=position.phase, epoch=position.epoch, first=batch.first_sample, stop=batch.last_sample + 1)
+    return SampleRange(stage=position.stage, epoch=position.epoch, first=batch.first_sample, stop=batch.last_sample + 1)
 
 
 def global_batches(run: Run) -> Iterator[GlobalBatch]:
-    """The global batches from the run's state to its end, through all phases; sets `run.loader`."""
-    config, phase_end = run.config, 0
-    for number, phase in enumerate(config.phases):
-        phase_end += phase.steps
-        if run.state.step >= phase_end:
+    """The global batches from the run's state to its end, through all stages; sets `run.loader`."""
+    config, stage_end = run.config, 0
+    for number, stage in enumerate(config.stages):
+        stage_end += stage.steps
+        if run.state.step >= stage_end:
             continue
-        arithmetic = batch_arithmetic(phase, run.ranks.world_size)
-        position = Position(run.state.phase, run.state.epoch, run.state.next_sample)
-        if position.phase != number:
+        arithmetic = batch_arithmetic(stage, run.ranks.world_size)
+        position = Position(run.state.stage, run.state.epoch, run.state.next_sample)
+        if position.stage != number:
             position = Position(number, position.epoch + 1, 0)
-            run.say(f"phase {number}: {arithmetic}; a new epoch begins")
+            run.say(f"stage {number}: {arithmetic}; a new epoch begins")
         run.loader = Loader(
             run.shard_sets,
             config.data,
-            phase,
+            stage,
             position,
             config.training.seed,
             run.ranks.rank,
@@ -42,10 +42,10 @@ def global_batches(run: Run) -> Iterator[GlobalBatch]:
             lambda step: masking_rate(step, config.max_steps, config.data),
             run.state.step,
             pin_memory=run.ranks.device.type == "cuda",
-            phase_start=phase_end - phase.steps,
+            stage_start=stage_end - stage.steps,
         )
         epoch = -1
-        for batch in itertools.islice(run.loader, phase_end - run.state.step):
+        for batch in itertools.islice(run.loader, stage_end - run.state.step):
             if batch.position.epoch != epoch:
                 epoch = batch.position.epoch
                 describe_pairs(run, epoch)

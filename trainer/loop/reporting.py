@@ -33,8 +33,8 @@ def log(run: Run) -> None:
     run.tracker.log(newest.step, {**metrics, **(run.system.read() if run.system else {})})
     run.metrics |= metrics
     run.seconds_a_step = interval.seconds_a_step
-    phase = run.config.phases[run.state.phase]
-    run.flops_per_device = interval.flops_per_device(phase, flops_per_place(run.config, phase))
+    stage = run.config.stages[run.state.stage]
+    run.flops_per_device = interval.flops_per_device(stage, flops_per_place(run.config, stage))
     run.state = run.state.model_copy(
         update={
             "last_logged_step": newest.step,
@@ -49,16 +49,16 @@ def log(run: Run) -> None:
 
 def interval_metrics(run: Run, interval: Interval) -> dict[str, float]:
     """Speed and health since the last log line."""
-    phase = run.config.phases[run.state.phase]
+    stage = run.config.stages[run.state.stage]
     peak = peak_flops(run.config, run.ranks.device)
-    speed = interval.metrics(phase, flops_per_place(run.config, phase), peak)
+    speed = interval.metrics(stage, flops_per_place(run.config, stage), peak)
     return {**speed, **run.health.metrics, "health/skipped_steps": float(run.state.skipped_steps)}
 
 
 def seconds_left(run: Run, interval: Interval) -> float:
-    """Until the end of the run, by places and not by steps: a global batch may grow, and phases differ in theirs."""
-    places = interval.rows * run.config.phases[run.state.phase].sequence_length
-    left = tokens_of_run(run.config.phases, run.config.steps_by_phase, run.state.step)
+    """Until the end of the run, by places and not by steps: a global batch may grow, and stages differ in theirs."""
+    places = interval.rows * run.config.stages[run.state.stage].sequence_length
+    left = tokens_of_run(run.config.stages, run.config.steps_by_stage, run.state.step)
     return interval.seconds / places * left
 
 
@@ -72,11 +72,11 @@ def epoch_of(run: Run) -> float:
 def log_evaluation(run: Run) -> None:
     """Evaluate on the valid split and tell MLflow and the console."""
     run.watchdog.mark(f"evaluating after step {run.state.step}")
-    phase = run.config.phases[run.state.phase]
+    stage = run.config.stages[run.state.stage]
     batches = evaluation_batches(
         run.shard_sets,
         run.config.data,
-        phase,
+        stage,
         run.config.training.seed,
         run.ranks.rank,
         run.ranks.world_size,

@@ -21,7 +21,7 @@ from trainer.checkpoint.upload import Uploader
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import Loader
@@ -201,9 +201,9 @@ def warmup_step(
     Where blocks are compiled, all graphs of the steps after `step` are made here, those of evaluation too. No later
     step waits for a compiler, so that the timeouts of steps need not allow for one.
     """
-    ahead, is_compiled = phases_after(step, config), config.training.compile is True
-    shapes = one_of_each_shape([_as_cut(phase, ranks.world_size) for phase in ahead])
-    batches = [_first_batch(phase, config, shard_sets, ranks) for phase in (shapes if is_compiled else shapes[:1])]
+    ahead, is_compiled = stages_after(step, config), config.training.compile is True
+    shapes = one_of_each_shape([_as_cut(stage, ranks.world_size) for stage in ahead])
+    batches = [_first_batch(stage, config, shard_sets, ranks) for stage in (shapes if is_compiled else shapes[:1])]
     losses = [_loss_of(engine, batch) for batch in batches]
     if not is_compiled:
         engine.prepare(*losses)
@@ -214,34 +214,34 @@ def warmup_step(
         watchdog.mark("compiling for evaluation", COMPILATION_SECONDS)
         engine.eval()
         with torch.no_grad():
-            for phase in one_of_each_shape(ahead):
-                engine.forward(_first_batch(phase, config, shard_sets, ranks), scored=True)
+            for stage in one_of_each_shape(ahead):
+                engine.forward(_first_batch(stage, config, shard_sets, ranks), scored=True)
         engine.train()
     watchdog.mark("setting up")
 
 
-def phases_after(step: int, config: RunConfig) -> list[Phase]:
-    """The phases that the run still has after `step` steps; at its end, its last one."""
-    taken = zip(config.phases, config.steps_by_phase, itertools.accumulate(config.steps_by_phase), strict=True)
-    phases = [(phase, end) for phase, steps, end in taken if steps]
-    return [phase for phase, end in phases if end > step] or [phases[-1][0]]
+def stages_after(step: int, config: RunConfig) -> list[Stage]:
+    """The stages that the run still has after `step` steps; at its end, its last one."""
+    taken = zip(config.stages, config.steps_by_stage, itertools.accumulate(config.steps_by_stage), strict=True)
+    stages = [(stage, end) for stage, steps, end in taken if steps]
+    return [stage for stage, end in stages if end > step] or [stages[-1][0]]
 
 
-def one_of_each_shape(phases: Sequence[Phase]) -> list[Phase]:
-    """A phase for each shape of micro-batch, the largest first."""
-    by_shape = {(phase.micro_batch_tokens, phase.sequence_length): phase for phase in phases}
+def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
+    """A stage for each shape of micro-batch, the largest first."""
+    by_shape = {(stage.micro_batch_tokens, stage.sequence_length): stage for stage in stages}
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
 
 
-def _as_cut(phase: Phase, world_size: int) -> Phase:
-    """The phase with the size of the micro-batches that training takes on so many ranks; evaluation takes full ones."""
-    return phase.model_copy(update={"micro_batch_tokens": batch_arithmetic(phase, world_size).micro_batch_tokens})
+def _as_cut(stage: Stage, world_size: int) -> Stage:
+    """The stage with the size of the micro-batches that training takes on so many ranks; evaluation takes full ones."""
+    return stage.model_copy(update={"micro_batch_tokens": batch_arithmetic(stage, world_size).micro_batch_tokens})
 
 
-def _first_batch(phase: Phase, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> Batch:
-    """A micro-batch of the phase's shape, of valid data, on the rank's device."""
+def _first_batch(stage: Stage, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> Batch:
+    """A micro-batch of the stage's shape, of valid data, on the rank's device."""
     batches = evaluation_batches(
-        shard_sets, config.data, phase, config.training.seed, ranks.rank, ranks.world_size, phase.micro_batch_tokens
+        shard_sets, config.data, stage, config.training.seed, ranks.rank, ranks.world_size, stage.micro_batch_tokens
     )
     return next(batches).batch.to(ranks.device)
 
@@ -257,11 +257,11 @@ def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
 def log_run_summary(run: Run, changes: list[str]) -> None:
     """Say how the run begins, and give MLflow what describes it."""
     config, state = run.config, run.state
-    phase = config.phases[min(state.phase, len(config.phases) - 1)]
-    run.say(f"{parameters_of(config):,} parameters; {batch_arithmetic(phase, run.ranks.world_size)}")
-    if (warmup := phase.batch_warmup) is not None:
-        grows = f"{warmup.initial_tokens:,} to {phase.global_batch_tokens:,} tokens"
-        run.say(f"the global batch grows from {grows} over the phase's first {warmup.steps:,} steps")
+    stage = config.stages[min(state.stage, len(config.stages) - 1)]
+    run.say(f"{parameters_of(config):,} parameters; {batch_arithmetic(stage, run.ranks.world_size)}")
+    if (warmup := stage.batch_warmup) is not None:
+        grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
+        run.say(f"the global batch grows from {grows} over the stage's first {warmup.steps:,} steps")
     run.say(
         f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
         if state.step

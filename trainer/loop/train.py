@@ -131,7 +131,7 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
         shard_sets = open_data(config, allow_change)
         check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
         check_own_tokenizer(shard_sets[0])
-        check_enough_data(shard_sets, config.data, config.phases, config.training.seed)
+        check_enough_data(shard_sets, config.data, config.stages, config.training.seed)
     except UserError as error:
         if world_size == 1:
             raise
@@ -218,7 +218,7 @@ class Due:
 def what_is_due(run: Run, result: StepResult) -> Due:
     """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved.
 
-    A phase's last step is logged: speed is told by the places of a row, of which the next phase has others.
+    A stage's last step is logged: speed is told by the places of a row, of which the next stage has others.
 
     Nothing is saved in a streak of non-finite steps. A skipped step outside of one (`NonFiniteSteps.is_probe`) defers
     a save, too, unless the run ends with it.
@@ -229,8 +229,8 @@ def what_is_due(run: Run, result: StepResult) -> Due:
     ends = last or stop
     wanted = ends or run.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
     save = wanted and not run.health.nonfinite.in_streak and (ends or not result.is_nonfinite)
-    ends_phase = step in itertools.accumulate(config.steps_by_phase)
-    log = evaluation or save or ends or ends_phase or step % config.logging.every_steps == 0
+    ends_stage = step in itertools.accumulate(config.steps_by_stage)
+    log = evaluation or save or ends or ends_stage or step % config.logging.every_steps == 0
     return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
 
 
@@ -274,7 +274,7 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
             "pairs_seen": state.pairs_seen + result.counts.pairs,
             "skipped_steps": state.skipped_steps + result.is_nonfinite,
             "unreadable_rows": state.unreadable_rows + result.counts.unreadable_rows,
-            "phase": position.phase,
+            "stage": position.stage,
             "epoch": position.epoch,
             "next_sample": position.next_sample,
             "evaluation": {},

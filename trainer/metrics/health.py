@@ -103,7 +103,7 @@ class NonFiniteSteps:
     def describe(self, why_it_ends: str, saved_step: int | None) -> str:
         """The streak that ends a run, its steps and samples, and how to train on from the last good checkpoint."""
         (first, _), (last, samples) = self._streak[0], self._streak[-1]
-        of_epoch = [found for _, found in self._streak if (found.phase, found.epoch) == (samples.phase, samples.epoch)]
+        of_epoch = [found for _, found in self._streak if (found.stage, found.epoch) == (samples.stage, samples.epoch)]
         steps = ", ".join(f"{number:,} ({range_})" for number, range_ in self._streak[-5:])
         skip = f"--skip-samples {of_epoch[0].first}:{samples.stop} --skip-epoch {samples.epoch}"
         again = "" if saved_step is None else f", or resume with pretrain.py --resume-from {saved_step} {skip}"

@@ -117,7 +117,7 @@ def _with_training(config: RunConfig, **changes: Any) -> RunConfig:
 def describe_numerics(config: RunConfig, device: torch.device) -> dict[str, str]:
     """By name, for a checkpoint: what changes the bits of a loss and is no setting."""
     model, dtype = config.model, DTYPES[config.training.precision]
-    lengths = dict.fromkeys(phase.sequence_length for phase in config.phases)
+    lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
     dropout = model.attention_probs_dropout_prob
     kernels = dict.fromkeys(choose_kernel(device, dtype, model.head_size, dropout, length) for length in lengths)
     return {

@@ -19,7 +19,7 @@ from trainer.model.heads import MaskedLanguageModelHead, NextSentenceHead, Poole
 from trainer.model.initialization import initialize
 
 MAX_GRAPHS = 64
-"""Of all blocks: ModernBERT has 3 kinds, in training and evaluation 6 graphs a phase. Beyond torch's own limit of 8 a
+"""Of all blocks: ModernBERT has 3 kinds, in training and evaluation 6 graphs a stage. Beyond torch's own limit of 8 a
 block would run uncompiled with a warning."""
 
 
@@ -126,9 +126,9 @@ class PretrainingModel(nn.Module):
             self.mlm_head.bias.copy_((counts / counts.sum()).log())
 
     def compile_blocks(self, backend: str = "inductor") -> None:
-        """Compile each block, and the MLM head with its loss, with torch.compile, for the shapes of each phase.
+        """Compile each block, and the MLM head with its loss, with torch.compile, for the shapes of each stage.
 
-        Blocks of one kind share their graphs: the kinds times the phases, in training and in evaluation. All shapes are
+        Blocks of one kind share their graphs: the kinds times the stages, in training and in evaluation. All shapes are
         fixed but the capacity for sequences, which is one symbol of the graph.
         """
         self.encoder.is_compiled = True

@@ -36,8 +36,8 @@ def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
             yield Finding("warn", "shards", f"{where} holds no valid documents; raise shards.valid_fraction")
         shards = "1 train shard serves" if len(train.shards) == 1 else f"{len(train.shards):,} train shards serve"
         yield Finding("ok", "shards", f"{where}: {shards} {counted(world_size, 'rank')}")
-    check_enough_data(sets, config.data, config.phases, config.training.seed)
-    asked = tokens_of_run(config.phases, config.steps_by_phase)
+    check_enough_data(sets, config.data, config.stages, config.training.seed)
+    asked = tokens_of_run(config.stages, config.steps_by_stage)
     tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
     yield Finding("ok", "tokens", f"the run reads {asked:,} places, about {asked / max(tokens, 1):.2f} epochs")
 

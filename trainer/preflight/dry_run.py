@@ -15,8 +15,8 @@ from trainer.checkpoint.format import list_steps
 from trainer.checkpoint.store import stored_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig, without_secrets
-from trainer.config.schedule import global_batch_sizes, tokens_of_phase, tokens_of_run
-from trainer.config.training_settings import Phase, ZeroStage
+from trainer.config.schedule import global_batch_sizes, tokens_of_run, tokens_of_stage
+from trainer.config.training_settings import Stage, ZeroStage
 from trainer.data.order import WINDOW_SHARDS
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import (
@@ -26,7 +26,7 @@ from trainer.model.sizes import (
     parameter_table,
 )
 from trainer.preflight.efficiency import WORLD_SIZES, efficiency_lines, gpus_per_node
-from trainer.preflight.memory_estimate import heaviest_phase, memory_in_phase
+from trainer.preflight.memory_estimate import heaviest_stage, memory_in_stage
 from trainer.registry.init_from import look_at_initial_weights
 
 GIB = 1 << 30
@@ -95,24 +95,24 @@ def parameter_lines(config: RunConfig) -> list[str]:
 
 
 def batch_lines(config: RunConfig, world_size: int) -> list[str]:
-    """The batch arithmetic of every phase."""
+    """The batch arithmetic of every stage."""
     lines = []
-    for number, (phase, steps) in enumerate(zip(config.phases, config.steps_by_phase, strict=True)):
-        name = f"phase {number}: " if len(config.phases) > 1 else ""
-        arithmetic = batch_arithmetic(phase, world_size)
-        lines.append(f"{name}{arithmetic}; {steps:,} steps = {tokens_of_phase(phase, 0, steps):,} tokens")
-        lines += warmup_lines(phase, world_size)
+    for number, (stage, steps) in enumerate(zip(config.stages, config.steps_by_stage, strict=True)):
+        name = f"stage {number}: " if len(config.stages) > 1 else ""
+        arithmetic = batch_arithmetic(stage, world_size)
+        lines.append(f"{name}{arithmetic}; {steps:,} steps = {tokens_of_stage(stage, 0, steps):,} tokens")
+        lines += warmup_lines(stage, world_size)
     return lines
 
 
-def warmup_lines(phase: Phase, world_size: int) -> list[str]:
-    """The sizes of a batch warm-up in their order: from which step of the phase, and how they are cut."""
-    warmup = phase.batch_warmup
+def warmup_lines(stage: Stage, world_size: int) -> list[str]:
+    """The sizes of a batch warm-up in their order: from which step of the stage, and how they are cut."""
+    warmup = stage.batch_warmup
     if warmup is None:
         return []
     lines = [f"  batch warm-up over {warmup.steps:,} steps; the learning rate follows the step, not the batch"]
-    for step, tokens in global_batch_sizes(phase):
-        arithmetic = batch_arithmetic(phase, world_size, tokens)
+    for step, tokens in global_batch_sizes(stage):
+        arithmetic = batch_arithmetic(stage, world_size, tokens)
         line = f"  from step {step + 1:,}: {tokens:,} tokens, {arithmetic.accumulation_steps} accumulation"
         filling = arithmetic.filling_share
         lines.append(f"{line}, of what is computed {filling:.1%} only fills up" if filling else line)
@@ -122,43 +122,44 @@ def warmup_lines(phase: Phase, world_size: int) -> list[str]:
 def flops_lines(config: RunConfig) -> list[str]:
     """Operations per token, and of the whole run."""
     lines, total = [], 0.0
-    for phase, steps in zip(config.phases, config.steps_by_phase, strict=True):
+    for stage, steps in zip(config.stages, config.steps_by_stage, strict=True):
         flops = flops_per_token(
             config.model,
-            phase.sequence_length,
+            stage.sequence_length,
             config.data.max_mlm_probability,
             config.data.has_sentence_pairs,
         )
-        total += flops * tokens_of_phase(phase, 0, steps)
-        lines.append(f"length {phase.sequence_length}: {flops / 1e9:.3f} GFLOP a token, forward and backward")
+        total += flops * tokens_of_stage(stage, 0, steps)
+        lines.append(f"length {stage.sequence_length}: {flops / 1e9:.3f} GFLOP a token, forward and backward")
     return [*lines, f"the whole run: {total:.3g} FLOP"]
 
 
 def memory_lines(config: RunConfig, world_size: int) -> list[str]:
-    """Estimated memory of a rank by part, for ZeRO 0 to 3, at the phase that needs most."""
+    """Estimated memory of a rank by part, for ZeRO 0 to 3, at the stage that needs most."""
     tables = [
-        memory_in_phase(config, heaviest_phase(config, stage, world_size), stage, world_size) for stage in ZERO_STAGES
+        memory_in_stage(config, heaviest_stage(config, zero_stage, world_size), zero_stage, world_size)
+        for zero_stage in ZERO_STAGES
     ]
-    marks = ["<- this run" if stage == config.zero.stage else "" for stage in range(4)]
+    marks = ["<- this run" if zero_stage == config.zero.stage else "" for zero_stage in range(4)]
     parts = list(tables[0])
     lines = ["ZeRO  " + "  ".join(f"{part:>14}" for part in parts) + f"  {'total':>8}"]
-    for stage, (table, mark) in enumerate(zip(tables, marks, strict=True)):
+    for zero_stage, (table, mark) in enumerate(zip(tables, marks, strict=True)):
         values = "  ".join(f"{table[part] / GIB:>14.2f}" for part in parts)
-        lines.append(f"{stage:>4}  {values}  {sum(table.values()) / GIB:>8.2f}  {mark}".rstrip())
+        lines.append(f"{zero_stage:>4}  {values}  {sum(table.values()) / GIB:>8.2f}  {mark}".rstrip())
     return lines
 
 
 def activation_lines(config: RunConfig, world_size: int) -> list[str]:
-    """What each part of the model keeps from forward to backward, at the phase that needs most, and the logits."""
-    phase = heaviest_phase(config, config.zero.stage, world_size)
+    """What each part of the model keeps from forward to backward, at the stage that needs most, and the logits."""
+    stage = heaviest_stage(config, config.zero.stage, world_size)
     number_bytes = 4 if config.training.precision == "fp32" else 2
     parts = activation_bytes(
         config.model,
-        batch_arithmetic(phase, world_size).micro_batch_tokens,
+        batch_arithmetic(stage, world_size).micro_batch_tokens,
         number_bytes,
         config.training.activation_checkpointing,
     )
-    parts["logits"] = memory_in_phase(config, phase, config.zero.stage, world_size)["logits"]
+    parts["logits"] = memory_in_stage(config, stage, config.zero.stage, world_size)["logits"]
     total = sum(parts.values())
     return [f"{part:<14}{size / GIB:>8.2f}  {size / total:>6.1%}" for part, size in parts.items() if size] + [
         f"{'total':<14}{total / GIB:>8.2f}"
@@ -227,7 +228,7 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
             f"{config.model.vocab_size:,}; set model.vocab_size={manifest.tokenizer.vocab_size}"
         )
     train = manifest.train
-    asked = tokens_of_run(config.phases, config.steps_by_phase)
+    asked = tokens_of_run(config.stages, config.steps_by_stage)
     yield (
         f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.engine.deepspeed_config import BATCH_KEYS, deepspeed_config
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.scale import sent_bytes
@@ -65,22 +65,22 @@ class StepTraffic:
         return self.useful_seconds / self.seconds(bytes_per_second)
 
 
-def step_traffic(config: RunConfig, phase: Phase, world_size: int, achieved_flops: float) -> StepTraffic:
-    """A step of `phase` on `world_size` ranks that each reach `achieved_flops` operations per second."""
-    cut = batch_arithmetic(phase, world_size)
+def step_traffic(config: RunConfig, stage: Stage, world_size: int, achieved_flops: float) -> StepTraffic:
+    """A step of `stage` on `world_size` ranks that each reach `achieved_flops` operations per second."""
+    cut = batch_arithmetic(stage, world_size)
     flops = flops_per_token(
-        config.model, phase.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
+        config.model, stage.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
     )
-    row_seconds = flops * phase.sequence_length / achieved_flops
+    row_seconds = flops * stage.sequence_length / achieved_flops
     compute_seconds = cut.micro_batch_rows * cut.accumulation_steps * row_seconds
     number_bytes = 4 if config.training.precision == "fp32" else 2
     parameters = num_parameters(config.model, config.data.has_sentence_pairs)
     tied = config.model.padded_vocab_size * config.model.hidden_size
     of_ring = (world_size - 1) / world_size
     hiding, hidden, last = 0.0, 0.0, 0.0
-    stage = config.zero.stage
-    total = sent_bytes(parameters, tied, number_bytes, stage, world_size, cut.accumulation_steps)
-    if stage == 3:
+    zero_stage = config.zero.stage
+    total = sent_bytes(parameters, tied, number_bytes, zero_stage, world_size, cut.accumulation_steps)
+    if zero_stage == 3:
         hiding, hidden = compute_seconds, total
     elif num_overlapped := _overlapped_reductions(config, cut):
         hiding = _BACKWARD_SHARE * compute_seconds * num_overlapped / cut.accumulation_steps
@@ -121,16 +121,16 @@ def gpus_per_node() -> int:
 
 
 def efficiency_lines(config: RunConfig, world_sizes: Sequence[int], node_gpus: int) -> Iterator[str]:
-    """The table for people, of the phase with the largest global batch; a sentence instead for fp32."""
+    """The table for people, of the stage with the largest global batch; a sentence instead for fp32."""
     if config.training.precision == "fp32":
         yield f"No prediction for fp32: the assumed {ACHIEVED_FLOPS / 1e12:.0f} TFLOP/s per GPU are those of bf16."
         return
-    phase = max(config.phases, key=lambda phase: phase.global_batch_tokens)
+    stage = max(config.stages, key=lambda stage: stage.global_batch_tokens)
     names = "  ".join(f"{f'{gbits:,.0f} Gb/s':>10}" for gbits in NETWORKS_GBITS)
     yield f"{'GPUs':>5}  {'nodes':>5}  {'micro_batch_tokens':>18}  {'accumulation':>12}  {names}"
     for world_size in world_sizes:
-        cut = batch_arithmetic(phase, world_size)
-        traffic = step_traffic(config, phase, world_size, ACHIEVED_FLOPS)
+        cut = batch_arithmetic(stage, world_size)
+        traffic = step_traffic(config, stage, world_size, ACHIEVED_FLOPS)
         shares = "  ".join(
             f"{traffic.efficiency(link_bytes_per_second(world_size, node_gpus, gbits)):>10.1%}"
             for gbits in NETWORKS_GBITS
@@ -142,6 +142,6 @@ def efficiency_lines(config: RunConfig, world_sizes: Sequence[int], node_gpus: i
     yield (
         f"Predicted, not measured: {ACHIEVED_FLOPS / 1e12:.0f} TFLOP/s per GPU (45% of an H100 or H200 in bf16), "
         f"{node_gpus} GPUs per node with {NVLINK_BYTES_PER_SECOND / 1e9:.0f} GB/s between them, "
-        f"{phase.global_batch_tokens:,} tokens per step at ZeRO {config.zero.stage} in {config.training.precision}; "
+        f"{stage.global_batch_tokens:,} tokens per step at ZeRO {config.zero.stage} in {config.training.precision}; "
         "without latency and the optimizer's time"
     )

@@ -25,14 +25,14 @@ from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_sizes
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.distributed.process_group import extensions_folder
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.model.numerics import fast_precision
 from trainer.preflight.deepspeed_sections import unwritable_output
 from trainer.preflight.disk_checks import check_disk
 from trainer.preflight.finding import Finding, Level, guarded
-from trainer.preflight.memory_estimate import heaviest_phase, memory_in_phase
+from trainer.preflight.memory_estimate import heaviest_stage, memory_in_stage
 
 GIB = 1 << 30
 NOTABLE_FILLING = 0.05
@@ -53,39 +53,39 @@ def cheap_findings(config: RunConfig, world_size: int, device: torch.device) -> 
 
 
 def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
-    """The batch arithmetic of every phase, and that DeepSpeed's settings follow from the YAML."""
+    """The batch arithmetic of every stage, and that DeepSpeed's settings follow from the YAML."""
     deepspeed_config(config, world_size)
-    for number, phase in enumerate(config.phases):
-        arithmetic = batch_arithmetic(phase, world_size)
-        where = f"phase {number}: " if len(config.phases) > 1 else ""
+    for number, stage in enumerate(config.stages):
+        arithmetic = batch_arithmetic(stage, world_size)
+        where = f"stage {number}: " if len(config.stages) > 1 else ""
         if arithmetic.filling_share > NOTABLE_FILLING:
             text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or micro_batch_tokens lower"
             yield Finding("warn", "batch", text)
         else:
             yield Finding("ok", "batch", f"{where}{arithmetic}")
-        if phase.batch_warmup is not None:
-            yield _check_batch_warmup(phase, world_size, where)
+        if stage.batch_warmup is not None:
+            yield _check_batch_warmup(stage, world_size, where)
 
 
-def _check_batch_warmup(phase: Phase, world_size: int, where: str) -> Finding:
+def _check_batch_warmup(stage: Stage, world_size: int, where: str) -> Finding:
     """What of the batches that grow is computed for nothing."""
-    sizes = [tokens for _, tokens in global_batch_sizes(phase)]
+    sizes = [tokens for _, tokens in global_batch_sizes(stage)]
     computed = sum(
-        batch_arithmetic(phase, world_size, tokens).computed_rows * phase.sequence_length for tokens in sizes
+        batch_arithmetic(stage, world_size, tokens).computed_rows * stage.sequence_length for tokens in sizes
     )
     share = 1.0 - sum(sizes) / computed
     text = f"{where}batch warm-up in {len(sizes)} sizes from {sizes[0]:,} to {sizes[-1]:,} tokens"
     if share <= NOTABLE_FILLING:
         return Finding("ok", "batch", text)
-    needed = world_size * batch_arithmetic(phase, world_size).micro_batch_tokens
+    needed = world_size * batch_arithmetic(stage, world_size).micro_batch_tokens
     remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
     return Finding("warn", "batch", f"{text}, of whose computed rows {share:.1%} only fill up; {remedy}")
 
 
 def check_memory(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
-    """The estimate for a rank at the phase that needs most, against what its device has."""
-    phase = heaviest_phase(config, config.zero.stage, world_size)
-    parts = memory_in_phase(config, phase, config.zero.stage, world_size)
+    """The estimate for a rank at the stage that needs most, against what its device has."""
+    stage = heaviest_stage(config, config.zero.stage, world_size)
+    parts = memory_in_stage(config, stage, config.zero.stage, world_size)
     if config.zero.offload_optimizer and device.type == "cuda":
         parts = {name: size for name, size in parts.items() if name not in ("optimizer", "master_weights")}
     needed, there = sum(parts.values()), device_memory_bytes(device, world_size)

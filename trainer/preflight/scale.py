@@ -23,10 +23,10 @@ from typing import Literal
 
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.disk_checks import CHECKPOINT_BYTES_PER_PARAMETER
-from trainer.preflight.memory_estimate import memory_in_phase
+from trainer.preflight.memory_estimate import memory_in_stage
 
 GIB = 1 << 30
 STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
@@ -38,7 +38,7 @@ class Scaled:
     """One rank's share of a step."""
 
     world_size: int
-    stage: int
+    zero_stage: int
     micro_batch_rows: int
     accumulation_steps: int
     state_bytes: int
@@ -50,27 +50,27 @@ class Scaled:
 
 
 def sent_bytes(
-    num_numbers: int, num_tied: int, number_bytes: int, stage: int, world_size: int, accumulation_steps: int
+    num_numbers: int, num_tied: int, number_bytes: int, zero_stage: int, world_size: int, accumulation_steps: int
 ) -> int:
     """What a rank sends in one optimizer step, by the formulas above; `num_tied` numbers are in the word matrix."""
-    if stage == 3:
+    if zero_stage == 3:
         numbers = accumulation_steps * (3 * num_numbers + 2 * num_tied)
     else:
-        numbers = {0: 2, 1: 3, 2: 2 * accumulation_steps + 1}[stage] * num_numbers
+        numbers = {0: 2, 1: 3, 2: 2 * accumulation_steps + 1}[zero_stage] * num_numbers
     return number_bytes * numbers * (world_size - 1) // world_size
 
 
-def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2, 3]) -> Scaled:
-    """A rank's share of a step of `phase` on `world_size` ranks."""
-    cut = batch_arithmetic(phase, world_size)
-    parts = memory_in_phase(config, phase, stage, world_size)
+def scaled(config: RunConfig, stage: Stage, world_size: int, zero_stage: Literal[1, 2, 3]) -> Scaled:
+    """A rank's share of a step of `stage` on `world_size` ranks."""
+    cut = batch_arithmetic(stage, world_size)
+    parts = memory_in_stage(config, stage, zero_stage, world_size)
     flops = flops_per_token(
-        config.model, phase.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
+        config.model, stage.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
     )
     state = sum(parts[name] for name in _STATE)
     return Scaled(
         world_size=world_size,
-        stage=stage,
+        zero_stage=zero_stage,
         micro_batch_rows=cut.micro_batch_rows,
         accumulation_steps=cut.accumulation_steps,
         state_bytes=state,
@@ -79,7 +79,7 @@ def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2
             num_parameters(config.model, config.data.has_sentence_pairs),
             config.model.padded_vocab_size * config.model.hidden_size,
             4 if config.training.precision == "fp32" else 2,
-            stage,
+            zero_stage,
             world_size,
             cut.accumulation_steps,
         ),
@@ -88,20 +88,20 @@ def scaled(config: RunConfig, phase: Phase, world_size: int, stage: Literal[1, 2
 
 
 def scale_lines(config: RunConfig, world_sizes: Sequence[int]) -> Iterator[str]:
-    """The table for people: every number of GPUs, every stage, the phase with the largest global batch."""
-    phase = max(config.phases, key=lambda phase: phase.global_batch_tokens)
+    """The table for people: every number of GPUs, every ZeRO stage, the largest global batch."""
+    stage = max(config.stages, key=lambda stage: stage.global_batch_tokens)
     checkpoint_bytes = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.data.has_sentence_pairs)
     yield (
-        f"{phase.global_batch_tokens:,} tokens a step at length {phase.sequence_length}, {config.training.precision}; "
+        f"{stage.global_batch_tokens:,} tokens a step at length {stage.sequence_length}, {config.training.precision}; "
         "memory in GiB, traffic in GiB that a rank sends in a step"
     )
     yield "GPUs  ZeRO  micro_batch_tokens  accumulation  state  activations  total   sent  TFLOP  sent a PFLOP"
     for world_size in world_sizes:
-        for stage in STAGES:
-            one = scaled(config, phase, world_size, stage)
-            tokens = one.micro_batch_rows * phase.sequence_length
+        for zero_stage in STAGES:
+            one = scaled(config, stage, world_size, zero_stage)
+            tokens = one.micro_batch_rows * stage.sequence_length
             yield (
-                f"{world_size:>4}  {stage:>4}  {tokens:>18,}  {one.accumulation_steps:>12}  "
+                f"{world_size:>4}  {zero_stage:>4}  {tokens:>18,}  {one.accumulation_steps:>12}  "
                 f"{one.state_bytes / GIB:>5.2f}  {one.work_bytes / GIB:>11.2f}  "
                 f"{(one.state_bytes + one.work_bytes) / GIB:>5.2f}  {one.sent_bytes / GIB:>5.2f}  "
                 f"{one.flops / 1e12:>5.1f}  {one.sent_bytes / GIB / (one.flops / 1e15):>12.2f}"

@@ -30,20 +30,20 @@ def test_a_micro_batch_replaces_the_configured_one_and_the_global_batch_grows_wi
     config = tiny_config()
     smaller = with_micro_batch(config, 0, 512, world_size=2)
     assert (smaller.training.micro_batch_tokens, smaller.training.global_batch_tokens) == (512, 2048)
-    assert batch_arithmetic(smaller.phases[0], 2).accumulation_steps == 2
+    assert batch_arithmetic(smaller.stages[0], 2).accumulation_steps == 2
     larger = with_micro_batch(config, 0, 4096, world_size=2)
     assert larger.training.global_batch_tokens == 8192
-    assert batch_arithmetic(larger.phases[0], 2).accumulation_steps == 1
+    assert batch_arithmetic(larger.stages[0], 2).accumulation_steps == 1
     assert RunConfig.model_validate(larger.model_dump()) == larger, "what is measured is a valid configuration"
 
 
-def test_a_phase_becomes_the_only_one() -> None:
+def test_a_stage_becomes_the_only_one() -> None:
     config = load_settings(RunConfig, "bert_large_phased", [])
-    phase = config.phases[1]
-    alone = with_micro_batch(config, 1, phase.micro_batch_tokens, 1)
-    assert len(alone.phases) == 1
-    assert alone.phases[0].sequence_length == alone.data.sequence_length == phase.sequence_length
-    assert alone.phases[0].global_batch_tokens == phase.global_batch_tokens
+    stage = config.stages[1]
+    alone = with_micro_batch(config, 1, stage.micro_batch_tokens, 1)
+    assert len(alone.stages) == 1
+    assert alone.stages[0].sequence_length == alone.data.sequence_length == stage.sequence_length
+    assert alone.stages[0].global_batch_tokens == stage.global_batch_tokens
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])

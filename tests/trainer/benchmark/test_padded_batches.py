@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForPreTraining
 from tests.benchmarks.padded_batches import to_padded
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet, open_shard_set
@@ -20,7 +20,7 @@ from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
 
 LENGTH = 64
-PHASE = Phase(steps=1, sequence_length=LENGTH, micro_batch_tokens=8 * LENGTH, global_batch_tokens=8 * LENGTH)
+STAGE = Stage(steps=1, sequence_length=LENGTH, micro_batch_tokens=8 * LENGTH, global_batch_tokens=8 * LENGTH)
 MODES = ["none", "next_sentence", "sentence_order"]
 
 
@@ -31,7 +31,7 @@ def shard_set(small_shards) -> ShardSet:
 
 def batches(shard_set: ShardSet, mode: str, count: int) -> list[Batch]:
     data = DataSettings(shards=shard_set.url, sentence_pairs=mode, num_workers=0)
-    loader = Loader([shard_set], data, PHASE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader([shard_set], data, STAGE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
     return [step.micro_batches[0] for step in itertools.islice(loader, count)]
 
 

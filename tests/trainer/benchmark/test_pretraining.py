@@ -71,9 +71,9 @@ def test_a_budget_keeps_the_shape_of_the_schedule_and_drops_what_one_side_lacks(
     assert small.data.mask_unit == "token" and small.data.evaluated_mlm_probability == 0.3
     assert not small.data.has_sentence_pairs and small.checkpoint.every_steps == 12
     phased = load_settings(RunConfig, "bert_large_phased", ["data.shards=s", "output_dir=o"])
-    one = budgeted(phased, budget(10 * phased.phases[0].global_batch_tokens, 2, 1, 800), "shards", "work")
-    assert len(one.phases) == 1 and one.max_steps == 10
-    assert one.data.sequence_length == phased.phases[0].sequence_length
+    one = budgeted(phased, budget(10 * phased.stages[0].global_batch_tokens, 2, 1, 800), "shards", "work")
+    assert len(one.stages) == 1 and one.max_steps == 10
+    assert one.data.sequence_length == phased.stages[0].sequence_length
     with pytest.raises(UsageError, match="fewer than the --points 4"):
         budgeted(config, budget(2048, 4, 2, 800), "shards", "work")
 

@@ -48,7 +48,7 @@ def test_the_same_run_has_no_differences():
         ("checkpoint", {"keep_last": 5}, "checkpoint.keep_last was 10 and is 5"),
         ("zero", {"stage": 3}, "zero.stage was 1 and is 3"),
         ("data", {"num_workers": 4}, "data.num_workers was 1 and is 4"),
-        ("training", {"micro_batch_tokens": 64}, "phase 0 micro_batch_tokens was 16 and is 64"),
+        ("training", {"micro_batch_tokens": 64}, "stage 0 micro_batch_tokens was 16 and is 64"),
         ("training", {"max_steps": 200}, "training.max_steps was 100 and is 200"),
         ("training", {"activation_checkpointing": True}, "training.activation_checkpointing was False and is True"),
     ],
@@ -63,11 +63,11 @@ def test_harmless_differences_are_listed(section, values, line):
         ("model", {"hidden_size": 384}, "model.hidden_size was 768 and is 384"),
         ("training", {"seed": 9}, "training.seed was 0 and is 9"),
         ("training", {"precision": "bf16"}, "training.precision was 'fp32' and is 'bf16'"),
-        ("training", {"global_batch_tokens": 256}, "phase 0 global_batch_tokens was 128 and is 256"),
+        ("training", {"global_batch_tokens": 256}, "stage 0 global_batch_tokens was 128 and is 256"),
         (
             "training",
             {"batch_warmup": BatchWarmup(initial_tokens=16, steps=9)},
-            "phase 0 batch_warmup was None and is {'initial_tokens': 16, 'steps': 9}",
+            "stage 0 batch_warmup was None and is {'initial_tokens': 16, 'steps': 9}",
         ),
         ("data", {"mlm_probability": 0.3}, "data.mlm_probability was 0.15 and is 0.3"),
         ("optimizer", {"learning_rate": 1.0}, "optimizer.learning_rate was 0.0001 and is 1.0"),
@@ -109,10 +109,10 @@ def test_what_changes_the_bits_of_a_loss_is_reported():
     assert all(line.startswith(CHANGES_NUMERICS) for line in lines)
 
 
-def test_one_phase_written_as_phases_is_the_same_run():
-    (phase,) = CONFIG.phases
+def test_one_stage_written_as_stages_is_the_same_run():
+    (stage,) = CONFIG.stages
     unset = {"micro_batch_tokens": None, "global_batch_tokens": None}
-    training = TrainingSettings(**CONFIG.training.model_dump() | unset | {"phases": (phase,)})
+    training = TrainingSettings(**CONFIG.training.model_dump() | unset | {"stages": (stage,)})
     other = CONFIG.model_copy(update={"training": training})
     assert check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS) == []
 

@@ -24,12 +24,12 @@ def test_bert_large_64gpu_is_bert_large_with_robertas_batch_and_schedule():
     """Liu et al. 2019, table 9: 8K sequences of 512, peak 4e-4, 30k steps of warmup of 500k, no clipping."""
     config, large = (load_settings(RunConfig, name) for name in ("bert_large_64gpu", "bert_large"))
     assert config.model == large.model
-    (phase,) = config.phases
-    assert (phase.global_batch_tokens, phase.sequence_length) == (8192 * 512, 512)
+    (stage,) = config.stages
+    assert (stage.global_batch_tokens, stage.sequence_length) == (8192 * 512, 512)
     assert (config.max_steps, config.schedule.num_warmup_steps(config.max_steps)) == (500_000, 30_000)
     assert (config.optimizer.learning_rate, config.optimizer.beta2, config.optimizer.eps) == (4e-4, 0.98, 1e-6)
     assert (config.optimizer.beta1, config.optimizer.weight_decay, config.training.gradient_clipping) == (0.9, 0.01, 0)
-    assert batch_arithmetic(phase, 64).accumulation_steps == 1
+    assert batch_arithmetic(stage, 64).accumulation_steps == 1
 
 
 def test_bert_large_is_the_published_architecture():
@@ -60,15 +60,15 @@ def test_a_family_brings_its_options_and_given_ones_count_before_them():
     )
 
 
-def test_phases_are_the_runs_steps_and_lengths():
+def test_stages_are_the_runs_steps_and_lengths():
     config = load_settings(RunConfig, "bert_large_phased")
-    assert [phase.sequence_length for phase in config.phases] == [128, 512]
+    assert [stage.sequence_length for stage in config.stages] == [128, 512]
     assert config.max_steps == 1_000_000
 
 
 def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
-    phases = load_settings(RunConfig, "bert_large_phased").phases
-    assert [batch_arithmetic(phase, 8).filling_share for phase in phases] == [0.0, 0.0]
+    stages = load_settings(RunConfig, "bert_large_phased").stages
+    assert [batch_arithmetic(stage, 8).filling_share for stage in stages] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["zero.stage=4"], "zero.stage=4"),
         (["data.mask_share=0.9", "data.random_share=0.2"], "sum to more than 1"),
         (
-            ["training.phases=[{steps: 1, sequence_length: 64, micro_batch_tokens: 64, global_batch_tokens: 64}]"],
-            "a phase has batch sizes of its own",
+            ["training.stages=[{steps: 1, sequence_length: 64, micro_batch_tokens: 64, global_batch_tokens: 64}]"],
+            "a stage has batch sizes of its own",
         ),
         (["trainning.seed=3"], "did you mean training"),
         (["data.sentence_pairs=next_sentence", "model.type_vocab_size=1"], "model.type_vocab_size=1; set it to 2"),
@@ -160,10 +160,10 @@ def test_a_mapping_in_place_of_a_value_names_the_setting():
         assert f'{section}.{name}={{"a": 1}}: input should be' in str(caught.value).replace(".str=", "="), name
 
 
-def test_a_phase_that_contradicts_is_named_by_its_number():
-    phase = "{steps: 9, sequence_length: 1024, micro_batch_tokens: 1024, global_batch_tokens: 1024}"
-    with pytest.raises(UsageError, match="training.phases.0.sequence_length=1024 is longer than model.max_position"):
-        load_settings(RunConfig, "bert_large_phased", [f"training.phases=[{phase}]"])
+def test_a_stage_that_contradicts_is_named_by_its_number():
+    stage = "{steps: 9, sequence_length: 1024, micro_batch_tokens: 1024, global_batch_tokens: 1024}"
+    with pytest.raises(UsageError, match="training.stages.0.sequence_length=1024 is longer than model.max_position"):
+        load_settings(RunConfig, "bert_large_phased", [f"training.stages=[{stage}]"])
 
 
 def test_a_configuration_to_keep_holds_no_secret():
@@ -175,19 +175,19 @@ def test_a_configuration_to_keep_holds_no_secret():
     assert "hunter2" not in kept.model_dump_json()
 
 
-def test_a_run_that_ends_early_takes_fewer_steps_in_its_phases():
+def test_a_run_that_ends_early_takes_fewer_steps_in_its_stages():
     config = load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900003"])
-    assert config.steps_by_phase == (900_000, 3)
+    assert config.steps_by_stage == (900_000, 3)
     assert config.longest_sequence == 512
     assert load_settings(RunConfig, "bert_large_phased", ["training.max_steps=5"]).longest_sequence == 128
 
 
-def test_more_steps_than_the_phases_have_are_refused():
+def test_more_steps_than_the_stages_have_are_refused():
     with pytest.raises(UsageError, match="more than the 1000000 steps"):
         load_settings(RunConfig, "bert_large_phased", ["training.max_steps=2000000"])
 
 
-def test_steps_are_required_without_phases():
+def test_steps_are_required_without_stages():
     values = {
         "output_dir": "x",
         "data": {"shards": "s"},

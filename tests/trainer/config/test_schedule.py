@@ -10,10 +10,10 @@ from trainer.config.schedule import (
     global_batch_tokens,
     learning_rate,
     masking_rate,
-    tokens_of_phase,
     tokens_of_run,
+    tokens_of_stage,
 )
-from trainer.config.training_settings import BatchWarmup, Phase, ScheduleSettings
+from trainer.config.training_settings import BatchWarmup, ScheduleSettings, Stage
 
 
 def rates(max_steps: int, **settings: object) -> list[float]:
@@ -83,8 +83,8 @@ def test_the_masking_rate_goes_straight_from_the_first_step_to_the_last() -> Non
     assert {masking_rate(step, 9, constant) for step in range(9)} == {0.15}
 
 
-def growing(initial: int, full: int, warmup_steps: int) -> Phase:
-    return Phase(
+def growing(initial: int, full: int, warmup_steps: int) -> Stage:
+    return Stage(
         steps=1000,
         sequence_length=8,
         micro_batch_tokens=8,
@@ -94,8 +94,8 @@ def growing(initial: int, full: int, warmup_steps: int) -> Phase:
 
 
 def test_a_batch_grows_by_its_first_size_and_each_size_has_as_many_steps():
-    phase = growing(8, 32, 6)
-    assert [global_batch_tokens(step, phase) for step in range(8)] == [8, 8, 16, 16, 24, 24, 32, 32]
+    stage = growing(8, 32, 6)
+    assert [global_batch_tokens(step, stage) for step in range(8)] == [8, 8, 16, 16, 24, 24, 32, 32]
 
 
 def test_the_sizes_are_told_with_their_first_steps():
@@ -105,26 +105,26 @@ def test_the_sizes_are_told_with_their_first_steps():
 
 def test_the_sizes_of_modernbert():
     """768 to 4,608 rows: six sizes, five of them in the warm-up."""
-    phase = growing(768 * 8, 4608 * 8, 500)
-    sizes = [global_batch_tokens(step, phase) // 8 for step in range(501)]
+    stage = growing(768 * 8, 4608 * 8, 500)
+    sizes = [global_batch_tokens(step, stage) // 8 for step in range(501)]
     assert sorted(set(sizes)) == [768, 1536, 2304, 3072, 3840, 4608]
     assert {sizes.count(size) for size in set(sizes) - {4608}} == {100}
 
 
 @given(initial=st.integers(1, 9), full=st.integers(10, 99), steps=st.integers(1, 50), stop=st.integers(0, 120))
 def test_a_batch_never_shrinks_and_its_tokens_add_up(initial, full, steps, stop):
-    phase = growing(initial * 8, full * 8, steps)
-    sizes = [global_batch_tokens(step, phase) for step in range(121)]
+    stage = growing(initial * 8, full * 8, steps)
+    sizes = [global_batch_tokens(step, stage) for step in range(121)]
     assert sizes == sorted(sizes) and sizes[0] == initial * 8 and set(sizes[steps:]) == {full * 8}
     assert all(size % (initial * 8) == 0 for size in sizes[:steps])
     counts = Counter(sizes[:steps]).values()
     assert max(counts) - min(counts) <= 1
     for first in (0, stop // 2):
-        assert tokens_of_phase(phase, first, stop) == sum(sizes[first:stop])
+        assert tokens_of_stage(stage, first, stop) == sum(sizes[first:stop])
 
 
-def test_the_tokens_left_of_a_run_count_through_its_phases():
-    phases, steps = (growing(8, 32, 6), growing(16, 32, 2)), (8, 4)
+def test_the_tokens_left_of_a_run_count_through_its_stages():
+    stages, steps = (growing(8, 32, 6), growing(16, 32, 2)), (8, 4)
     sizes = [8, 8, 16, 16, 24, 24, 32, 32] + [16, 16, 32, 32]
     for first in range(13):
-        assert tokens_of_run(phases, steps, first) == sum(sizes[first:])
+        assert tokens_of_run(stages, steps, first) == sum(sizes[first:])

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.shard_set import open_shard_set
 
-PHASE = Phase(steps=1, sequence_length=32, micro_batch_tokens=4 * 32, global_batch_tokens=4 * 32)
+STAGE = Stage(steps=1, sequence_length=32, micro_batch_tokens=4 * 32, global_batch_tokens=4 * 32)
 SOURCES = ("books", "web", "letters")
 
 
@@ -41,7 +41,7 @@ def test_every_token_of_a_text_is_of_its_documents_source(corpora: list, mode: s
     data = DataSettings(shards=[{"url": shard_set.url} for shard_set in shard_sets], sentence_pairs=mode)
     seen = set()
     for rank in range(world_size):
-        for batch in evaluation_batches(shard_sets, data, PHASE, 0, rank, world_size, None):
+        for batch in evaluation_batches(shard_sets, data, STAGE, 0, rank, world_size, None):
             micro = batch.batch
             originals = micro.input_ids.clone()
             used = micro.labels != IGNORED
@@ -64,7 +64,7 @@ def test_of_a_url_that_is_named_twice_each_component_has_sources_of_its_own(corp
     url = corpora[0].shard_set.url
     shard_sets = [open_shard_set(url), open_shard_set(url)]
     data = DataSettings(shards=[{"url": url, "weight": 1}, {"url": url, "weight": 2}])
-    batches = evaluation_batches(shard_sets, data, PHASE, 0, 0, 1, None)
+    batches = evaluation_batches(shard_sets, data, STAGE, 0, 0, 1, None)
     seen = torch.cat([batch.origins[batch.batch.input_ids >= 5] for batch in batches])
     assert set(seen.tolist()) == {0, 1, 2, 3, 4, 5}
 
@@ -79,7 +79,7 @@ def test_a_damaged_shard_is_passed_over_in_origins_too(corpora: list, tmp_path: 
     path.write_bytes(data)
     settings = DataSettings(shards=str(tmp_path / "damaged"), on_corrupt_shard="skip")
     shard_set = open_shard_set(settings.shards, tmp_path / "cache")
-    batches = list(evaluation_batches([shard_set], settings, PHASE, 0, 0, 1, None))
+    batches = list(evaluation_batches([shard_set], settings, STAGE, 0, 0, 1, None))
     assert sum(batch.batch.num_unreadable_rows for batch in batches) > 0
     for batch in batches:
         dead = batch.batch.input_ids == 0

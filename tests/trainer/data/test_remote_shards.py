@@ -14,11 +14,11 @@ from data_prep.storage import retries, storage
 from tests.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.s3_server import S3Bucket
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Phase
+from trainer.config.training_settings import Stage
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
 
-PHASE = Phase(steps=1, sequence_length=32, micro_batch_tokens=5 * 32, global_batch_tokens=15 * 32)
+STAGE = Stage(steps=1, sequence_length=32, micro_batch_tokens=5 * 32, global_batch_tokens=15 * 32)
 STEPS = 12
 
 
@@ -42,7 +42,7 @@ def url(corpus, s3_bucket: S3Bucket, proxy: FaultProxy) -> str:
 def batches(url: str, cache: Path, num_workers: int = 0, **options: object) -> list[list]:
     data = DataSettings(shards=url, num_workers=num_workers, **options)
     shard_set = open_shard_set(url, cache)
-    loader = Loader([shard_set], data, PHASE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader([shard_set], data, STAGE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
     return [[part.input_ids.tolist() for part in batch.micro_batches] for batch in itertools.islice(loader, STEPS)]
 
 

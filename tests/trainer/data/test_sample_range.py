@@ -45,11 +45,11 @@ def test_the_rows_of_a_step_are_shown_exactly(case: list[str], small_shards: Pat
         "data.num_workers=0",
     ]
     config = load_settings(RunConfig, "tiny_cpu", overrides)
-    phase, start, step = config.phases[0], Position(0, 0, 30), 3
+    stage, start, step = config.stages[0], Position(0, 0, 30), 3
     rate = lambda number: masking_rate(number, config.max_steps, config.data)  # noqa: E731
-    loader = Loader(open_data(config), config.data, phase, start, config.training.seed, 0, 1, rate, step)
+    loader = Loader(open_data(config), config.data, stage, start, config.training.seed, 0, 1, rate, step)
     for number, batch in enumerate(itertools.islice(loader, 3), start=step + 1):  # completed steps, as in the log
-        assert batch_arithmetic(phase, 1).accumulation_steps == 1
+        assert batch_arithmetic(stage, 1).accumulation_steps == 1
         (trained,) = batch.micro_batches
         options = shlex.split(samples_of(batch).as_options(number))
         arguments = show_batch.parse_arguments(["--config", "tiny_cpu", *overrides, *options])

@@ -22,15 +22,15 @@ from trainer.loop.step import poisoned_unless_finite
 def batches(shards: Path, rank: int, world_size: int, micro_rows: int, steps: int = 3) -> list[GlobalBatch]:
     sizes = ["training.global_batch_tokens=832", f"training.micro_batch_tokens={micro_rows * 64}"]  # 13 rows a step
     config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={shards}", *sizes])
-    phase = config.phases[0]
+    stage = config.stages[0]
     loader = Loader(
-        [open_shard_set(str(shards))], config.data, phase, Position(0, 0, 0), 1, rank, world_size, lambda step: 0.15, 0
+        [open_shard_set(str(shards))], config.data, stage, Position(0, 0, 0), 1, rank, world_size, lambda step: 0.15, 0
     )
     skipped = [
-        SampleRange(phase=0, epoch=0, first=5, stop=16),
-        SampleRange(phase=0, epoch=0, first=26, stop=39),
-        SampleRange(phase=0, epoch=1, first=0, stop=5),
-        SampleRange(phase=1, epoch=0, first=0, stop=5),
+        SampleRange(stage=0, epoch=0, first=5, stop=16),
+        SampleRange(stage=0, epoch=0, first=26, stop=39),
+        SampleRange(stage=0, epoch=1, first=0, stop=5),
+        SampleRange(stage=1, epoch=0, first=0, stop=5),
     ]
     return [without_skipped(batch, skipped) for batch in itertools.islice(loader, steps)]
 
@@ -60,7 +60,7 @@ def test_the_skipped_samples_and_no_others_lose_their_predictions_on_any_number_
 
 def test_what_is_not_skipped_is_the_same_batch(small_shards):
     (batch, *_) = batches(small_shards, 0, 1, 13)
-    skipped = [SampleRange(phase=0, epoch=0, first=13, stop=20)]
+    skipped = [SampleRange(stage=0, epoch=0, first=13, stop=20)]
     assert without_skipped(batch, skipped) is batch
 
 
@@ -68,7 +68,7 @@ def test_a_branch_is_recorded_in_the_state_and_found_again():
     state = TrainState(step=7, epoch=2, next_sample=70, mlflow_run_id="old")
     branch = Branch(7, ((75, 80), (90, 95)))
     new = branched(state, branch)
-    assert [str(r) for r in new.skipped_samples] == ["phase 0 epoch 2 samples 75:80", "phase 0 epoch 2 samples 90:95"]
+    assert [str(r) for r in new.skipped_samples] == ["stage 0 epoch 2 samples 75:80", "stage 0 epoch 2 samples 90:95"]
     assert new.mlflow_run_id is None and new.step == 7
     later = new.model_copy(update={"step": 20, "mlflow_run_id": "new"})
     assert is_on(later, branch) and not is_on(state, branch)
@@ -87,7 +87,7 @@ def test_samples_of_a_later_epoch_than_the_checkpoints_can_be_skipped(small_shar
     state = TrainState(step=7, epoch=1, next_sample=70)
     branch = Branch(7, ((3, 9),), epoch=2)
     new = branched(state, branch)
-    assert [str(r) for r in new.skipped_samples] == ["phase 0 epoch 2 samples 3:9"]
+    assert [str(r) for r in new.skipped_samples] == ["stage 0 epoch 2 samples 3:9"]
     assert is_on(new, branch) and not is_on(new, Branch(7, ((3, 9),), epoch=1))
     (batch, *_) = batches(small_shards, 0, 1, 13)
     unlike = new.skipped_samples[0].model_copy(update={"first": 0, "stop": 13})

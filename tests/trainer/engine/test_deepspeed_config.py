@@ -5,7 +5,7 @@ import pytest
 from data_prep.base.errors import UsageError
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import OptimizerSettings, Phase, TrainingSettings, ZeroSettings
+from trainer.config.training_settings import OptimizerSettings, Stage, TrainingSettings, ZeroSettings
 from trainer.engine.deepspeed_config import deepspeed_config
 
 
@@ -34,14 +34,14 @@ def test_batch_sizes_satisfy_deepspeed_on_every_number_of_ranks(world_size):
     assert settings["train_batch_size"] == product >= 16
 
 
-def test_with_phases_the_first_one_counts():
+def test_with_stages_the_first_one_counts():
     config = make_config(
         max_steps=None,
         micro_batch_tokens=None,
         global_batch_tokens=None,
-        phases=(
-            Phase(steps=5, sequence_length=128, micro_batch_tokens=256, global_batch_tokens=1024),
-            Phase(steps=5, sequence_length=512, micro_batch_tokens=512, global_batch_tokens=1024),
+        stages=(
+            Stage(steps=5, sequence_length=128, micro_batch_tokens=256, global_batch_tokens=1024),
+            Stage(steps=5, sequence_length=512, micro_batch_tokens=512, global_batch_tokens=1024),
         ),
     )
     assert deepspeed_config(config, 1)["train_micro_batch_size_per_gpu"] == 2

@@ -101,7 +101,7 @@ def setting(small_shards: Path) -> tuple[RunConfig, PretrainingModel]:
 
 def batches_of(config: RunConfig, rank: int = 0, world_size: int = 1) -> list[EvaluationBatch]:
     shard_sets = [open_shard_set(config.data.shards)]
-    return list(evaluation_batches(shard_sets, config.data, config.phases[0], 0, rank, world_size, None))
+    return list(evaluation_batches(shard_sets, config.data, config.stages[0], 0, rank, world_size, None))
 
 
 def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> dict[str, list[float]]:

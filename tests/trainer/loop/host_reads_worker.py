@@ -33,7 +33,7 @@ from trainer.model.pretraining import PretrainingModel
 STEPS = 4
 MICRO_BATCHES = 3
 SETTINGS = [
-    *("data.sequence_length=32", "data.num_workers=0", "data.sentence_pairs=none", "training.phases=[]"),
+    *("data.sequence_length=32", "data.num_workers=0", "data.sentence_pairs=none", "training.stages=[]"),
     *("training.micro_batch_tokens=128", f"training.global_batch_tokens={MICRO_BATCHES * 128}"),
     *(f"training.max_steps={STEPS}", "training.precision=bf16", "training.gradient_clipping=1.0"),
     *("model.vocab_size=300", "model.output_bias=zeros", "model.hidden_size=32", "model.num_attention_heads=2"),
@@ -66,7 +66,7 @@ def main() -> int:
     config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={folder}", *SETTINGS, *overrides])
     ranks = initialize_distributed(config.distributed)
     shard_sets = [open_shard_set(folder)]
-    loader = Loader(shard_sets, config.data, config.phases[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(shard_sets, config.data, config.stages[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
     batches = list(itertools.islice(loader, STEPS))
     model = PretrainingModel(config.model, next_sentence=False)
     model.initialize(0)

@@ -45,12 +45,12 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str, str]] = {
     "precision": ({"overrides": ["training.precision=bf16"]}, 'training.precision is "fp32"', '"bf16"'),
     "fp16": ({"overrides": ["training.precision=fp16"]}, 'training.precision is "fp32"', '"fp16"'),
     "output_dir": ({"overrides": ["output_dir=runs/two"]}, 'output_dir is "run"', '"runs/two"'),
-    "phases": (
-        {"all": ["training.phases=[{steps: 6, sequence_length: 64, micro_batch_tokens: 256, global_batch_tokens: 512}]"]
+    "stages": (
+        {"all": ["training.stages=[{steps: 6, sequence_length: 64, micro_batch_tokens: 256, global_batch_tokens: 512}]"]
          + [f"training.{name}=null" for name in ("global_batch_tokens", "micro_batch_tokens")],
-         "overrides": ["training.phases=[{steps: 9, sequence_length: 64, micro_batch_tokens: 256, "
+         "overrides": ["training.stages=[{steps: 9, sequence_length: 64, micro_batch_tokens: 256, "
                        "global_batch_tokens: 512}]"]},
-        "training.phases.0.steps is 6",
+        "training.stages.0.steps is 6",
         "9",
     ),
     "deepspeed": ({"overrides": ["deepspeed.prescale_gradients=true"]}, "deepspeed is null", "not set"),

@@ -42,7 +42,7 @@ def in_streak(saved_step: int | None) -> tuple[SimpleNamespace, list[str]]:
     """A run whose steps 7 and 8 were not finite, and what it warns of."""
     nonfinite, warnings = NonFiniteSteps(max_in_a_row=20), []
     for step in (7, 8):
-        samples = SampleRange(phase=0, epoch=0, first=16 * step, stop=16 * step + 16)
+        samples = SampleRange(stage=0, epoch=0, first=16 * step, stop=16 * step + 16)
         nonfinite.record(step, samples, (float("nan"), 0.0), saved_step)
     run = SimpleNamespace(
         config=SimpleNamespace(output_dir="run"),

@@ -233,10 +233,10 @@ def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_
 
 
 def phased(*shapes: tuple[int, int, int], max_steps: int | None = None) -> RunConfig:
-    """A run whose phases take (steps, micro_batch_tokens, sequence_length)."""
+    """A run whose stages take (steps, micro_batch_tokens, sequence_length)."""
     names = ("steps", "micro_batch_tokens", "sequence_length")
-    phases = [{**dict(zip(names, shape, strict=True)), "global_batch_tokens": 4096} for shape in shapes]
-    training = {"phases": phases, "max_steps": max_steps}
+    stages = [{**dict(zip(names, shape, strict=True)), "global_batch_tokens": 4096} for shape in shapes]
+    training = {"stages": stages, "max_steps": max_steps}
     return RunConfig.model_validate(
         {"output_dir": "x", "model": {"vocab_size": 800}, "data": {"shards": "x"}, "training": training}
     )
@@ -255,7 +255,7 @@ def phased(*shapes: tuple[int, int, int], max_steps: int | None = None) -> RunCo
 def test_the_shapes_that_a_run_still_has_are_named_once_and_the_largest_first(step, expected) -> None:
     config = phased((5, 1024, 512), (2, 1024, 64), (1, 1024, 64), (2, 2048, 128), (9, 4096, 64), max_steps=10)
     found = [
-        (phase.micro_batch_tokens, phase.sequence_length)
-        for phase in runs.one_of_each_shape(runs.phases_after(step, config))
+        (stage.micro_batch_tokens, stage.sequence_length)
+        for stage in runs.one_of_each_shape(runs.stages_after(step, config))
     ]
     assert found == expected

@@ -60,13 +60,13 @@ def test_by_step(step, expected):
 
 
 @pytest.mark.parametrize(("step", "expected"), [(25, {"log"}), (26, set()), (65, {"log"}), (70, set())])
-def test_no_interval_reaches_over_the_end_of_a_phase(step, expected):
-    """The rows of an interval are all as long as those of the phase that it ends in."""
+def test_no_interval_reaches_over_the_end_of_a_stage(step, expected):
+    """The rows of an interval are all as long as those of the stage that it ends in."""
     batches = {"micro_batch_tokens": 512, "global_batch_tokens": 512}
-    phases = [
+    stages = [
         {"sequence_length": 128 * 2**number, "steps": steps, **batches} for number, steps in enumerate((25, 40, 35))
     ]
-    assert due(step, training={"phases": phases}) == expected
+    assert due(step, training={"stages": stages}) == expected
 
 
 def test_a_wish_of_any_rank_saves_and_a_stop_saves_and_ends():

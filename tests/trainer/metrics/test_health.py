@@ -13,7 +13,7 @@ INFINITE, NAN = float("inf"), float("nan")
 
 
 def samples(step: int) -> SampleRange:
-    return SampleRange(phase=0, epoch=1, first=step * 16, stop=step * 16 + 16)
+    return SampleRange(stage=0, epoch=1, first=step * 16, stop=step * 16 + 16)
 
 
 def falling_losses(num_steps: int) -> list[float]:
@@ -49,7 +49,7 @@ def test_a_spike_names_the_global_samples_of_its_step():
     for step, loss in enumerate([*falling_losses(300), 9.0], start=1):
         said += health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss})
     assert len(said) == 1 and health.num_spikes == 1
-    assert "step 301" in said[0] and "--phase 0 --epoch 1 --samples 4816:4832 --step 300" in said[0]
+    assert "step 301" in said[0] and "--stage 0 --epoch 1 --samples 4816:4832 --step 300" in said[0]
 
 
 def test_losses_that_are_not_finite_do_not_enter_the_median():
@@ -61,7 +61,7 @@ def test_losses_that_are_not_finite_do_not_enter_the_median():
 
 def test_nonfinite_steps_are_borne_up_to_the_limit_and_then_end_the_run_with_steps_and_samples():
     steps = NonFiniteSteps(max_in_a_row=2)
-    assert "the loss of step 5 (phase 0 epoch 1 samples 80:96)" in steps.record(5, samples(5), (INFINITE, 0.0), 4)
+    assert "the loss of step 5 (stage 0 epoch 1 samples 80:96)" in steps.record(5, samples(5), (INFINITE, 0.0), 4)
     assert "the gradient of step 6" in steps.record(6, samples(6), (3.0, 0.0), 4)
     with pytest.raises(UserError) as raised:
         steps.record(7, samples(7), (NAN, 0.0), 4)
@@ -72,9 +72,9 @@ def test_nonfinite_steps_are_borne_up_to_the_limit_and_then_end_the_run_with_ste
 
 def test_only_samples_of_the_last_epoch_are_offered_to_be_skipped_and_nothing_without_a_checkpoint():
     steps = NonFiniteSteps(max_in_a_row=1)
-    steps.record(5, SampleRange(phase=0, epoch=1, first=80, stop=96), (NAN, 0.0), None)
+    steps.record(5, SampleRange(stage=0, epoch=1, first=80, stop=96), (NAN, 0.0), None)
     with pytest.raises(UserError) as raised:
-        steps.record(6, SampleRange(phase=0, epoch=2, first=0, stop=16), (NAN, 0.0), None)
+        steps.record(6, SampleRange(stage=0, epoch=2, first=0, stop=16), (NAN, 0.0), None)
     assert "--resume-from" not in str(raised.value)
     assert "--resume-from 4 --skip-samples 0:16 --skip-epoch 2" in steps.describe("", 4)
 

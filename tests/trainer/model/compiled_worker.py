@@ -29,7 +29,7 @@ from trainer.model.pretraining import PretrainingModel
 
 STEPS = 4
 SETTINGS = [
-    *("data.sequence_length=32", "data.num_workers=0", "data.sentence_pairs=none", "training.phases=[]"),
+    *("data.sequence_length=32", "data.num_workers=0", "data.sentence_pairs=none", "training.stages=[]"),
     *("training.micro_batch_tokens=128", "training.global_batch_tokens=256", f"training.max_steps={STEPS}"),
     *("model.vocab_size=300", "model.output_bias=zeros", "model.hidden_size=32", "model.num_attention_heads=2"),
     *("model.intermediate_size=64", "model.hidden_dropout_prob=0.0", "training.precision=fp32"),
@@ -62,9 +62,9 @@ def main() -> int:
     torch.set_num_threads(1)
     write_synthetic_shards(Path(folder), 300, 5_000, DocumentLengths(15, 0.8))
     config = load_settings(RunConfig, "tiny_cpu", SETTINGS)
-    (phase,) = config.phases
+    (stage,) = config.stages
     shard_sets = [open_shard_set(folder)]
-    loader = Loader(shard_sets, config.data, phase, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(shard_sets, config.data, stage, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
     batches = list(itertools.islice(loader, STEPS))
     assert len({tuple(batch.micro_batches[0].cu_seqlens.tolist()) for batch in batches}) == STEPS, "equal documents"
     ranks = initialize_distributed(config.distributed)

@@ -38,7 +38,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def with_capacity(batch: Batch, num_sequences: int) -> Batch:
-    """As the loader makes them: fixed shapes, but for the room for sequences, which differs within a phase."""
+    """As the loader makes them: fixed shapes, but for the room for sequences, which differs within a stage."""
     unused = torch.full((num_sequences + 1 - batch.cu_seqlens.numel(),), batch.input_ids.numel(), dtype=torch.int32)
     spare = (0, 2 * LENGTH - batch.labels.numel())
     return replace(
@@ -83,7 +83,7 @@ def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
     assert after_first == (1 if family == "bert" else 3) + 1
 
 
-def test_phases_and_evaluation_find_their_own_graphs_and_nothing_falls_back(
+def test_stages_and_evaluation_find_their_own_graphs_and_nothing_falls_back(
     modern_config, make_model, make_documents, pack
 ):
     """More graphs than torch's default limit for one function, beyond which it would silently run uncompiled."""

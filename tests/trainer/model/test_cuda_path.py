@@ -43,7 +43,7 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 
 
 def with_capacity(batch: Batch, num_sequences: int) -> Batch:
-    """As the loader makes them: fixed shapes, but for the room for sequences, which differs within a phase."""
+    """As the loader makes them: fixed shapes, but for the room for sequences, which differs within a stage."""
     unused = torch.full((num_sequences + 1 - batch.cu_seqlens.numel(),), batch.input_ids.numel(), dtype=torch.int32)
     spare = (0, 2 * LENGTH - batch.labels.numel())
     return replace(

@@ -69,14 +69,14 @@ def test_memory_is_told_for_every_stage_and_this_runs_stage_is_marked():
     assert totals == sorted(totals, reverse=True)
 
 
-def test_memory_is_that_of_the_phase_with_the_largest_micro_batch_after_it_is_divided_over_the_ranks():
-    """The second phase allows larger micro-batches, but 64 ranks divide its small global batch into smaller ones."""
-    phases = [
+def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_divided_over_the_ranks():
+    """The second stage allows larger micro-batches, but 64 ranks divide its small global batch into smaller ones."""
+    stages = [
         {"steps": 1, "sequence_length": 512, "micro_batch_tokens": 32_768, "global_batch_tokens": 4_194_304},
         {"steps": 1, "sequence_length": 512, "micro_batch_tokens": 65_536, "global_batch_tokens": 262_144},
     ]
-    two = load_settings(RunConfig, "bert_large_phased", [f"training.phases={json.dumps(phases)}"])
-    one = load_settings(RunConfig, "bert_large_phased", [f"training.phases={json.dumps(phases[:1])}"])
+    two = load_settings(RunConfig, "bert_large_phased", [f"training.stages={json.dumps(stages)}"])
+    one = load_settings(RunConfig, "bert_large_phased", [f"training.stages={json.dumps(stages[:1])}"])
     assert memory_lines(two, 64) == memory_lines(one, 64)
     assert activation_lines(two, 64) == activation_lines(one, 64)
 

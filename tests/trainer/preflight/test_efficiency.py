@@ -23,7 +23,7 @@ def preset(*overrides: str) -> RunConfig:
 
 
 def efficiency(config: RunConfig, world_size: int, bytes_per_second: float) -> float:
-    return step_traffic(config, config.phases[0], world_size, 450e12).efficiency(bytes_per_second)
+    return step_traffic(config, config.stages[0], world_size, 450e12).efficiency(bytes_per_second)
 
 
 def test_a_step_by_hand():
@@ -39,7 +39,7 @@ def test_a_step_by_hand():
 
 def test_the_traffic_of_bert_large_on_64_gpus_by_hand():
     """All numbers twice in bf16 for the all-reduce and once for the gather, of which a ring passes 63 of 64 parts."""
-    step = step_traffic(preset(), preset().phases[0], 64, 450e12)
+    step = step_traffic(preset(), preset().stages[0], 64, 450e12)
     number = 2 * num_parameters(preset().model, next_sentence=False) * 63 / 64
     assert step.hidden_bytes == pytest.approx(2 * number)
     assert step.exposed_bytes == pytest.approx(number, abs=1)
@@ -71,7 +71,7 @@ def test_what_is_hidden_follows_from_stage_precision_and_deepspeeds_settings():
         assert efficiency(preset(*MILLION, *other), 64, 50e9) == pytest.approx(after, abs=1e-3)
     stage_2 = preset(*MILLION, "zero.stage=2", "deepspeed={zero_optimization: {overlap_comm: true}}")
     assert efficiency(stage_2, 64, 50e9) == pytest.approx(overlapped, abs=1e-3)
-    offloaded = step_traffic(preset("zero.offload_optimizer=true"), preset().phases[0], 64, 450e12)
+    offloaded = step_traffic(preset("zero.offload_optimizer=true"), preset().stages[0], 64, 450e12)
     assert offloaded.hidden_bytes == 0, "DeepSpeed's other optimizer"
 
 
@@ -79,7 +79,7 @@ def test_stage_2_reduces_after_every_micro_batch_and_stage_1_once():
     many = "training.micro_batch_tokens=16384"
     overlap = "deepspeed={zero_optimization: {overlap_comm: true}}"
     one, two = (preset(many, f"zero.stage={stage}", overlap) for stage in (1, 2))
-    first, second = (step_traffic(config, config.phases[0], 64, 450e12) for config in (one, two))
+    first, second = (step_traffic(config, config.stages[0], 64, 450e12) for config in (one, two))
     assert second.hidden_bytes == pytest.approx(4 * first.hidden_bytes)
     assert second.hiding_seconds == pytest.approx(4 * first.hiding_seconds)
 

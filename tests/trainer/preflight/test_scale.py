@@ -4,22 +4,22 @@ import pytest
 
 from data_prep.base.settings import load_settings
 from trainer.config.run_config import RunConfig
-from trainer.preflight.memory_estimate import memory_in_phase
+from trainer.preflight.memory_estimate import memory_in_stage
 from trainer.preflight.scale import scale_lines, scaled, sent_bytes
 
 
 def test_traffic_by_hand():
     """A thousand numbers of 2 bytes, 100 of them tied, on 4 ranks: rings send three quarters of a tensor."""
-    assert sent_bytes(1000, 100, 2, stage=1, world_size=4, accumulation_steps=8) == 3 * 1500
-    assert sent_bytes(1000, 100, 2, stage=2, world_size=4, accumulation_steps=8) == 17 * 1500
-    assert sent_bytes(1000, 100, 2, stage=3, world_size=4, accumulation_steps=8) == 24 * 1500 + 16 * 150
-    assert sent_bytes(1000, 100, 2, stage=3, world_size=1, accumulation_steps=8) == 0
+    assert sent_bytes(1000, 100, 2, zero_stage=1, world_size=4, accumulation_steps=8) == 3 * 1500
+    assert sent_bytes(1000, 100, 2, zero_stage=2, world_size=4, accumulation_steps=8) == 17 * 1500
+    assert sent_bytes(1000, 100, 2, zero_stage=3, world_size=4, accumulation_steps=8) == 24 * 1500 + 16 * 150
+    assert sent_bytes(1000, 100, 2, zero_stage=3, world_size=1, accumulation_steps=8) == 0
 
 
 def test_the_global_batch_stays_whole_and_the_work_is_divided():
     config = load_settings(RunConfig, "bert_large", [])
-    (phase,) = config.phases
-    eight, many = scaled(config, phase, 8, 1), scaled(config, phase, 512, 1)
+    (stage,) = config.stages
+    eight, many = scaled(config, stage, 8, 1), scaled(config, stage, 512, 1)
     assert (eight.micro_batch_rows, eight.accumulation_steps) == (64, 4)
     assert (many.micro_batch_rows, many.accumulation_steps) == (4, 1), "2,048 rows on 512 ranks"
     assert eight.flops * 8 == pytest.approx(many.flops * 512)
@@ -30,7 +30,7 @@ def test_more_ranks_than_rows_leave_one_row_each():
     config = load_settings(
         RunConfig, "bert_large", ["training.global_batch_tokens=16384", "training.micro_batch_tokens=16384"]
     )
-    one = scaled(config, config.phases[0], 64, 2)
+    one = scaled(config, config.stages[0], 64, 2)
     assert (one.micro_batch_rows, one.accumulation_steps) == (1, 1)
 
 
@@ -53,12 +53,12 @@ def test_the_table_has_a_line_for_every_number_and_stage():
 def test_the_micro_batches_of_presets_fit_a_card_of_80_gb(preset: str, pairs: str) -> None:
     """On one rank, where nothing is divided, with the share that the doctor leaves to buffers and the allocator."""
     config = load_settings(RunConfig, preset, [f"data.sentence_pairs={pairs}"])
-    (phase,) = config.phases
-    assert phase.micro_batch_tokens >= 32_768
-    parts = memory_in_phase(config, phase, config.zero.stage, world_size=1)
+    (stage,) = config.stages
+    assert stage.micro_batch_tokens >= 32_768
+    parts = memory_in_stage(config, stage, config.zero.stage, world_size=1)
     assert {"optimizer", "logits", "activations"} <= parts.keys() and min(parts.values()) > 0
-    sequences = 2 * SEQUENCES_PER_ROW * phase.micro_batch_tokens // phase.sequence_length
-    scratch = 4 * (phase.micro_batch_tokens + 128 * sequences) * config.model.hidden_size
+    sequences = 2 * SEQUENCES_PER_ROW * stage.micro_batch_tokens // stage.sequence_length
+    scratch = 4 * (stage.micro_batch_tokens + 128 * sequences) * config.model.hidden_size
     assert sum(parts.values()) + scratch <= 0.85 * 80e9
 
 
