@@ -1,8 +1,8 @@
 """Evaluate a model on minimal pairs: `evaluate.py --model models:/NAME@ALIAS --minimal-pairs DIR --output scores.json`.
 
-DIR holds files of sentence pairs (.jsonl or .jsonl.gz with sentence_good and sentence_bad, as BLiMP publishes them). The
-model is right on a pair when it gives the good sentence the higher pseudo-log-likelihood: every token is masked in turn,
-and the log-probabilities of the original tokens are summed. A tie is wrong. Chance is 50%.
+DIR holds files of sentence pairs (.jsonl or .jsonl.gz with sentence_good and sentence_bad, as BLiMP publishes them).
+The model is right on a pair when it gives the good sentence the higher pseudo-log-likelihood: every token is masked in
+turn, and the log-probabilities of the original tokens are summed. A tie is wrong. Chance is 50%.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--minimal-pairs", required=True, type=Path, metavar="DIR", help="folder or file with minimal pairs"
     )
     parser.add_argument(
-        "--output", type=local_output("--output"), metavar="FILE", help="write accuracies and every pair's scores as JSON"
+        "--output",
+        type=local_output("--output"),
+        metavar="FILE",
+        help="write accuracies and all scores as JSON",
     )
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="fp32", help="of the model's computation (default %(default)s)"
@@ -46,8 +49,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.evaluation.minimal_pairs import as_json, judge, num_masked_copies, pair_scores, read_minimal_pairs
-    from trainer.evaluation.minimal_pairs import report_lines
+    from trainer.evaluation.minimal_pairs import (
+        as_json,
+        judge,
+        num_masked_copies,
+        pair_scores,
+        read_minimal_pairs,
+        report_lines,
+    )
 
     pairs = read_minimal_pairs(arguments.minimal_pairs)
     if arguments.output is not None:
@@ -65,9 +74,8 @@ def main() -> None:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[arguments.precision]
     encode = SentenceEncoder(model.tokenizer)
     with Progress("scoring masked copies", num_masked_copies(pairs, encode), "copies") as progress:
-        scores = pair_scores(
-            pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer_of(model, device, dtype), progress.add
-        )
+        scorer = scorer_of(model, device, dtype)
+        scores = pair_scores(pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer, progress.add)
     report = judge(pairs, scores)
     print("\n".join(report_lines(report)).rstrip())
     if arguments.output is not None:

@@ -27,8 +27,8 @@ def scorer_of(model: FillMask, device: torch.device, dtype: torch.dtype) -> Scor
 class TransformersScorer:
     """Any of transformers' masked language models.
 
-    Its base model's hidden states are reduced to the masked positions before the head sees them, by a forward hook: every
-    such model passes `base_model(...)[0]` to its head.
+    A forward hook reduces the base model's hidden states to the masked positions before the head sees them: every such
+    model passes `base_model(...)[0]` to its head.
     """
 
     def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:

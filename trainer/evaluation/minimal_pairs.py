@@ -1,10 +1,10 @@
-"""Minimal pairs: two sentences that differ in one point of grammar, of which a language model should prefer the good one.
+"""Minimal pairs: two sentences that differ in one point of grammar; a language model should prefer the good one.
 
 A sentence's score is its pseudo-log-likelihood (Salazar et al. 2020, section 2): every token is masked in turn, and the
 log-probabilities of the original tokens are summed. A model is right on a pair when the good sentence scores strictly
 higher; a tie is wrong (Warstadt et al. 2020, BLiMP).
 
-The masked copies of one length are scored together, so that nothing is padded. Which copies share a batch depends on the
+Masked copies of one length are scored together, so that nothing is padded. Which copies share a batch depends on the
 pairs alone, never on the number of ranks.
 """
 
@@ -74,10 +74,7 @@ def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
         UserError: there is no such file, or a line is not a pair.
     """
     path = Path(path)
-    if path.is_dir():
-        files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES))
-    else:
-        files = [path]
+    files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES)) if path.is_dir() else [path]
     if not files or not path.exists():
         what = "has no .jsonl or .jsonl.gz file" if path.is_dir() else "does not exist"
         raise UserError(f"{path} {what}. Fix: name a folder with files of minimal pairs, as BLiMP publishes them.")
@@ -104,7 +101,9 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON ({error}). Fix: write an object per line.") from None
     if not isinstance(values, dict):
-        raise UserError(f"{where}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]}). Fix: write an object per line.")
+        raise UserError(
+            f"{where}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]}). Fix: write an object per line."
+        )
     for key in ("sentence_good", "sentence_bad"):
         if not isinstance(values.get(key), str) or not values[key].strip():
             given = repr(values[key])[:_SHOWN_CHARACTERS] if key in values else "missing"
@@ -157,8 +156,8 @@ def pair_scores(
 def _checked(encoded: Encoded, where: str, max_length: int) -> Encoded:
     if len(encoded.ids) > max_length:
         raise UserError(
-            f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}. Fix: leave the "
-            "pair out."
+            f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}. Fix: leave "
+            "the pair out."
         )
     return encoded
 
@@ -245,14 +244,14 @@ def report_lines(report: Report) -> Iterator[str]:
     yield f"{'':<{width}}  {'pairs':>7}  {'right %':>7}  {'95% interval':>12}  {'ties':>5}"
     for group in (report.paradigms, report.fields, {"overall": report.overall}):
         for name, each in sorted(group.items()):
-            interval = f"{100 * each.low:.1f}-{100 * each.high:.1f}"
-            yield f"{name:<{width}}  {each.num_pairs:>7,}  {100 * each.share:>7.2f}  {interval:>12}  {each.num_ties:>5,}"
+            share, interval = 100 * each.share, f"{100 * each.low:.1f}-{100 * each.high:.1f}"
+            yield f"{name:<{width}}  {each.num_pairs:>7,}  {share:>7.2f}  {interval:>12}  {each.num_ties:>5,}"
         if group:
             yield ""
 
 
 def as_json(pairs: Sequence[MinimalPair], scores: np.ndarray, report: Report) -> dict[str, Any]:
-    """Everything for programs: shares of right pairs (`overall`, `fields`, `paradigms`), counts, and every pair's scores."""
+    """For programs: shares of right pairs (`overall`, `fields`, `paradigms`), counts, and every pair's scores."""
     groups = {"fields": report.fields, "paradigms": report.paradigms}
     return {
         "overall": report.overall.share,
