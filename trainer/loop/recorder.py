@@ -30,14 +30,17 @@ class StepMetrics:
 class Recorder:
     """Collects step results; all ranks call it alike."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, step: int) -> None:
+        """`step` is the number of steps completed before this process's first."""
         self._ranks = ranks
+        self.last_step = step
         self._pending: list[tuple[int, SampleRange, float, StepResult]] = []
         self._flushed_at = time.perf_counter()
         self._tokens = 0
         self.clock = WorkClock(ranks.device)
 
     def add(self, step: int, samples: SampleRange, learning_rate: float, result: StepResult) -> None:
+        self.last_step = step
         self._pending.append((step, samples, learning_rate, result))
         self._tokens += result.counts.tokens
 

@@ -1,11 +1,11 @@
-"""A run and what it works with: opening data, model, engine, checkpoint and tracking in the right order."""
+"""Set-up of a run: data, model, engine, checkpoint and tracking, opened in the right order."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible
-from trainer.checkpoint.format import Checkpoint, DataIdentity, TrainState
+from trainer.checkpoint.format import Checkpoint, TrainState
 from trainer.checkpoint.restore import find_latest, load
 from trainer.checkpoint.upload import Uploader
 from trainer.checkpoint.writer import warn_on_stderr
@@ -24,7 +24,6 @@ from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import Stage
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
-from trainer.data.loader import Loader
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives
 from trainer.distributed.stop_signal import StopSignal
@@ -33,12 +32,12 @@ from trainer.engine.engine import Engine, build_engine
 from trainer.loop.branch import Branch, begin_mlflow_run, branched, is_on
 from trainer.loop.data_version import describe_versions
 from trainer.loop.recorder import Recorder
-from trainer.metrics.health import Health
+from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
+from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.status import RunStatus, read_status
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import describe_numerics, with_compilation_decided, with_precision_decided
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
-from trainer.model.sizes import num_parameters
 from trainer.registry.init_from import load_initial_weights
 from trainer.registry.registrar import Registrar
 from trainer.tracking.data_description import all_lineages
@@ -50,62 +49,6 @@ COMPILATION_SECONDS = 3600
 """How long all compilation of a set-up may take on a rank while the others wait; a cold one takes minutes."""
 
 
-@dataclass
-class Run:
-    """What a run works with. What has a default below changes while it goes on, and so does `state`."""
-
-    config: RunConfig
-    ranks: Ranks
-    shard_sets: list[ShardSet]
-    engine: Engine
-    tracker: MetricLog
-    recorder: Recorder
-    stop_signal: StopSignal
-    watchdog: Watchdog
-    health: Health
-    state: TrainState
-    loader: Loader | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    seconds_a_step: float | None = None
-    flops_per_device: float | None = None
-    """Operations a second that each device reached between the last two log lines."""
-    seconds_left: float | None = None
-    started_at: float = field(default_factory=time.time)
-    saved_at: float = field(default_factory=time.monotonic)
-    """Of this process's last checkpoint, or its start."""
-    saved_step: int | None = None
-    """Of the checkpoint from which the same command would resume."""
-    save_is_deferred: bool = False
-    """Whether a checkpoint was due at a step that was not finite, and has not been saved since."""
-    failed_saves: int = 0
-    """Of this process."""
-    uploader: Uploader | None = None
-    registrar: Registrar | None = None
-    """On rank 0, where the run registers its model."""
-    status: RunStatus | None = None
-    """On rank 0, once the run has begun."""
-    system: SystemMetrics | None = None
-    """Of rank 0's machine, on rank 0."""
-
-    @property
-    def output_dir(self) -> Path:
-        return Path(self.config.output_dir)
-
-    def say(self, text: str) -> None:
-        """Print a line on rank 0."""
-        if self.ranks.is_first:
-            print(text, flush=True)
-
-    def warn(self, text: str) -> None:
-        """Print a warning on rank 0."""
-        if self.ranks.is_first:
-            warn_on_stderr(text)
-
-    @property
-    def data(self) -> DataIdentity:
-        return data_identity(self.shard_sets)
-
-
 def set_up(
     config: RunConfig,
     shard_sets: list[ShardSet],
@@ -114,7 +57,7 @@ def set_up(
     watchdog: Watchdog,
     allow_change: bool,
     branch: Branch | None = None,
-) -> Run:
+) -> tuple[Run, TrainState, Progress]:
     """Build model and engine, and put them where the newest checkpoint stands, or at the beginning."""
     config, warning = with_compilation_decided(config, ranks)
     if warning and ranks.is_first:
@@ -150,25 +93,36 @@ def set_up(
     state = state.model_copy(update={"data_lineage": seen_data(shard_sets, earlier, ranks)})
     if branch is not None:
         state = branched(state, branch)
-    tracker = open_tracker(config, ranks, state, begin=branch is not None)
-    health = Health(config.health, training_entropy_nats(config.data, shard_sets))
-    run = Run(config, ranks, shard_sets, engine, tracker, Recorder(ranks), stop_signal, watchdog, health, state)
-    run.saved_step = latest.step if latest else None
-    if ranks.is_first:
-        run.system = SystemMetrics(output_dir, ranks.device)
-        if config.registry.name is not None:
-            run.registrar = Registrar(config, run.warn, run.say)
-    if config.checkpoint.upload_to is not None:
-        run.uploader = Uploader(config.checkpoint, ranks, warn_on_stderr)
-        if latest is not None and branch is None:
-            run.uploader.submit_if_missing(latest)
+    progress = Progress(NonFiniteSteps(config.health.max_nonfinite_steps), saved_step=latest.step if latest else None)
     status = read_status(output_dir)
     if status and status.get("step") == state.step:
-        run.metrics = status.get("metrics", {})
+        progress = replace(progress, metrics=status.get("metrics", {}))
+    uploader = Uploader(config.checkpoint, ranks, warn_on_stderr) if config.checkpoint.upload_to is not None else None
+    if uploader is not None and latest is not None and branch is None:
+        uploader.submit_if_missing(latest)
+    run = Run(
+        config=config,
+        ranks=ranks,
+        shard_sets=shard_sets,
+        engine=engine,
+        tracker=open_tracker(config, ranks, state, begin=branch is not None),
+        recorder=Recorder(ranks, state.step),
+        stop_signal=stop_signal,
+        watchdog=watchdog,
+        health=Health(config.health, training_entropy_nats(config.data, shard_sets)),
+        uploader=uploader,
+        registrar=Registrar(config, warn_on_stderr, say) if ranks.is_first and config.registry.name else None,
+        status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
+        system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
+    )
     for note in notes:
         run.say(note)
-    log_run_summary(run, changes)
-    return run
+    log_run_summary(run, state, changes)
+    return run, state, progress
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[Checkpoint | None, Branch | None]:
@@ -254,11 +208,11 @@ def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
     return loss
 
 
-def log_run_summary(run: Run, changes: list[str]) -> None:
+def log_run_summary(run: Run, state: TrainState, changes: list[str]) -> None:
     """Say how the run begins, and give MLflow what describes it."""
-    config, state = run.config, run.state
+    config = run.config
     stage = config.stages[min(state.stage, len(config.stages) - 1)]
-    run.say(f"{parameters_of(config):,} parameters; {batch_arithmetic(stage, run.ranks.world_size)}")
+    run.say(f"{run.num_parameters:,} parameters; {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
         run.say(f"the global batch grows from {grows} over the stage's first {warmup.steps:,} steps")
@@ -274,19 +228,7 @@ def log_run_summary(run: Run, changes: list[str]) -> None:
     for change in changes:
         (run.warn if change.startswith(CHANGES_NUMERICS) else run.say)(f"changed since the checkpoint: {change}")
     if run.ranks.is_first:
-        describe_run(run.tracker, config, run.shard_sets, run.state.data_lineage)
-
-
-def parameters_of(config: RunConfig) -> int:
-    return num_parameters(config.model, config.data.has_sentence_pairs)
-
-
-def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
-    """Exactly which data the run reads."""
-    return DataIdentity(
-        manifest_digests=tuple(shard_set.manifest.digest for shard_set in shard_sets),
-        tokenizer_fingerprint=shard_sets[0].manifest.tokenizer.fingerprint,
-    )
+        describe_run(run.tracker, config, run.shard_sets, state.data_lineage)
 
 
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:

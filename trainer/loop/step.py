@@ -1,7 +1,7 @@
 """One optimizer step: the gradient of one global batch, the same on any number of ranks.
 
 The loss is the sum over predicted tokens divided by their number in the *global* batch, next-sentence loss likewise
-by pairs. One all-reduce before the first forward carries these counts (and the ranks' wishes), so every rank scales
+by pairs. One all-reduce before the first forward carries these counts (and the ranks' requests), so every rank scales
 its sums alike; DeepSpeed averages gradients over ranks, hence the factor `world_size`.
 """
 
@@ -81,7 +81,7 @@ def take_step(
     learning_rate: float,
     seed: int,
     ranks: Ranks,
-    wishes: StepRequests,
+    requests: StepRequests,
     clock: WorkClock,
     mark: Callable[[str], None],
 ) -> StepResult:
@@ -90,7 +90,7 @@ def take_step(
     `step` is the number of completed steps; `mark` is told what comes next (`trainer/distributed/watchdog.py`).
     """
     mark(f"step {step + 1}: counting")
-    counts = count_globally(global_batch, ranks, wishes)
+    counts = count_globally(global_batch, ranks, requests)
     engine.set_learning_rate(learning_rate)
     mlm_loss_sum, nsp_loss_sum, nsp_correct = torch.zeros(3, dtype=torch.float64, device=ranks.device).unbind()
     if counts.is_empty:
@@ -121,7 +121,7 @@ def poisoned_unless_finite(loss: torch.Tensor) -> torch.Tensor:
     return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
 
 
-def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: StepRequests) -> GlobalCounts:
+def count_globally(global_batch: GlobalBatch, ranks: Ranks, requests: StepRequests) -> GlobalCounts:
     """Sum over all ranks what their micro-batches hold; any rank's wish counts for all."""
     local = torch.tensor(
         [
@@ -129,8 +129,8 @@ def count_globally(global_batch: GlobalBatch, ranks: Ranks, wishes: StepRequests
             sum(batch.num_pairs for batch in global_batch.micro_batches),
             sum(batch.num_tokens for batch in global_batch.micro_batches),
             sum(batch.num_unreadable_rows for batch in global_batch.micro_batches),
-            int(wishes.stop),
-            int(wishes.save),
+            int(requests.stop),
+            int(requests.save),
         ],
         dtype=torch.int64,
     )

@@ -1,6 +1,8 @@
-"""The training run from its start to its end.
+"""The training run from its start to its end: check, set up, loop, finish.
 
-The loop reads: fetch, step, record, log if due, evaluate if due, save if due, stop if asked.
+The loop reads: fetch, step, record, log if due, evaluate if due, save if due, stop if asked. What changes is returned:
+the training state, which a checkpoint holds, and the progress of this process (`trainer/loop/run.py`). To understand a
+step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and `trainer/model/pretraining.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
@@ -42,13 +45,15 @@ from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import check_precision
 from trainer.loop.branch import Branch
 from trainer.loop.data_version import open_data
-from trainer.loop.global_batches import global_batches, samples_of
+from trainer.loop.global_batches import GlobalBatches, samples_of
 from trainer.loop.identity import facts_of
 from trainer.loop.reporting import log, log_evaluation, report_end, report_start, report_stop
+from trainer.loop.run import Progress, Run
 from trainer.loop.run_lock import only_training
 from trainer.loop.saving import defer_save, finish_previous_start, save, state_of_checkpoint
-from trainer.loop.setup import Run, set_up
+from trainer.loop.setup import set_up
 from trainer.loop.step import StepRequests, StepResult, take_step
+from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import record_end, record_loss_of_writer
 from trainer.metrics.status_records import State
 from trainer.model.numerics import with_own_precision
@@ -63,8 +68,8 @@ def train(
     allow_change: bool = False,
     branch: Branch | None = None,
     stop_signal: StopSignal | None = None,
-) -> int:
-    """Begin or resume the run of `config.output_dir`; returns the exit status, or ends the process with it.
+) -> NoReturn:
+    """Begin or resume the run of `config.output_dir`, and end the process with the run's exit status.
 
     `branch` goes back to an earlier checkpoint first (`trainer/loop/branch.py`); `stop_signal` listens now.
 
@@ -84,32 +89,17 @@ def train(
             refuse_exposed(lambda found: gather_objects(found, ranks))
             refuse_unwritable(config, ranks)
             held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
-            if config.checkpoint.upload_to is None:
-                refuse_unshared(config.output_dir, ranks)
-            if ranks.is_first:  # not before: the folder may be another run's
-                watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
+            own_output_dir(config, ranks, watchdog)
             warn_of_findings(config, ranks)
             with recorded_if_it_fails(Path(config.output_dir), ranks):
-                run = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
-        report_start(run, launched_at)
-        try:
-            with (
-                watchdog.report_lost_ranks(),
-                explain_out_of_memory(ranks, "in training"),
-                explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run),
-            ):
-                finish_previous_start(run)
-                ended = training_loop(run)
-        except Exception as error:
-            report_end(run, "failed", str(error))
-            run.tracker.log_pictures()
-            run.tracker.close("FAILED")
-            raise
-        try:
+                run, state, progress = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
+        report_start(run, state, progress, launched_at)
+        with closed_if_it_fails(run), watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "in training"):
+            progress = finish_previous_start(run, state, progress)
+            with explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run):
+                ended = training_loop(run, state, progress)
+        with reported_if_it_fails(run):
             all_registered = finish(run, ended)
-        except Exception as error:
-            report_end(run, "failed", str(error))
-            raise
     end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
 
 
@@ -162,44 +152,73 @@ def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
                 warn_on_stderr(f"{finding.name}: {finding.text} (launch/doctor.py tells more)")
 
 
-def training_loop(run: Run) -> State:
+def own_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog) -> None:
+    """Check that all ranks see the output directory, and from now on note in it how this process ends.
+
+    Raises:
+        UserError: a rank sees another directory, and no remote storage is set.
+    """
+    if config.checkpoint.upload_to is None:
+        refuse_unshared(config.output_dir, ranks)
+    if ranks.is_first:  # not before: the folder may be another run's
+        watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
+
+
+def training_loop(run: Run, state: TrainState, progress: Progress) -> State:
     """Take the steps that are left; returns how the run ended.
 
     Raises:
         UserError: the run ends and its last checkpoint could not be saved, or too many steps were not finite.
     """
-    config, batches, clock = run.config, global_batches(run), run.recorder.clock
-    while run.state.step < config.max_steps:
-        run.watchdog.mark(f"step {run.state.step + 1}: fetching")
-        batch = clock.fetch(batches)
-        rate = learning_rate(run.state.step, config.max_steps, config.optimizer.learning_rate, config.schedule)
-        result = take_step(
-            run.engine,
-            batch,
-            run.state.step,
-            rate,
-            config.training.seed,
-            run.ranks,
-            wishes(run),
-            clock,
-            run.watchdog.mark,
-        )
-        run.state = advanced(run.state, batch, result)
-        run.recorder.add(run.state.step, samples_of(batch), rate, result)
-        check_finite(run, batch, result)
-        due = what_is_due(run, result)
+    batches = GlobalBatches(run, state)
+    while state.step < run.config.max_steps:
+        batch = fetch(run, batches, state)
+        result = step(run, batch, state, progress)
+        state = advanced(state, batch, result)
+        run.recorder.add(state.step, samples_of(batch), rate_of_step(run.config, state.step), result)
+        progress = replace(progress, nonfinite=counted(run, batch, result, state, progress))
+        due = what_is_due(run.config, state, progress, result)
         if due.log:
-            log(run)
+            state, progress = log(run, state, progress, batches.epoch_of(state))
+        progress.nonfinite.check(progress.saved_step)
         if due.evaluation:
-            log_evaluation(run)
+            state, progress = log_evaluation(run, state, progress)
         if due.save:
-            save(run, due.end)
+            progress = save(run, state, progress, is_end=due.end)
         elif due.deferred_save and not due.stop:
-            defer_save(run, is_last=due.end)
+            progress = defer_save(run, state, progress, is_last=due.end)
+        if due.evaluation or due.save:
+            run.recorder.restart_clock()
         if due.stop:
-            report_stop(run, state_of_checkpoint(run, due.save))
+            report_stop(run, state_of_checkpoint(run, state, progress, due.save))
             return "stopped"
     return "finished"
+
+
+def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch:
+    """The next global batch; the recorder's clock counts the time."""
+    run.watchdog.mark(f"step {state.step + 1}: fetching")
+    return run.recorder.clock.fetch(batches)
+
+
+def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) -> StepResult:
+    """One optimizer step on a global batch (`trainer/loop/step.py`)."""
+    return take_step(
+        engine=run.engine,
+        global_batch=batch,
+        step=state.step,
+        learning_rate=rate_of_step(run.config, state.step + 1),
+        seed=run.config.training.seed,
+        ranks=run.ranks,
+        requests=requests_of(run, progress),
+        clock=run.recorder.clock,
+        mark=run.watchdog.mark,
+    )
+
+
+def rate_of_step(config: RunConfig, step: int) -> float:
+    """The learning rate of a step, counted from 1."""
+    return learning_rate(step - 1, config.max_steps, config.optimizer.learning_rate, config.schedule)
 
 
 @dataclass(frozen=True)
@@ -215,51 +234,51 @@ class Due:
     end: bool
 
 
-def what_is_due(run: Run, result: StepResult) -> Due:
+def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result: StepResult) -> Due:
     """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved.
 
-    A stage's last step is logged: speed is told by the places of a row, of which the next stage has others.
+    A stage's last step is logged, because throughput is computed from the length of a row, which differs by stage. A step
+    that ends the run because too many steps were not finite is logged too.
 
     Nothing is saved in a streak of non-finite steps. A skipped step outside of one (`NonFiniteSteps.is_probe`) defers
     a save, too, unless the run ends with it.
     """
-    config, step = run.config, run.state.step
+    step, nonfinite = state.step, progress.nonfinite
     last, stop = step == config.max_steps, result.counts.stop
     evaluation = last or step % config.evaluation.every_steps == 0
     ends = last or stop
-    wanted = ends or run.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
-    save = wanted and not run.health.nonfinite.in_streak and (ends or not result.is_nonfinite)
+    wanted = ends or progress.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
+    save = wanted and not nonfinite.in_streak and (ends or not result.is_nonfinite)
     ends_stage = step in itertools.accumulate(config.steps_by_stage)
-    log = evaluation or save or ends or ends_stage or step % config.logging.every_steps == 0
+    is_regular = step % config.logging.every_steps == 0
+    log = evaluation or save or ends or ends_stage or nonfinite.is_too_long or is_regular
     return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
 
 
-def wishes(run: Run) -> StepRequests:
+def requests_of(run: Run, progress: Progress) -> StepRequests:
     """What this rank asks for: a stop where it was signalled, and on rank 0 a checkpoint where its time has come."""
     minutes = run.config.checkpoint.every_minutes
-    is_time = minutes is not None and time.monotonic() - run.saved_at >= 60 * minutes
+    is_time = minutes is not None and time.monotonic() - progress.saved_at >= 60 * minutes
     return StepRequests(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
 
 
-def check_finite(run: Run, batch: GlobalBatch, result: StepResult) -> None:
-    """Count steps in a row that were skipped because loss or gradient was not finite; all ranks alike.
+def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState, progress: Progress) -> NonFiniteSteps:
+    """The steps in a row that were skipped because loss or gradient was not finite; all ranks alike.
 
     A step that only showed that fp16's loss scale was too large is not one of them.
-
-    Raises:
-        UserError: there are too many of them.
     """
+    nonfinite = progress.nonfinite
     if result.applied:
-        run.health.nonfinite.reset()
-    elif result.is_nonfinite:
-        losses, nonfinite, engine = run.recorder.global_losses(result), run.health.nonfinite, run.engine
-        if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
-            return
-        try:
-            run.warn(nonfinite.record(run.state.step, samples_of(batch), losses, run.saved_step))
-        except UserError:
-            log(run)
-            raise
+        return nonfinite.after_finite()
+    if not result.is_nonfinite:
+        return nonfinite
+    losses, engine = run.recorder.global_losses(result), run.engine
+    if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
+        return nonfinite.after_probe()
+    nonfinite = nonfinite.after(state.step, samples_of(batch), losses)
+    if not nonfinite.is_too_long:
+        run.warn(nonfinite.warning())
+    return nonfinite
 
 
 def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> TrainState:
@@ -292,6 +311,28 @@ def recorded_if_it_fails(output_dir: Path, ranks: Ranks) -> Iterator[None]:
         if ranks.is_first and not is_refusal:
             with contextlib.suppress(OSError):  # the disk may be what failed
                 record_end(output_dir, "failed", str(error) or type(error).__name__)
+        raise
+
+
+@contextlib.contextmanager
+def reported_if_it_fails(run: Run) -> Iterator[None]:
+    """Write to status and history, by rank 0, that the run failed and why."""
+    try:
+        yield
+    except Exception as error:
+        report_end(run, "failed", str(error))
+        raise
+
+
+@contextlib.contextmanager
+def closed_if_it_fails(run: Run) -> Iterator[None]:
+    """Report a failed run on disk and in MLflow."""
+    try:
+        with reported_if_it_fails(run):
+            yield
+    except Exception:
+        run.tracker.log_pictures()
+        run.tracker.close("FAILED")
         raise
 
 
@@ -328,5 +369,5 @@ def finish(run: Run, ended: State) -> bool:
     if run.registrar is None or ended == "stopped":
         return True
     # A run that was stopped before its last checkpoint was registered does it now.
-    run.registrar.submit(run.state.step, step_folder(run.output_dir, run.state.step))
+    run.registrar.submit(run.recorder.last_step, step_folder(run.output_dir, run.recorder.last_step))
     return run.registrar.close()

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from data_prep.base.errors import UserError
 from trainer.config.run_settings import HealthSettings
@@ -53,25 +54,25 @@ class SpikeDetector:
         return statistics.median(self._window) if self._window else math.nan
 
 
+@dataclass(frozen=True)
 class NonFiniteSteps:
-    """Counts steps in a row whose loss or gradient is not finite: a streak, in which nothing is saved.
+    """The steps in a row whose loss or gradient is not finite: a streak, in which nothing is saved.
 
     So a checkpoint is never of a streak, and a resumed run counts from 0.
     """
 
-    def __init__(self, max_in_a_row: int) -> None:
-        self._max_in_a_row = max_in_a_row
-        self._streak: list[tuple[int, SampleRange]] = []
-        self._what = ""
-        self._num_probes = 0
+    max_in_a_row: int
+    streak: tuple[tuple[int, SampleRange], ...] = ()
+    what: str = ""
+    num_probes: int = 0
 
     @property
     def in_streak(self) -> bool:
         """Whether no step has been finite since one that was not."""
-        return bool(self._streak)
+        return bool(self.streak)
 
     def is_probe(self, losses: tuple[float, float], scale_can_fall: bool, is_first_update: bool) -> bool:
-        """Whether a step that was skipped tells of fp16's loss scale alone, which was too large; counts it if so.
+        """Whether a skipped step shows only that fp16's loss scale was too large.
 
         Args:
             losses: of the step, over all ranks.
@@ -80,44 +81,56 @@ class NonFiniteSteps:
         """
         if self.in_streak or not scale_can_fall or not all(map(math.isfinite, losses)):
             return False
-        self._num_probes += 1
-        return is_first_update or self._num_probes <= MAX_PROBES
+        return is_first_update or self.num_probes < MAX_PROBES
 
-    def record(self, step: int, samples: SampleRange, losses: tuple[float, float], saved_step: int | None) -> str:
-        """Count a step, which changed neither weights nor optimizer state; returns the warning.
+    def after_probe(self) -> NonFiniteSteps:
+        """The count with a probe more."""
+        return replace(self, num_probes=self.num_probes + 1)
 
-        `saved_step` is that of the last good checkpoint.
+    def after(self, step: int, samples: SampleRange, losses: tuple[float, float]) -> NonFiniteSteps:
+        """The streak with a step more, which changed neither weights nor optimizer state."""
+        what = "loss" if not all(map(math.isfinite, losses)) else "gradient"
+        return replace(self, streak=(*self.streak, (step, samples)), what=what)
+
+    def after_finite(self) -> NonFiniteSteps:
+        """The count after a step that was finite."""
+        return NonFiniteSteps(self.max_in_a_row)
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the run has to end."""
+        return len(self.streak) > self.max_in_a_row
+
+    def warning(self) -> str:
+        """The warning about the last step of the streak."""
+        step, samples = self.streak[-1]
+        return (
+            f"the {self.what} of step {step:,} ({samples}) is not finite; the step changed nothing "
+            f"({len(self.streak)} in a row; the run ends after more than {self.max_in_a_row})"
+        )
+
+    def check(self, saved_step: int | None) -> None:
+        """End a run whose streak is too long; `saved_step` is that of the last good checkpoint.
 
         Raises:
-            UserError: it is one too many; names steps and samples.
+            UserError: it is too long; names steps and samples.
         """
-        self._streak.append((step, samples))
-        self._what = "loss" if not all(map(math.isfinite, losses)) else "gradient"
-        if len(self._streak) <= self._max_in_a_row:
-            return (
-                f"the {self._what} of step {step:,} ({samples}) is not finite; the step changed nothing "
-                f"({len(self._streak)} in a row; the run ends after more than {self._max_in_a_row})"
-            )
-        raise UserError(self.describe(f", more than health.max_nonfinite_steps={self._max_in_a_row}", saved_step))
+        if self.is_too_long:
+            raise UserError(self.describe(f", more than health.max_nonfinite_steps={self.max_in_a_row}", saved_step))
 
     def describe(self, why_it_ends: str, saved_step: int | None) -> str:
         """The streak that ends a run, its steps and samples, and how to train on from the last good checkpoint."""
-        (first, _), (last, samples) = self._streak[0], self._streak[-1]
-        of_epoch = [found for _, found in self._streak if (found.stage, found.epoch) == (samples.stage, samples.epoch)]
-        steps = ", ".join(f"{number:,} ({range_})" for number, range_ in self._streak[-5:])
+        (first, _), (last, samples) = self.streak[0], self.streak[-1]
+        of_epoch = [found for _, found in self.streak if (found.stage, found.epoch) == (samples.stage, samples.epoch)]
+        steps = ", ".join(f"{number:,} ({range_})" for number, range_ in self.streak[-5:])
         skip = f"--skip-samples {of_epoch[0].first}:{samples.stop} --skip-epoch {samples.epoch}"
         again = "" if saved_step is None else f", or resume with pretrain.py --resume-from {saved_step} {skip}"
         return (
-            f"the {self._what} was not finite in {len(self._streak)} steps in a row{why_it_ends}: steps {first:,} to "
+            f"the {self.what} was not finite in {len(self.streak)} steps in a row{why_it_ends}: steps {first:,} to "
             f"{last:,}, the last of them {steps}. Weights and optimizer state are those before step {first:,}. Fix: "
             f"look at the rows with launch/show_batch.py {samples.as_options(last)}; then lower "
             f"optimizer.learning_rate{again}"
         )
-
-    def reset(self) -> None:
-        """A step was finite."""
-        self._streak.clear()
-        self._num_probes = 0
 
 
 class Health:
@@ -125,7 +138,6 @@ class Health:
 
     def __init__(self, settings: HealthSettings, unigram_entropy_nats: float | None) -> None:
         """`unigram_entropy_nats` is that of the training data (`unigram.py`); None leaves the plateau unwatched."""
-        self.nonfinite = NonFiniteSteps(settings.max_nonfinite_steps)
         self._settings = settings
         self._entropy = unigram_entropy_nats
         self._losses = SpikeDetector(settings.spike_window_steps, settings.spike_threshold or math.inf)

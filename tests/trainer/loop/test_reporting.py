@@ -13,6 +13,8 @@ from tests.trainer.toy_run import CONFIG
 from trainer.checkpoint.format import TrainState
 from trainer.distributed.process_group import Ranks
 from trainer.loop import reporting
+from trainer.loop.run import Progress
+from trainer.metrics.health import NonFiniteSteps
 
 
 def test_a_state_with_an_evaluation_that_is_not_finite_can_be_read_again(
@@ -25,21 +27,20 @@ def test_a_state_with_an_evaluation_that_is_not_finite_can_be_read_again(
         config=CONFIG,
         ranks=Ranks(0, 1, 0, torch.device("cpu")),
         output_dir=tmp_path,
-        state=TrainState(step=2),
         shard_sets=[],
         engine=None,
-        metrics={},
+        status=None,
         watchdog=SimpleNamespace(mark=lambda doing: None),
         tracker=SimpleNamespace(log=lambda step, metrics: told.update(metrics)),
-        recorder=SimpleNamespace(restart_clock=lambda: None),
         say=lambda text: None,
     )
     monkeypatch.setattr(reporting, "evaluate", lambda *arguments: metrics)
-    reporting.log_evaluation(run)
-    assert run.state.evaluation == {
+    state, progress = reporting.log_evaluation(run, TrainState(step=2), Progress(NonFiniteSteps(20)))
+    assert progress.metrics == metrics
+    assert state.evaluation == {
         "valid/mlm_loss": 800.0,
         "valid/mlm_accuracy": 0.0,
         "valid/mlm_accuracy_top5": 0.5,
     }
-    assert TrainState.model_validate_json(run.state.model_dump_json()) == run.state
+    assert TrainState.model_validate_json(state.model_dump_json()) == state
     assert told == metrics, "MLflow is told all of it"

@@ -10,6 +10,7 @@ from data_prep.base.errors import UserError
 from trainer.checkpoint.format import TrainState
 from trainer.data.sample_range import SampleRange
 from trainer.loop import saving
+from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
 
 
@@ -29,70 +30,65 @@ def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
     registrar = SimpleNamespace(
         go_back=lambda step: did.append(f"go_back {step}"), submit_missed=lambda: did.append("submit_missed")
     )
-    monkeypatch.setattr(saving, "save", lambda run, is_end: did.append("save"))
+    monkeypatch.setattr(saving, "save", lambda run, state, progress, is_end: did.append("save") or progress)
     config = SimpleNamespace(checkpoint=SimpleNamespace(upload_to=None))
-    saving.finish_previous_start(
-        SimpleNamespace(config=config, state=state, registrar=registrar, say=lambda text: None)
-    )
+    progress = Progress(NonFiniteSteps(20))
+    run = SimpleNamespace(config=config, registrar=registrar, say=lambda text: None)
+    assert saving.finish_previous_start(run, state, progress) == progress
     assert did == done
-    saving.finish_previous_start(SimpleNamespace(config=config, state=state, registrar=None, say=lambda text: None))
+    saving.finish_previous_start(SimpleNamespace(config=config, registrar=None, say=lambda text: None), state, progress)
 
 
-def in_streak(saved_step: int | None) -> tuple[SimpleNamespace, list[str]]:
-    """A run whose steps 7 and 8 were not finite, and what it warns of."""
+EIGHT = TrainState(step=8)
+
+
+def in_streak(saved_step: int | None) -> tuple[SimpleNamespace, Progress, list[str]]:
+    """A run whose steps 7 and 8 were not finite, its progress, and what it warns of."""
     nonfinite, warnings = NonFiniteSteps(max_in_a_row=20), []
     for step in (7, 8):
         samples = SampleRange(stage=0, epoch=0, first=16 * step, stop=16 * step + 16)
-        nonfinite.record(step, samples, (float("nan"), 0.0), saved_step)
+        nonfinite = nonfinite.after(step, samples, (float("nan"), 0.0))
     run = SimpleNamespace(
         config=SimpleNamespace(output_dir="run"),
-        state=TrainState(step=8),
-        health=SimpleNamespace(nonfinite=nonfinite),
-        saved_step=saved_step,
-        save_is_deferred=False,
         warn=warnings.append,
     )
-    return run, warnings
+    return run, Progress(nonfinite, saved_step=saved_step), warnings
 
 
 def test_a_deferred_save_is_owed_and_told_once_with_the_last_good_checkpoint() -> None:
-    run, warnings = in_streak(saved_step=6)
+    run, progress, warnings = in_streak(saved_step=6)
     for _ in range(3):
-        saving.defer_save(run, is_last=False)
-    assert run.save_is_deferred
+        progress = saving.defer_save(run, EIGHT, progress, is_last=False)
+    assert progress.save_is_deferred
     assert len(warnings) == 1 and "the last good checkpoint is run/checkpoints/step-00000006" in warnings[0]
 
 
 def test_a_run_that_ends_in_a_streak_fails_and_says_from_where_it_can_be_finished() -> None:
-    run, _ = in_streak(saved_step=6)
+    run, progress, _ = in_streak(saved_step=6)
     with pytest.raises(UserError) as raised:
-        saving.defer_save(run, is_last=True)
+        saving.defer_save(run, EIGHT, progress, is_last=True)
     for part in ("run/checkpoints/step-00000006", "--resume-from 6 --skip-samples 112:144 --skip-epoch 0"):
         assert part in str(raised.value)
 
 
 def test_without_a_checkpoint_none_is_named() -> None:
-    run, _ = in_streak(saved_step=None)
+    run, progress, _ = in_streak(saved_step=None)
     with pytest.raises(UserError, match="there is no checkpoint yet") as raised:
-        saving.defer_save(run, is_last=True)
+        saving.defer_save(run, EIGHT, progress, is_last=True)
     assert "--resume-from" not in str(raised.value)
 
 
-def run_with(has_checkpoint: bool) -> SimpleNamespace:
+def run_that_continues() -> SimpleNamespace:
     """What a save needs of a run whose policy is to continue."""
     config = SimpleNamespace(checkpoint=SimpleNamespace(on_failed_save="continue"), output_dir="run")
     return SimpleNamespace(
         config=config,
-        saved_step=40 if has_checkpoint else None,
-        failed_saves=0,
-        state=TrainState(step=80),
         engine=None,
         data=None,
         uploader=None,
         registrar=None,
         say=lambda text: None,
         watchdog=SimpleNamespace(mark=lambda doing: None),
-        recorder=SimpleNamespace(restart_clock=lambda: None),
     )
 
 
@@ -109,14 +105,15 @@ def run_with(has_checkpoint: bool) -> SimpleNamespace:
 def test_a_run_without_any_checkpoint_ends_at_its_second_failed_save_whatever_the_policy(
     has_checkpoint: bool, saves: str, ends_at: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, taken = run_with(has_checkpoint), 0
+    run, taken = run_that_continues(), 0
+    progress = Progress(NonFiniteSteps(20), saved_step=40 if has_checkpoint else None)
     monkeypatch.setattr(saving, "on_disk", lambda run, write: None)
     try:
         for outcome in saves:
             taken += 1
             saved = SimpleNamespace(folder="folder", step=80) if outcome == "o" else None
             monkeypatch.setattr(saving.writer, "save", lambda *_, saved=saved: saved)
-            saving.save(run, is_end=False)
+            progress = saving.save(run, TrainState(step=80), progress, is_end=False)
     except UserError as error:
         assert "neither was any before it" in str(error) and ends_at == taken
     else:

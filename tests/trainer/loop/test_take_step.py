@@ -102,12 +102,12 @@ def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_
     assert counts.save and not counts.stop
 
 
-def test_one_rank_counts_its_own_micro_batches_and_wishes() -> None:
+def test_one_rank_counts_its_own_micro_batches_and_requests() -> None:
     global_batch: Any = SimpleNamespace(micro_batches=(micro_batch(1, 0, tokens=2), micro_batch(0, 2, tokens=7)))
-    for wishes in (StepRequests(), StepRequests(stop=True), StepRequests(save=True)):
-        counts = count_globally(global_batch, Ranks(0, 1, 0, CPU), wishes)
+    for requests in (StepRequests(), StepRequests(stop=True), StepRequests(save=True)):
+        counts = count_globally(global_batch, Ranks(0, 1, 0, CPU), requests)
         assert (counts.masked, counts.pairs, counts.tokens, counts.unreadable_rows) == (1, 2, 9, 0)
-        assert (counts.stop, counts.save) == (wishes.stop, wishes.save)
+        assert (counts.stop, counts.save) == (requests.stop, requests.save)
 
 
 def test_a_batch_without_predictions_is_consumed_without_a_forward_or_an_update() -> None:

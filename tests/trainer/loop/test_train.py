@@ -16,10 +16,14 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.storage.locks import IsHeld, hold_lock
 from tests.trainer.toy_run import CONFIG
+from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.writer import ALONE
+from trainer.data.sample_range import SampleRange
 from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
 from trainer.loop import train
+from trainer.loop.run import Progress
+from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import read_status, record_end
 from trainer.metrics.status_records import State
 from trainer.tracking.tracker import NullTracker
@@ -72,7 +76,7 @@ def make_run(rank: int, **parts: Any) -> SimpleNamespace:
             "watchdog": Watched(),
             "engine": SimpleNamespace(destroy=lambda: None),
             "stop_signal": SimpleNamespace(cause="a test"),
-            "state": SimpleNamespace(step=7),
+            "recorder": SimpleNamespace(last_step=7),
             "output_dir": Path("run"),
             **parts,
         }
@@ -151,7 +155,11 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     monkeypatch.setattr(train, "open_data", lambda *_: [None])
     monkeypatch.setattr(train, "initialize_distributed", lambda *_: ALONE)
     monkeypatch.setattr(train, "watch", lambda *_: Watched())
-    for name, result in (("warn_of_findings", None), ("set_up", make_run(0)), ("finish_previous_start", None)):
+    for name, result in (
+        ("warn_of_findings", None),
+        ("set_up", (make_run(0), None, None)),
+        ("finish_previous_start", None),
+    ):
         see(name, result)
     for name, result in (("training_loop", "finished"), ("finish", True), ("end_process", None)):
         see(name, result)
@@ -172,15 +180,13 @@ def due_after(
             "logging": CONFIG.logging.model_copy(update={"every_steps": 100}),
         }
     )
-    nonfinite = SimpleNamespace(in_streak=streak)
-    run = SimpleNamespace(
-        config=config,
-        state=SimpleNamespace(step=step),
-        health=SimpleNamespace(nonfinite=nonfinite),
-        save_is_deferred=owed,
-    )
+    nonfinite = NonFiniteSteps(20)
+    if streak:
+        nonfinite = nonfinite.after(step, SampleRange(stage=0, epoch=0, first=0, stop=16), (float("nan"), 0.0))
+    progress = Progress(nonfinite, save_is_deferred=owed)
     counts = SimpleNamespace(stop=stop, save=wish)
-    return train.what_is_due(run, SimpleNamespace(counts=counts, is_nonfinite=streak or skipped))
+    result = SimpleNamespace(counts=counts, is_nonfinite=streak or skipped)
+    return train.what_is_due(config, TrainState(step=step), progress, result)
 
 
 CAUSES = {"every_steps": {"step": 5}, "every_minutes": {"step": 7, "wish": True}, "owed": {"step": 7, "owed": True}}

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import Ranks
 from trainer.loop import train
-from trainer.loop.step import GlobalCounts
-from trainer.loop.train import what_is_due, wishes
+from trainer.loop.run import Progress
+from trainer.loop.step import GlobalCounts, StepRequests
+from trainer.loop.train import requests_of, what_is_due
+from trainer.metrics.health import NonFiniteSteps
 
 
-def run_at(
-    step: int, rank: int = 0, minutes: float | None = None, saved_at: float = 0.0, asked: bool = False, training=None
-):
-    config = RunConfig.model_validate(
+def config_of(minutes: float | None = None, training: dict[str, Any] | None = None) -> RunConfig:
+    return RunConfig.model_validate(
         {
             "output_dir": "run",
             "data": {"shards": "none"},
@@ -28,21 +29,22 @@ def run_at(
             "logging": {"every_steps": 20},
         }
     )
-    return SimpleNamespace(
-        config=config,
-        state=SimpleNamespace(step=step),
-        ranks=Ranks(rank, 2, 0, torch.device("cpu")),
-        saved_at=saved_at,
-        stop_signal=SimpleNamespace(asked=asked),
-        save_is_deferred=False,
-        health=SimpleNamespace(nonfinite=SimpleNamespace(in_streak=False)),
-    )
 
 
 def due(step: int, stop: bool = False, save: bool = False, training: dict[str, Any] | None = None) -> set[str]:
     counts = GlobalCounts(masked=1, pairs=0, tokens=1, unreadable_rows=0, stop=stop, save=save)
-    found = what_is_due(run_at(step, training=training), SimpleNamespace(counts=counts, is_nonfinite=False))
+    result = SimpleNamespace(counts=counts, is_nonfinite=False)
+    found = what_is_due(config_of(training=training), TrainState(step=step), Progress(NonFiniteSteps(20)), result)
     return {name for name, is_due in vars(found).items() if is_due}
+
+
+def requests(rank: int = 0, minutes: float | None = None, saved_at: float = 0.0, asked: bool = False) -> StepRequests:
+    run = SimpleNamespace(
+        config=config_of(minutes),
+        ranks=Ranks(rank, 2, 0, torch.device("cpu")),
+        stop_signal=SimpleNamespace(asked=asked),
+    )
+    return requests_of(run, Progress(NonFiniteSteps(20), saved_at=saved_at))
 
 
 @pytest.mark.parametrize(
@@ -77,8 +79,8 @@ def test_a_wish_of_any_rank_saves_and_a_stop_saves_and_ends():
 
 def test_by_time_since_the_last_save_by_the_clock_of_rank_0(monkeypatch):
     monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 1000.0))
-    assert wishes(run_at(7, minutes=5, saved_at=700.0)).save
-    assert not wishes(run_at(7, minutes=5, saved_at=701.0)).save
-    assert not wishes(run_at(7, minutes=5, saved_at=0.0, rank=1)).save, "its clock does not count"
-    assert not wishes(run_at(7, saved_at=0.0)).save
-    assert wishes(run_at(7, rank=1, asked=True)).stop and not wishes(run_at(7)).stop
+    assert requests(minutes=5, saved_at=700.0).save
+    assert not requests(minutes=5, saved_at=701.0).save
+    assert not requests(minutes=5, saved_at=0.0, rank=1).save, "its clock does not count"
+    assert not requests(saved_at=0.0).save
+    assert requests(rank=1, asked=True).stop and not requests().stop

@@ -60,11 +60,13 @@ def test_losses_that_are_not_finite_do_not_enter_the_median():
 
 
 def test_nonfinite_steps_are_borne_up_to_the_limit_and_then_end_the_run_with_steps_and_samples():
-    steps = NonFiniteSteps(max_in_a_row=2)
-    assert "the loss of step 5 (stage 0 epoch 1 samples 80:96)" in steps.record(5, samples(5), (INFINITE, 0.0), 4)
-    assert "the gradient of step 6" in steps.record(6, samples(6), (3.0, 0.0), 4)
+    steps = NonFiniteSteps(max_in_a_row=2).after(5, samples(5), (INFINITE, 0.0))
+    assert "the loss of step 5 (stage 0 epoch 1 samples 80:96)" in steps.warning()
+    steps = steps.after(6, samples(6), (3.0, 0.0))
+    assert "the gradient of step 6" in steps.warning()
+    steps.check(4)
     with pytest.raises(UserError) as raised:
-        steps.record(7, samples(7), (NAN, 0.0), 4)
+        steps.after(7, samples(7), (NAN, 0.0)).check(4)
     for part in ("3 steps in a row", "steps 5 to 7", "samples 80:96", "--samples 112:128"):
         assert part in str(raised.value)
     assert "pretrain.py --resume-from 4 --skip-samples 80:128 --skip-epoch 1" in str(raised.value)
@@ -72,9 +74,10 @@ def test_nonfinite_steps_are_borne_up_to_the_limit_and_then_end_the_run_with_ste
 
 def test_only_samples_of_the_last_epoch_are_offered_to_be_skipped_and_nothing_without_a_checkpoint():
     steps = NonFiniteSteps(max_in_a_row=1)
-    steps.record(5, SampleRange(stage=0, epoch=1, first=80, stop=96), (NAN, 0.0), None)
+    steps = steps.after(5, SampleRange(stage=0, epoch=1, first=80, stop=96), (NAN, 0.0))
+    steps = steps.after(6, SampleRange(stage=0, epoch=2, first=0, stop=16), (NAN, 0.0))
     with pytest.raises(UserError) as raised:
-        steps.record(6, SampleRange(stage=0, epoch=2, first=0, stop=16), (NAN, 0.0), None)
+        steps.check(None)
     assert "--resume-from" not in str(raised.value)
     assert "--resume-from 4 --skip-samples 0:16 --skip-epoch 2" in steps.describe("", 4)
 
@@ -83,29 +86,31 @@ def test_an_overflow_of_fp16_is_a_probe_while_the_loss_is_finite_the_scale_can_f
     steps = NonFiniteSteps(max_in_a_row=20)
 
     def probe(losses: tuple[float, float] = (3.0, 0.0), can_fall: bool = True, first: bool = False) -> bool:
-        return steps.is_probe(losses, can_fall, first)
+        nonlocal steps
+        is_probe = steps.is_probe(losses, can_fall, first)
+        steps = steps.after_probe() if is_probe else steps
+        return is_probe
 
     assert not probe(losses=(NAN, 0.0)) and not probe(losses=(3.0, INFINITE)) and not probe(can_fall=False)
     assert [probe() for _ in range(5)] == [True, True, True, True, False]
-    steps.reset()
+    steps = steps.after_finite()
     assert probe() and not steps.in_streak, "a probe is no streak"
-    steps.reset()
+    steps = steps.after_finite()
     assert all(probe(first=True) for _ in range(30)), "the first scale is searched for from 2**16 or above"
-    steps.reset()
-    steps.record(7, samples(7), (NAN, 0.0), None)
+    steps = steps.after_finite().after(7, samples(7), (NAN, 0.0))
     assert steps.in_streak and not probe(), "within a streak an overflow belongs to it"
 
 
 def test_a_finite_step_between_starts_the_count_afresh():
     steps = NonFiniteSteps(max_in_a_row=1)
     for step in range(1, 20, 2):
-        steps.record(step, samples(step), (NAN, 0.0), None)
-        assert steps.in_streak
-        steps.reset()
+        steps = steps.after(step, samples(step), (NAN, 0.0))
+        assert steps.in_streak and not steps.is_too_long
+        steps = steps.after_finite()
         assert not steps.in_streak
-    steps.record(21, samples(21), (NAN, 0.0), None)
+    steps = steps.after(21, samples(21), (NAN, 0.0)).after(22, samples(22), (NAN, 0.0))
     with pytest.raises(UserError, match="steps 21 to 22"):
-        steps.record(22, samples(22), (NAN, 0.0), None)
+        steps.check(None)
 
 
 def test_a_loss_at_the_unigram_entropy_is_told_once_and_only_after_the_stated_steps():

@@ -1,0 +1,105 @@
+"""A run: what it works with, which is frozen after set-up, and its progress, which functions return."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from trainer.checkpoint.format import DataIdentity
+from trainer.checkpoint.upload import Uploader
+from trainer.checkpoint.writer import warn_on_stderr
+from trainer.config.run_config import RunConfig
+from trainer.data.shard_set import ShardSet
+from trainer.distributed.process_group import Ranks
+from trainer.distributed.stop_signal import StopSignal
+from trainer.distributed.watchdog import Watchdog
+from trainer.engine.engine import Engine
+from trainer.loop.recorder import Recorder
+from trainer.metrics.health import Health, NonFiniteSteps
+from trainer.metrics.status import RunStatus
+from trainer.model.sizes import num_parameters
+from trainer.registry.registrar import Registrar
+from trainer.tracking.system_metrics import SystemMetrics
+from trainer.tracking.tracker import MetricLog
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What changes during a run beside the training state that a checkpoint holds (`TrainState`)."""
+
+    nonfinite: NonFiniteSteps
+    saved_at: float = field(default_factory=time.monotonic)
+    """Clock reading of this process's last checkpoint, or of its start."""
+    saved_step: int | None = None
+    """Step of the checkpoint from which the same command would resume."""
+    save_is_deferred: bool = False
+    """Whether a checkpoint was due at a step that was not finite, and has not been saved since."""
+    failed_saves: int = 0
+    """Number of this process's saves that failed."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """The newest value of each metric."""
+    seconds_per_step: float | None = None
+    flops_per_device: float | None = None
+    """Operations per second that each device reached between the last two log lines."""
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run works with. `recorder`, `tracker`, `status` and `health` take what the loop reports to them."""
+
+    config: RunConfig
+    ranks: Ranks
+    shard_sets: list[ShardSet]
+    engine: Engine
+    tracker: MetricLog
+    recorder: Recorder
+    stop_signal: StopSignal
+    watchdog: Watchdog
+    health: Health
+    uploader: Uploader | None = None
+    registrar: Registrar | None = None
+    """On rank 0, where the run registers its model."""
+    status: RunStatus | None = None
+    """On rank 0."""
+    system: SystemMetrics | None = None
+    """Of rank 0's machine, on rank 0."""
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.config.output_dir)
+
+    @property
+    def data(self) -> DataIdentity:
+        return data_identity(self.shard_sets)
+
+    @property
+    def num_parameters(self) -> int:
+        return num_parameters(self.config.model, self.config.data.has_sentence_pairs)
+
+    def say(self, text: str) -> None:
+        """Print a line on rank 0."""
+        if self.ranks.is_first:
+            print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Print a warning on rank 0."""
+        if self.ranks.is_first:
+            warn_on_stderr(text)
+
+
+def warn_of_disk(output_dir: Path, error: OSError) -> None:
+    """Warn that the run's folder cannot be written."""
+    warn_on_stderr(f"{output_dir} cannot be written ({error.strerror}); training goes on")
+
+
+def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
+    """Exactly which data the run reads."""
+    return DataIdentity(
+        manifest_digests=tuple(shard_set.manifest.digest for shard_set in shard_sets),
+        tokenizer_fingerprint=shard_sets[0].manifest.tokenizer.fingerprint,
+    )
