@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from trainer.checkpoint.format import DataIdentity
 from trainer.checkpoint.upload import Uploader
@@ -39,7 +38,7 @@ class Progress:
     """Whether a checkpoint was due at a step that was not finite, and has not been saved since."""
     failed_saves: int = 0
     """Number of this process's saves that failed."""
-    metrics: Mapping[str, float] = MappingProxyType({})
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """The newest value of each metric."""
     seconds_per_step: float | None = None
     flops_per_device: float | None = None

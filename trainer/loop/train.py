@@ -237,8 +237,8 @@ class Due:
 def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result: StepResult) -> Due:
     """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved.
 
-    A stage's last step is logged, because throughput is computed from the length of a row, which differs by stage. A step
-    that ends the run because too many steps were not finite is logged too.
+    A stage's last step is logged, because throughput is computed from the length of a row, which differs by stage. So
+    is a step that ends the run because too many steps were not finite.
 
     Nothing is saved in a streak of non-finite steps. A skipped step outside of one (`NonFiniteSteps.is_probe`) defers
     a save, too, unless the run ends with it.
