@@ -71,6 +71,7 @@ WITHOUT_DEEPSPEED = (
     "launch.embed",
     "launch.next_sentence",
     "launch.show_attention",
+    "launch.evaluate",
 )
 
 PRODUCT_FILES = sorted(path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))

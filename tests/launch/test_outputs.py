@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from data_prep.base.errors import UsageError
-from launch import benchmark, embed, export, finetune, predict, show_attention
+from launch import benchmark, embed, evaluate, export, finetune, predict, show_attention
 
 MODEL = ["--model", "m"]
 
@@ -18,6 +18,7 @@ MODEL = ["--model", "m"]
         (benchmark, "--output", ["--config", "tiny_cpu"]),
         (benchmark, "--profile", ["--config", "tiny_cpu"]),
         (embed, "--output", MODEL),
+        (evaluate, "--output", [*MODEL, "--minimal-pairs=d"]),
         (export, "--output", ["--checkpoint", "c"]),
         (finetune, "--output", [*MODEL, "--task=regression", "--train=t", "--text-column=a", "--label-column=b"]),
         (predict, "--output", [*MODEL, "--input", "t.tsv"]),

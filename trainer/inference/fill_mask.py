@@ -83,7 +83,7 @@ class FillMask:
         vocabulary = tokenizer.get_vocab()
         self._word_start = word_start_of(vocabulary)
         self._word_ids = sorted(set(vocabulary.values()) - set(tokenizer.all_special_ids))  # they may have holes
-        self._max_positions = max_length(model.config, tokenizer)
+        self.max_length = max_length(model.config, tokenizer)
 
     @classmethod
     def load(cls, folder: Path) -> FillMask:
@@ -118,7 +118,7 @@ class FillMask:
             raise UsageError(f"the text {shorten(text)!r} holds no {self.mask_token}; put {self.mask_token} for a word")
         before = next(start for start in range(len(full) + 1) if full[start : start + len(body)] == body)
         prefix, suffix = full[:before], full[before + len(body) :]
-        length = self._max_positions - len(prefix) - len(suffix)
+        length = self.max_length - len(prefix) - len(suffix)
         masks: list[tuple[Candidate, ...]] = []
         for start, places in windows(positions, len(body), length):
             input_ids = torch.tensor([prefix + body[start : start + length] + suffix])

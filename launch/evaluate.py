@@ -1,0 +1,88 @@
+"""Evaluate a model on minimal pairs: `evaluate.py --model models:/NAME@ALIAS --minimal-pairs DIR --output scores.json`.
+
+DIR holds files of sentence pairs (.jsonl or .jsonl.gz with sentence_good and sentence_bad, as BLiMP publishes them).
+The model is right on a pair when it gives the good sentence the higher pseudo-log-likelihood: every token is masked in
+turn, and the log-probabilities of the original tokens are summed. A tie is wrong. Chance is 50%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from data_prep.base.arguments import local_output
+from data_prep.base.errors import run_command
+from data_prep.base.progress import Progress
+
+PRECISIONS = ("fp32", "bf16", "float64")
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="evaluate.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., a Hugging Face folder, or a run's output_dir",
+    )
+    parser.add_argument(
+        "--minimal-pairs", required=True, type=Path, metavar="DIR", help="folder or file with minimal pairs"
+    )
+    parser.add_argument(
+        "--output",
+        type=local_output("--output"),
+        metavar="FILE",
+        help="write accuracies and all scores as JSON",
+    )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="fp32", help="of the model's computation (default %(default)s)"
+    )
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
+    )
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    from trainer.evaluation.minimal_pairs import (
+        as_json,
+        judge,
+        num_masked_copies,
+        pair_scores,
+        read_minimal_pairs,
+        report_lines,
+    )
+
+    pairs = read_minimal_pairs(arguments.minimal_pairs)
+    if arguments.output is not None:
+        from trainer.finetune.labeled_tables import check_writable
+
+        check_writable(arguments.output, "--output")
+    import torch
+
+    from data_prep.storage import storage
+    from launch.fill_mask import open_model
+    from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
+
+    model = open_model(arguments.model, arguments.tracking_uri)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[arguments.precision]
+    encode = SentenceEncoder(model.tokenizer)
+    with Progress("scoring masked copies", num_masked_copies(pairs, encode), "copies") as progress:
+        scorer = scorer_of(model, device, dtype)
+        scores = pair_scores(pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer, progress.add)
+    report = judge(pairs, scores)
+    print("\n".join(report_lines(report)).rstrip())
+    if arguments.output is not None:
+        values = {"model": arguments.model, "precision": arguments.precision, **as_json(pairs, scores, report)}
+        storage.write_bytes(arguments.output, (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
+        print(f"wrote {arguments.output}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_command(main)

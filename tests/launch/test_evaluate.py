@@ -1,0 +1,45 @@
+"""The command that evaluates a model: its table, its file, and what it refuses before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_prep.base.errors import UserError
+from launch import evaluate
+from tests.launch_command import run
+from trainer.inference.fill_mask import FillMask
+
+PAIRS = [("the cat sat on the mat.", "the cat sat the on mat."), ("the dog ran.", "the dog ran.")]
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": "order"}) for good, bad in PAIRS]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_accuracies_are_printed_and_written_with_all_scores(
+    tiny_hugging_face: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = pairs / "scores.json"
+    run(monkeypatch, evaluate, "--model", tiny_hugging_face, "--minimal-pairs", pairs, "--output", output)
+    values = json.loads(output.read_text())
+    printed = capsys.readouterr().out
+    assert f"{100 * values['overall']:.2f}" in printed and "overall" in printed
+    assert values["paradigms"] == {"order": values["overall"]} and values["num_ties"] == 1
+    assert [(each["sentence_good"], each["sentence_bad"]) for each in values["pairs"]] == PAIRS
+    first, tied = values["pairs"]
+    assert values["overall"] == (first["score_good"] > first["score_bad"]) / 2
+    assert tied["score_good"] == tied["score_bad"] < 0
+
+
+def test_wrong_arguments_are_refused_before_the_model_is_loaded(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FillMask, "load", lambda folder: pytest.fail("the model was loaded"))
+    with pytest.raises(UserError, match="does not exist"):
+        run(monkeypatch, evaluate, "--model", tiny_hugging_face, "--minimal-pairs", tmp_path / "none")

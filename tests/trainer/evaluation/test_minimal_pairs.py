@@ -1,0 +1,196 @@
+"""Minimal pairs: files, masked copies, accuracies, and minicons as an independent implementation."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.base.errors import UserError
+from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder, scorer_of
+from trainer.evaluation.minimal_pairs import (
+    Encoded,
+    MaskedCopies,
+    MinimalPair,
+    as_json,
+    judge,
+    masked_copies,
+    pair_scores,
+    read_minimal_pairs,
+    report_lines,
+)
+from trainer.inference.checkpoint_model import load_checkpoint
+from trainer.inference.fill_mask import FillMask
+
+MASK = 4
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "v1"
+TEXTS = ("The cats sleep.", "The cats sleeps.", "A checkpoint is written [SEP] once", "x", "caf\u00e9 \u6f22\u5b57!")
+
+
+def pair(good: str, bad: str, paradigm: str = "p", field: str = "f") -> MinimalPair:
+    return MinimalPair(good, bad, paradigm, field, "file, line 1")
+
+
+def test_a_pair_is_a_line_of_either_kind_of_file(tmp_path: Path) -> None:
+    line = {"sentence_good": "a b", "sentence_bad": "b a", "UID": "order", "field": "syntax"}
+    (tmp_path / "one.jsonl").write_text(json.dumps(line) + "\n\n")
+    bare = json.dumps({"sentence_good": "c", "sentence_bad": "d"})
+    (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(bare.encode()))
+    (tmp_path / "README.md").write_text("not a pair")
+    first, second = read_minimal_pairs(str(tmp_path))
+    assert first[:4] == ("a b", "b a", "order", "syntax")
+    assert second[:4] == ("c", "d", "two", "")
+    assert read_minimal_pairs(tmp_path / "one.jsonl") == [first]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"sentence_good": "a", "sentence_bad": "b"}\n{"sentence_good": "a"}', "line 2: sentence_bad"),
+        ("a.jsonl", b'{"sentence_good": "a", "sentence_bad": " "}', "line 1: sentence_bad"),
+        ("a.jsonl", b'{"sentence_good": 3, "sentence_bad": "b"}', r"line 1: sentence_good must be a sentence \(3\)"),
+        ("a.jsonl", b"[]", "line 1: not a JSON object"),
+        ("a.jsonl", b"\xff{", "line 1: not valid JSON"),
+        ("a.jsonl", b"\n", "no minimal pair"),
+        ("a.jsonl.gz", b"not gzip", "a.jsonl.gz cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b"x" * 100)[:-12], "a.jsonl.gz cannot be read"),
+        ("a.txt", b"", "no .jsonl"),
+    ],
+)
+def test_bad_files_are_refused_with_file_and_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_minimal_pairs(tmp_path)
+
+
+def test_a_path_that_does_not_exist_is_said_not_to_exist(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        read_minimal_pairs(tmp_path / "none")
+
+
+@given(lengths=st.lists(st.integers(1, 9), max_size=12), batch_tokens=st.integers(1, 60))
+def test_every_own_token_is_masked_once_and_nothing_else_changes(lengths: list[int], batch_tokens: int) -> None:
+    sentences = [
+        Encoded(np.array([2, *range(10 * n + 10, 10 * n + 10 + length), 3]), np.arange(1, length + 1))
+        for n, length in enumerate(lengths)
+    ]
+    seen = []
+    for owners, copies in masked_copies(sentences, MASK, batch_tokens):
+        assert len(owners) == 1 or copies.input_ids.size <= batch_tokens
+        for owner, ids, position, target in zip(owners, *copies, strict=True):
+            expected = sentences[owner].ids.copy()
+            assert target == expected[position]
+            expected[position] = MASK
+            assert ids.tolist() == expected.tolist()
+            seen.append((owner, position))
+    assert sorted(seen) == [(n, p) for n, length in enumerate(lengths) for p in range(1, length + 1)]
+
+
+def counting_scorer(copies: MaskedCopies) -> np.ndarray:
+    """-1 nat for each unit of the masked token's id."""
+    return -copies.targets.astype(np.float64)
+
+
+def letters(text: str) -> Encoded:
+    ids = [2, *(ord(character) - 96 for character in text), 3]
+    return Encoded(np.array(ids), np.arange(1, len(ids) - 1))
+
+
+def test_a_score_is_the_sum_over_the_sentence() -> None:
+    pairs = [pair("ab", "abc"), pair("c", "ab")]
+    scores = pair_scores(pairs, letters, MASK, 10, counting_scorer)
+    assert scores.tolist() == [[-3.0, -6.0], [-3.0, -3.0]]
+
+
+def test_a_sentence_that_is_too_long_and_a_score_that_is_not_finite_are_refused() -> None:
+    with pytest.raises(UserError, match=r"line 1: the sentence has 5 tokens, and the model takes 4"):
+        pair_scores([pair("ab", "abc")], letters, MASK, 4, counting_scorer)
+    with pytest.raises(UserError, match="not finite to 'ab'"):
+        pair_scores([pair("ab", "c")], letters, MASK, 9, lambda copies: np.where(copies.targets == 2, np.nan, 0.0))
+
+
+def test_a_tie_is_wrong_and_groups_are_counted_apart() -> None:
+    pairs = [pair("a", "b", "p"), pair("a", "b", "p"), pair("a", "b", "q", ""), pair("a", "b", "q", "")]
+    report = judge(pairs, np.array([[2.0, 1.0], [1.0, 1.0], [1.0, 2.0], [3.0, 1.0]]))
+    assert (report.overall.share, report.overall.num_ties) == (0.5, 1)
+    assert {name: each.share for name, each in report.paradigms.items()} == {"p": 0.5, "q": 0.5}
+    assert list(report.fields) == ["f"]
+    values = as_json(pairs, np.zeros((4, 2)), report)
+    assert (values["overall"], values["paradigms"], values["fields"]) == (0.5, {"p": 0.5, "q": 0.5}, {"f": 0.5})
+    assert len(values["pairs"]) == 4
+    assert any(line.startswith("overall") and " 50.00 " in line for line in report_lines(report))
+
+
+def test_the_interval_is_that_of_resampled_pairs() -> None:
+    """Against a plain bootstrap that draws pairs; the bounds of 10,000 resamples vary by less than a pair's share."""
+    generator = np.random.default_rng(1)
+    right = generator.random(400) < 0.7
+    pairs = [pair("a", "b", "p" if number < 100 else "q") for number in range(400)]
+    found = judge(pairs, np.stack([right, np.full(400, 0.5)], axis=1)).overall
+    groups = (right[:100], right[100:])
+    drawn = [sum(generator.choice(group, len(group)).sum() for group in groups) / 400 for _ in range(10_000)]
+    assert [found.low, found.high] == pytest.approx(np.quantile(drawn, (0.025, 0.975)).tolist(), abs=1 / 400)
+
+
+@pytest.fixture(scope="module")
+def exported() -> FillMask:
+    return FillMask.load(GOLDEN / "export")
+
+
+def scores_of(model: FillMask, pairs: list[MinimalPair], dtype: torch.dtype = torch.float32) -> np.ndarray:
+    encode = SentenceEncoder(model.tokenizer)
+    scorer = scorer_of(model, torch.device("cpu"), dtype)
+    return pair_scores(pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer)
+
+
+def test_only_the_sentence_itself_is_masked(exported: FillMask) -> None:
+    """The tokenizer's [CLS] and [SEP] are not; a "[SEP]" in the text is text."""
+    found = SentenceEncoder(exported.tokenizer)("a [SEP]")
+    assert found.own.tolist() == list(range(1, len(found.ids) - 1))
+    assert not set(exported.tokenizer.all_special_ids) & set(found.ids[found.own].tolist())
+
+
+def test_a_run_and_transformers_score_alike(tmp_path: Path, exported: FillMask) -> None:
+    """The golden run and its export differ in steps, so the run's weights are exported again."""
+    from trainer.export.export import export_checkpoint
+
+    trained = load_checkpoint(GOLDEN / "run")
+    export_checkpoint(GOLDEN / "run", tmp_path / "export")
+    pairs = [pair(good, bad) for good, bad in itertools.permutations(TEXTS, 2)]
+    ours = scores_of(trained, pairs)
+    assert isinstance(scorer_of(trained, torch.device("cpu"), torch.float32), PretrainingScorer)
+    assert ours == pytest.approx(scores_of(FillMask.load(tmp_path / "export"), pairs), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        pytest.param(torch.float32, 1e-4, id="fp32"),  # sums of about 20 tokens, each within rounding of fp32
+        pytest.param(torch.float64, 1e-6, id="float64"),
+    ],
+)
+def test_scores_are_those_of_minicons(dtype: torch.dtype, tolerance: float, exported: FillMask) -> None:
+    """minicons masks and sums in its own way, in batches padded to the longest."""
+    scorer = pytest.importorskip("minicons.scorer")
+    texts = [text for text in TEXTS if "[" not in text]
+    pairs = [pair(good, bad) for good, bad in itertools.permutations(texts, 2)]
+    ours = scores_of(exported, pairs, dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # of the sums that minicons makes
+    try:
+        peer = scorer.MaskedLMScorer(str(GOLDEN / "export"), "cpu")
+        peer.model = peer.model.to(dtype)
+        peer.tokenizer.batch_encode_plus = peer.tokenizer.__call__  # which transformers 5 has no longer
+        for column, texts_of in enumerate(([each.good for each in pairs], [each.bad for each in pairs])):
+            theirs = peer.sequence_score(texts_of, reduction=lambda scores: scores.sum(0).item(), PLL_metric="original")
+            assert ours[:, column] == pytest.approx(theirs, abs=tolerance)
+    finally:
+        torch.set_default_dtype(before)
+        exported.model.to(torch.float32)

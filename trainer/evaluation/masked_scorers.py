@@ -1,0 +1,109 @@
+"""Log-probabilities of masked tokens, by transformers' models and by ours; the head runs on masked positions alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainer.data.batch import Batch
+from trainer.evaluation.minimal_pairs import Encoded, MaskedCopies, Scorer
+from trainer.inference.checkpoint_model import CheckpointMaskedLM
+from trainer.inference.fill_mask import FillMask, mask_reader
+from trainer.model.pretraining import PretrainingModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def scorer_of(model: FillMask, device: torch.device, dtype: torch.dtype) -> Scorer:
+    """The scorer of a loaded model, on a device and in a precision."""
+    if isinstance(model.model, CheckpointMaskedLM):
+        return PretrainingScorer(model.model.model.to(device, dtype).eval())
+    return TransformersScorer(model.model, device, dtype)
+
+
+class TransformersScorer:
+    """Any of transformers' masked language models.
+
+    A forward hook reduces the base model's hidden states to the masked positions before the head sees them: every such
+    model passes `base_model(...)[0]` to its head.
+    """
+
+    def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
+        self._model = model.to(device, dtype).eval()
+        self._device = device
+
+    def __call__(self, copies: MaskedCopies) -> np.ndarray:
+        """Log-probabilities (N,) float64 of the masked tokens, in nats."""
+        input_ids, positions, targets = (torch.from_numpy(each).to(self._device) for each in copies)
+        rows = torch.arange(len(input_ids), device=self._device)
+
+        def keep_masked(module: Any, inputs: Any, output: Any) -> Any:
+            output["last_hidden_state"] = output[0][rows, positions].unsqueeze(1)  # (N, 1, hidden_size)
+            return output
+
+        hook = self._model.base_model.register_forward_hook(keep_masked)
+        try:
+            with torch.inference_mode():
+                logits = self._model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits
+        finally:
+            hook.remove()
+        assert logits.shape[1] == 1, "the head did not read the base model's hidden states"
+        return _log_probabilities(logits[:, 0], targets)
+
+
+class PretrainingScorer:
+    """The model as it is trained here, on the device where it lies."""
+
+    def __init__(self, model: PretrainingModel) -> None:
+        self._model = model
+        self._device = next(model.parameters()).device
+
+    def __call__(self, copies: MaskedCopies) -> np.ndarray:
+        """Log-probabilities (N,) float64 of the masked tokens, in nats."""
+        num_copies, length = copies.input_ids.shape
+        starts = torch.arange(0, (num_copies + 1) * length, length)  # (N + 1,)
+        targets = torch.from_numpy(copies.targets)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        batch = Batch(
+            input_ids=torch.from_numpy(copies.input_ids).reshape(-1),
+            position_ids=torch.arange(length).repeat(num_copies),
+            token_type_ids=torch.zeros(num_copies * length, dtype=torch.int64),
+            cu_seqlens=starts.to(torch.int32),
+            masked_positions=starts[:-1] + torch.from_numpy(copies.positions),
+            labels=targets,
+            cls_positions=nothing,
+            next_sentence_labels=nothing,
+            sequence_length=length,
+            has_segment_b=False,
+        ).to(self._device)
+        with torch.inference_mode():
+            logits = self._model.predict(batch).mlm_logits  # (N, padded_vocab_size)
+        return _log_probabilities(logits, targets.to(self._device))
+
+
+class SentenceEncoder:
+    """Encodes sentences as the model's tokenizer does, and remembers which tokens are the sentence's own."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
+
+    def __call__(self, text: str) -> Encoded:
+        if self._backend is not None:
+            found = self._backend.encode(text)
+            ids, special = found.ids, found.special_tokens_mask
+        else:
+            values = self._tokenizer(text, return_special_tokens_mask=True)
+            ids, special = values["input_ids"], values["special_tokens_mask"]
+        return Encoded(np.array(ids, np.int64), np.flatnonzero(np.array(special) == 0))
+
+
+def _log_probabilities(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
+    """Logits (N, vocab_size) to log-probabilities (N,) of the targets, computed in float32 at least."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    chosen = logits.gather(1, targets[:, None])[:, 0]
+    found: np.ndarray = (chosen - logits.logsumexp(dim=1)).double().cpu().numpy()
+    return found

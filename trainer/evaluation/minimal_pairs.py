@@ -1,0 +1,275 @@
+"""Minimal pairs: two sentences that differ in one point of grammar; a language model should prefer the good one.
+
+A sentence's score is its pseudo-log-likelihood (Salazar et al. 2020, section 2): every token is masked in turn, and the
+log-probabilities of the original tokens are summed. A model is right on a pair when the good sentence scores strictly
+higher; a tie is wrong (Warstadt et al. 2020, BLiMP).
+
+Masked copies of one length are scored together, so that nothing is padded. Which copies share a batch depends on the
+pairs alone, never on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from data_prep.base.errors import UserError
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+BATCH_TOKENS = 16_384
+"""Tokens of the masked copies that are scored at once."""
+NUM_RESAMPLES = 10_000
+_SHOWN_CHARACTERS = 60
+
+
+class MinimalPair(NamedTuple):
+    """Two sentences of a paradigm; `field` is its field of linguistics, empty where the file names none."""
+
+    good: str
+    bad: str
+    paradigm: str
+    field: str
+    where: str
+    """The file and the line, for messages."""
+
+
+class Encoded(NamedTuple):
+    """Token ids (length,) of a sentence with its special tokens, and the positions of its own tokens."""
+
+    ids: np.ndarray
+    own: np.ndarray
+
+
+class MaskedCopies(NamedTuple):
+    """A batch of N copies of sentences of one length, each with one token masked."""
+
+    input_ids: np.ndarray
+    """(N, length) int64."""
+    positions: np.ndarray
+    """(N,) int64: the masked position of each copy."""
+    targets: np.ndarray
+    """(N,) int64: the token that was there."""
+
+
+class Scorer(Protocol):
+    """A masked language model: log-probabilities (N,) float64, in nats, of the masked tokens of a batch."""
+
+    def __call__(self, copies: MaskedCopies) -> np.ndarray: ...
+
+
+def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
+    """The pairs of a `.jsonl` or `.jsonl.gz` file, or of all such files of a folder in the order of their names.
+
+    A line is an object with `sentence_good` and `sentence_bad`; `UID` names the paradigm (by default the file does) and
+    `field` its field.
+
+    Raises:
+        UserError: there is no such file, or a line is not a pair.
+    """
+    path = Path(path)
+    files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES)) if path.is_dir() else [path]
+    if not files or not path.exists():
+        what = "has no .jsonl or .jsonl.gz file" if path.is_dir() else "does not exist"
+        raise UserError(f"{path} {what}. Fix: name a folder with files of minimal pairs, as BLiMP publishes them.")
+    pairs = [pair for file in files for pair in _read_file(file)]
+    if not pairs:
+        raise UserError(f"{path} has no minimal pair. Fix: name a folder whose files have a pair per line.")
+    return pairs
+
+
+def _read_file(file: Path) -> Iterator[MinimalPair]:
+    name = file.name.removesuffix(".gz").removesuffix(".jsonl")
+    try:
+        data = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{file} cannot be read ({error}). Fix: copy the file again.") from None
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if line.strip():
+            yield _read_pair(line, name, f"{file}, line {number:,}")
+
+
+def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON ({error}). Fix: write an object per line.") from None
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{where}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]}). Fix: write an object per line."
+        )
+    for key in ("sentence_good", "sentence_bad"):
+        if not isinstance(values.get(key), str) or not values[key].strip():
+            given = repr(values[key])[:_SHOWN_CHARACTERS] if key in values else "missing"
+            raise UserError(f"{where}: {key} must be a sentence ({given}). Fix: give a text that is not empty.")
+    paradigm, field = (values.get(key) for key in ("UID", "field"))
+    return MinimalPair(
+        values["sentence_good"],
+        values["sentence_bad"],
+        paradigm if isinstance(paradigm, str) and paradigm else name,
+        field if isinstance(field, str) else "",
+        where,
+    )
+
+
+def pair_scores(
+    pairs: Sequence[MinimalPair],
+    encode: Callable[[str], Encoded],
+    mask_token_id: int,
+    max_length: int,
+    scorer: Scorer,
+    advance: Callable[[int], None] = lambda num_sentences: None,
+) -> np.ndarray:
+    """Pseudo-log-likelihoods (num_pairs, 2) float64 of the good and the bad sentences, in nats.
+
+    `advance` is called with the number of masked copies after each batch. A sentence that occurs twice is scored once.
+
+    Raises:
+        UserError: a sentence is longer than `max_length` tokens, or a score is not finite.
+    """
+    numbers: dict[str, int] = {}
+    sentences: list[Encoded] = []
+    for pair in pairs:
+        for text in (pair.good, pair.bad):
+            if text not in numbers:
+                numbers[text] = len(sentences)
+                sentences.append(_checked(encode(text), pair.where, max_length))
+    scores = np.zeros(len(sentences))
+    for owners, copies in masked_copies(sentences, mask_token_id):
+        np.add.at(scores, owners, scorer(copies))
+        advance(len(owners))
+    if not np.isfinite(scores).all():
+        text = list(numbers)[int(np.flatnonzero(~np.isfinite(scores))[0])]
+        raise UserError(
+            f"the model gives a score that is not finite to {text[:_SHOWN_CHARACTERS]!r}. Fix: use a model whose "
+            "weights are finite."
+        )
+    return np.array([[scores[numbers[pair.good]], scores[numbers[pair.bad]]] for pair in pairs])
+
+
+def _checked(encoded: Encoded, where: str, max_length: int) -> Encoded:
+    if len(encoded.ids) > max_length:
+        raise UserError(
+            f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}. Fix: leave "
+            "the pair out."
+        )
+    return encoded
+
+
+def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], Encoded]) -> int:
+    """How many masked copies `pair_scores` scores."""
+    texts = dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad))
+    return sum(len(encode(text).own) for text in texts)
+
+
+def masked_copies(
+    sentences: Sequence[Encoded], mask_token_id: int, batch_tokens: int = BATCH_TOKENS
+) -> Iterator[tuple[np.ndarray, MaskedCopies]]:
+    """All masked copies in batches of one length and at most `batch_tokens` tokens, with the sentence (N,) of each."""
+    by_length: dict[int, list[int]] = {}
+    for number, sentence in enumerate(sentences):
+        by_length.setdefault(len(sentence.ids), []).append(number)
+    for length, numbers in sorted(by_length.items()):
+        owners = np.concatenate([np.full(len(sentences[number].own), number) for number in numbers])
+        positions = np.concatenate([sentences[number].own for number in numbers])
+        size = max(1, batch_tokens // length)
+        for start in range(0, len(owners), size):
+            some, masked = owners[start : start + size], positions[start : start + size]
+            input_ids = np.stack([sentences[number].ids for number in some])  # (N, length)
+            rows = np.arange(len(some))
+            targets = input_ids[rows, masked]
+            input_ids[rows, masked] = mask_token_id
+            yield some, MaskedCopies(input_ids, masked, targets)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A share of pairs that a model judges right, with a bootstrap interval of 95%."""
+
+    num_pairs: int
+    num_right: int
+    num_ties: int
+    low: float
+    high: float
+
+    @property
+    def share(self) -> float:
+        return self.num_right / self.num_pairs
+
+
+@dataclass(frozen=True)
+class Report:
+    """Accuracies over all pairs, by field and by paradigm."""
+
+    overall: Accuracy
+    fields: dict[str, Accuracy]
+    paradigms: dict[str, Accuracy]
+
+
+def judge(pairs: Sequence[MinimalPair], scores: np.ndarray) -> Report:
+    """Accuracies from the scores (num_pairs, 2) of `pair_scores`.
+
+    The interval resamples the pairs within each paradigm, `NUM_RESAMPLES` times with a fixed seed. The number of right
+    pairs among n that are drawn with replacement is binomial, so it is drawn directly.
+    """
+    right, tied = scores[:, 0] > scores[:, 1], scores[:, 0] == scores[:, 1]
+    paradigms = np.array([pair.paradigm for pair in pairs])
+    fields = np.array([pair.field for pair in pairs])
+
+    def accuracy(chosen: np.ndarray) -> Accuracy:
+        generator = np.random.default_rng(0)
+        drawn = np.zeros(NUM_RESAMPLES)
+        for paradigm in dict.fromkeys(paradigms[chosen].tolist()):
+            inside = right[chosen & (paradigms == paradigm)]
+            drawn += generator.binomial(len(inside), inside.mean(), NUM_RESAMPLES)
+        low, high = np.quantile(drawn / chosen.sum(), (0.025, 0.975)).tolist()
+        return Accuracy(int(chosen.sum()), int(right[chosen].sum()), int(tied[chosen].sum()), low, high)
+
+    return Report(
+        accuracy(np.ones(len(pairs), bool)),
+        {name: accuracy(fields == name) for name in dict.fromkeys(fields.tolist()) if name},
+        {name: accuracy(paradigms == name) for name in dict.fromkeys(paradigms.tolist())},
+    )
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """The table for people: paradigms, fields, and all pairs, in percent."""
+    width = max(map(len, ("minimal pairs", *report.fields, *report.paradigms)))
+    yield f"{'':<{width}}  {'pairs':>7}  {'right %':>7}  {'95% interval':>12}  {'ties':>5}"
+    for group in (report.paradigms, report.fields, {"overall": report.overall}):
+        for name, each in sorted(group.items()):
+            share, interval = 100 * each.share, f"{100 * each.low:.1f}-{100 * each.high:.1f}"
+            yield f"{name:<{width}}  {each.num_pairs:>7,}  {share:>7.2f}  {interval:>12}  {each.num_ties:>5,}"
+        if group:
+            yield ""
+
+
+def as_json(pairs: Sequence[MinimalPair], scores: np.ndarray, report: Report) -> dict[str, Any]:
+    """For programs: shares of right pairs (`overall`, `fields`, `paradigms`), counts, and every pair's scores."""
+    groups = {"fields": report.fields, "paradigms": report.paradigms}
+    return {
+        "overall": report.overall.share,
+        "interval": [report.overall.low, report.overall.high],
+        "num_pairs": report.overall.num_pairs,
+        "num_ties": report.overall.num_ties,
+        **{key: {name: each.share for name, each in group.items()} for key, group in groups.items()},
+        "counts": {
+            key: {
+                name: {"pairs": each.num_pairs, "right": each.num_right, "ties": each.num_ties}
+                | {"interval": [each.low, each.high]}
+                for name, each in group.items()
+            }
+            for key, group in groups.items()
+        },
+        "pairs": [
+            {"paradigm": pair.paradigm, "sentence_good": pair.good, "sentence_bad": pair.bad}
+            | {"score_good": good, "score_bad": bad}
+            for pair, (good, bad) in zip(pairs, scores.tolist(), strict=True)
+        ],
+    }
