@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError, run_command
-from launch.options import add_tracking_uri, check_utf8, command_parser, lines_of_stdin
+from launch.options import add_model, add_tracking_uri, check_utf8, command_parser, lines_of_stdin
 from trainer.inference.fill_mask import (
     MASK_TOKEN,
     FillMask,
@@ -47,12 +47,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "texts", nargs="*", metavar="TEXT", help="text with [MASK]; without any, lines of standard input"
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="MODEL",
-        help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., an exported folder, or a run's output_dir",
-    )
+    add_model(parser, or_run=True)
     parser.add_argument(
         "--top-k", type=at_least(1), default=5, metavar="K", help="candidates for each mask (default 5)"
     )

@@ -19,8 +19,11 @@ def command_parser(name: str, description: str | None) -> argparse.ArgumentParse
     )
 
 
-def add_model(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+def add_model(parser: argparse.ArgumentParser, or_run: bool = False) -> None:
+    """Add --model; with `or_run` the command takes a run's own checkpoint too."""
+    folder = "a Hugging Face folder, or a run's output_dir" if or_run else "or a Hugging Face folder"
+    what = f"models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., {folder}"
+    parser.add_argument("--model", required=True, metavar="MODEL", help=what)
 
 
 def add_tracking_uri(parser: argparse._ActionsContainer) -> None:
