@@ -90,9 +90,12 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
 
         quoting = not arguments.no_quoting
         return read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting).texts
-    name, lines = (
-        ("standard input", stdin_texts()) if path is None or str(path) == "-" else (str(path), file_texts(path))
-    )
+    if path is None or str(path) == "-":
+        if sys.stdin.isatty():
+            raise UsageError("no texts are given; name a file by --input, or give a text a line on standard input")
+        name, lines = "standard input", lines_of_stdin()
+    else:
+        name, lines = str(path), file_texts(path)
     texts = [line.strip() for line in lines if line.strip()]
     if not texts:
         raise UsageError(f"{name} holds no text; give a text a line")
@@ -100,13 +103,6 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
         empty = f"{len(lines) - len(texts):,} empty lines of {name} are left out"
         print(f"warning: {empty}, so the vectors are those of the lines with text", file=sys.stderr)
     return texts
-
-
-def stdin_texts() -> list[str]:
-    """The lines of standard input."""
-    if sys.stdin.isatty():
-        raise UsageError("no texts are given; name a file by --input, or give a text a line on standard input")
-    return lines_of_stdin()
 
 
 def file_texts(path: Path) -> list[str]:
