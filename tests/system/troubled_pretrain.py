@@ -93,12 +93,12 @@ class BadSteps:
         self._kinds = {int(step): kind for step, kind in kinds.items()}
         self._kind: str | None = None
 
-    def take_step(self, original: Callable[..., Any], engine: Any, batch: Any, step: int, *rest: Any) -> Any:
+    def take_step(self, original: Callable[..., Any], *, global_batch: Any, step: int, **rest: Any) -> Any:
         self._kind = self._kinds.get(step + 1)
         if self._kind is not None and "TROUBLE_ROWS" in os.environ:
-            rows = [(micro.input_ids, micro.masked_positions, micro.labels) for micro in batch.micro_batches]
+            rows = [(micro.input_ids, micro.masked_positions, micro.labels) for micro in global_batch.micro_batches]
             torch.save(rows, Path(os.environ["TROUBLE_ROWS"]) / f"step-{step + 1}.pt")
-        result = original(engine, batch, step, *rest)
+        result = original(global_batch=global_batch, step=step, **rest)
         self._kind = None
         return result
 

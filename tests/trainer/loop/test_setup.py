@@ -18,7 +18,7 @@ from data_prep.dataset.manifest import read_manifest, write_manifest
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import check_compatible
-from trainer.checkpoint.format import read_state
+from trainer.checkpoint.format import TrainState, read_state
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import open_shard_set
@@ -27,6 +27,7 @@ from trainer.export.export_source import read_source
 from trainer.export.exported_files import write_model
 from trainer.loop import setup as runs
 from trainer.loop.branch import Branch
+from trainer.loop.run import Progress, Run
 from trainer.model import numerics
 from trainer.model.pretraining import PretrainingModel
 from trainer.tracking.spool_folder import LINEAGE_TAG
@@ -104,14 +105,17 @@ def base(config: RunConfig, small_tokenizer: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def set_up(config: RunConfig, allow_change: bool = False, branch: Branch | None = None) -> runs.Run:
+def set_up(
+    config: RunConfig, allow_change: bool = False, branch: Branch | None = None
+) -> tuple[Run, TrainState, Progress]:
     shard_sets = [open_shard_set(component.url) for component in config.data.components]
     nothing: Any = SimpleNamespace()
     return runs.set_up(config, shard_sets, ALONE, nothing, nothing, allow_change, branch)
 
 
-def save(run: runs.Run, step: int) -> Path:
-    state = run.state.model_copy(update={"step": step})
+def save(begun: tuple[Run, TrainState, Progress], step: int) -> Path:
+    run, state, _ = begun
+    state = state.model_copy(update={"step": step})
     saved = writer.save(run.config.output_dir, run.engine, state, run.config, run.data)
     assert saved is not None
     return saved.folder
@@ -133,12 +137,12 @@ def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
     seen = (digest, BASE, BEFORE_BASE)
     assert read_source(folder).facts.data_lineage == seen and tracker.tags[LINEAGE_TAG] == ",".join(seen)
     shutil.rmtree(base)
-    assert set_up(begun).state.data_lineage == seen, "a resumed run does not read its base again"
+    assert set_up(begun)[1].data_lineage == seen, "a resumed run does not read its base again"
 
 
 def test_data_that_was_changed_on_the_way_stays_seen(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
     first = read_manifest(config.data.shards).digest
-    assert set_up(config).state.data_lineage == (first,)
+    assert set_up(config)[1].data_lineage == (first,)
     save(set_up(config), 2)
     changed = on_other_data(config, tmp_path / "other")
     second = read_manifest(changed.data.shards).digest
@@ -146,27 +150,27 @@ def test_data_that_was_changed_on_the_way_stays_seen(config: RunConfig, tmp_path
     facts = read_source(folder).facts
     assert first != second and facts.data_lineage == (second, first)
     assert list(facts.data_digests.values()) == [second] and tracker.tags[LINEAGE_TAG] == f"{second},{first}"
-    assert set_up(changed).state.data_lineage == (second, first), "at the next start too"
-    back = set_up(config, allow_change=True, branch=Branch(step=2))
-    assert back.state.data_lineage == (first,), "the course that was left saw more than the new one"
+    assert set_up(changed)[1].data_lineage == (second, first), "at the next start too"
+    _, back, _ = set_up(config, allow_change=True, branch=Branch(step=2))
+    assert back.data_lineage == (first,), "the course that was left saw more than the new one"
 
 
 def test_a_checkpoint_without_a_lineage_saw_its_shards(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
     """As those of earlier releases are."""
-    run = set_up(config)
-    run.state = run.state.model_copy(update={"data_lineage": ()})
+    run, state, progress = set_up(config)
+    state = state.model_copy(update={"data_lineage": ()})
     first = read_manifest(config.data.shards).digest
-    assert read_source(save(run, 2)).facts.data_lineage == (first,)
+    assert read_source(save((run, state, progress), 2)).facts.data_lineage == (first,)
     changed = on_other_data(config, tmp_path / "other")
     second = read_manifest(changed.data.shards).digest
-    assert set_up(changed, allow_change=True).state.data_lineage == (second, first)
+    assert set_up(changed, allow_change=True)[1].data_lineage == (second, first)
 
 
 def test_a_damaged_status_hinders_no_resume(config: RunConfig, tracker: TagTracker) -> None:
     save(set_up(config), 2)
     (Path(config.output_dir) / "status.json").write_text('{"state": "failed", "written_at": 1, "step": 2}')
-    run = set_up(config)
-    assert run.state.step == 2 and run.metrics == {}
+    _, state, progress = set_up(config)
+    assert state.step == 2 and progress.metrics == {}
 
 
 def test_the_tokenizer_alone_is_kept_of_a_folder_that_holds_a_model_too(
@@ -200,8 +204,8 @@ def test_a_kept_tokenizer_is_left_as_it_is_and_a_broken_one_is_made_again(
 def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
     config: RunConfig, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = set_up(config)
-    folder = save(run, 2)
+    begun = set_up(config)
+    run, folder = begun[0], save(begun, 2)
     saved = read_state(folder)
     registry = {**saved.config["registry"], "name": "birds", "alias": "champion", "promote_to": "champion"}
     saved = saved.model_copy(update={"config": saved.config | {"registry": registry}})
@@ -218,18 +222,18 @@ def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_
 
     slow, fast = (Processor("Xeon", "GenuineIntel", sets) for sets in (("avx2",), ("amx_bf16", "avx2")))
     monkeypatch.setattr(numerics, "this_processor", lambda: slow)
-    run = set_up(in_precision("auto"))
-    assert run.config.training.precision == "fp32"
-    assert read_state(save(run, 2)).config["training"]["precision"] == "fp32"
-    assert set_up(in_precision("auto")).state.step == 2 and "precision" not in capsys.readouterr().err
+    begun = set_up(in_precision("auto"))
+    assert begun[0].config.training.precision == "fp32"
+    assert read_state(save(begun, 2)).config["training"]["precision"] == "fp32"
+    assert set_up(in_precision("auto"))[1].step == 2 and "precision" not in capsys.readouterr().err
     monkeypatch.setattr(numerics, "this_processor", lambda: fast)
-    moved = set_up(in_precision("auto"))
-    assert (moved.config.training.precision, moved.state.step) == ("fp32", 2)
+    moved, state, _ = set_up(in_precision("auto"))
+    assert (moved.config.training.precision, state.step) == ("fp32", 2)
     assert "the run stays in fp32, in which it was begun; a new run would take bf16" in capsys.readouterr().err
     with pytest.raises(UserError, match="training.precision was 'fp32' and is 'bf16'"):
         set_up(in_precision("bf16"))
     shutil.rmtree(config.output_dir)
-    assert set_up(in_precision("auto")).config.training.precision == "bf16"
+    assert set_up(in_precision("auto"))[0].config.training.precision == "bf16"
 
 
 def phased(*shapes: tuple[int, int, int], max_steps: int | None = None) -> RunConfig:
