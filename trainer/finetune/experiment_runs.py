@@ -1,4 +1,4 @@
-"""An experiment in MLflow: one run, and in it a run for each fit, told by the same spool as a pretraining's."""
+"""An experiment in MLflow: one run, and in it a run for each fit, kept in the same kind of journal as a pretraining's."""
 
 from __future__ import annotations
 

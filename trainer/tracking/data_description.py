@@ -8,7 +8,7 @@ from typing import Any
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import Manifest, list_versions
 from data_prep.storage import storage
-from trainer.tracking.spool_folder import DataSetInput
+from trainer.tracking.journal import DataSetInput
 
 
 def manifest_summary(url: str, manifest: Manifest) -> dict[str, Any]:

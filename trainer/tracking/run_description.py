@@ -10,7 +10,7 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.shard_set import ShardSet
 from trainer.tracking.data_description import data_set_input, manifest_summary
 from trainer.tracking.environment import describe_environment, git_revision, installed_packages
-from trainer.tracking.spool_folder import GIT_TAG, LINEAGE_TAG
+from trainer.tracking.journal import GIT_TAG, LINEAGE_TAG
 from trainer.tracking.tracker import MetricLog
 
 

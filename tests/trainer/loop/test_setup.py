@@ -29,7 +29,7 @@ from trainer.loop import setup as runs
 from trainer.loop.branch import Branch
 from trainer.model import numerics
 from trainer.model.pretraining import PretrainingModel
-from trainer.tracking.spool_folder import LINEAGE_TAG
+from trainer.tracking.journal import LINEAGE_TAG
 from trainer.tracking.tracker import NullTracker
 
 BASE, BEFORE_BASE = "b" * 64, "a" * 64
