@@ -1,7 +1,8 @@
 """Where a run stands and what has happened to it, on disk, also where the launcher hides it.
 
 `output_dir/status.json` is replaced at every log line, and every `HEARTBEAT_SECONDS` while there is none;
-`output_dir/history.jsonl` grows by a line at each start, save, evaluation and end.
+`output_dir/history.jsonl` grows by a line at each start, save, evaluation and end. `Status` and the four events say
+what stands in them, for writing and reading alike; anything else may stand beside it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, Required  # pydantic wants this one before Python 3.12
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from trainer.metrics.process_identity import own_identity
-from trainer.metrics.status_records import Event, State, is_event, is_status
 
 STATUS_NAME = "status.json"
 HISTORY_NAME = "history.jsonl"
@@ -30,6 +33,82 @@ _END_SECONDS = 5.0
 
 _LAUNCHED_AT = time.time()
 """Of this process, nearly: before anything that it notes of a run."""
+
+State = Literal["running", "finished", "stopped", "failed"]
+EventName = Literal["started", "saved", "evaluated", "ended"]
+_Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
+"""Seconds since 1970, before the year 10,000."""
+_Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class Status(TypedDict, total=False):
+    """What stands in status.json; a run that ended before its first step has few of the figures."""
+
+    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    state: Required[State]
+    written_at: Required[_Time]
+    step: _Count | None
+    max_steps: _Count
+    tokens_seen: _Count
+    skipped_steps: _Count
+    world_size: _Count
+    log_every_steps: _Count
+    train_seconds: float
+    seconds_per_step: float | None
+    seconds_left: float | None
+    flops_per_device: float | None
+    metrics: dict[str, float | None]
+    cause: str | None
+    host: str | None
+    boot_id: str | None
+    pid: _Count | None
+    pid_namespace: str | None
+    process_start_ticks: _Count | None
+    heartbeat_at: _Time | None
+
+
+class Started(TypedDict):
+    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    event: Literal["started"]
+    at: _Time
+    step: _Count
+    world_size: _Count
+    device: NotRequired[str]
+    gpu_hour_price: NotRequired[float | None]
+    launched_at: NotRequired[_Time]
+    last_written_at: NotRequired[_Time | None]
+
+
+class Saved(TypedDict):
+    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    event: Literal["saved"]
+    at: _Time
+    step: _Count
+
+
+class Evaluated(TypedDict):
+    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    event: Literal["evaluated"]
+    at: _Time
+    step: _Count
+    metrics: dict[str, float | None]
+
+
+class Ended(TypedDict):
+    __pydantic_config__ = _STRICT  # type: ignore[misc]
+    event: Literal["ended"]
+    at: _Time
+    state: State
+    step: _Count | None
+    cause: str | None
+    launched_at: NotRequired[_Time]
+    last_written_at: NotRequired[_Time | None]
+
+
+Event = Annotated[Started | Saved | Evaluated | Ended, Field(discriminator="event")]
+_STATUS: TypeAdapter[Status] = TypeAdapter(Status)
+_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 class RunStatus:
@@ -93,31 +172,42 @@ class RunStatus:
 
 
 def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None:
-    """Replace the status file atomically; `values` are JSON, `state` is added, and the time where they lack it."""
+    """Replace the status file atomically; `values` are of `Status`; `state` is added, and the time where they lack it.
+
+    Raises:
+        ValidationError: a value is not what `Status` says.
+        OSError: it cannot be written.
+    """
     path = Path(output_dir) / STATUS_NAME
     temporary = path.with_name(f".{STATUS_NAME}.{os.getpid()}.{threading.get_native_id()}")
-    text = json.dumps({"state": state, "written_at": round(time.time(), 3), **_finite(values)}, indent=1)
-    temporary.write_text(text + "\n", encoding="utf-8")
+    status = _STATUS.validate_python({"state": state, "written_at": round(time.time(), 3), **_finite(values)})
+    temporary.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 
-def read_status(output_dir: Path) -> dict[str, Any] | None:
+def read_status(output_dir: Path) -> Status | None:
     """The status last written; None where there is none, or none that can be read (as after the loss of power)."""
     try:
-        status = json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace"))
+        text = (Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace")
+        return _STATUS.validate_python(json.loads(text))
     except (OSError, ValueError, RecursionError):
         return None
-    return status if is_status(status) else None
 
 
-def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> None:
-    """Add a line to the history; `values` are JSON, `event` and the time (`at`, seconds since 1970) are added."""
-    line = json.dumps({"at": round(time.time(), 3), "event": event, **_finite(values)}, ensure_ascii=False)
+def append_history(output_dir: Path, event: EventName, values: dict[str, Any]) -> None:
+    """Add a line to the history; `values` are those of the event, whose name and time (`at`) are added.
+
+    Raises:
+        ValidationError: a value is not what the event has.
+        OSError: it cannot be written.
+    """
+    values = {"at": round(time.time(), 3), "event": event, **_finite(values)}
+    line = json.dumps(_EVENT.validate_python(values), ensure_ascii=False)
     with open(Path(output_dir) / HISTORY_NAME, "a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
-def read_history(output_dir: Path) -> list[dict[str, Any]]:
+def read_history(output_dir: Path) -> list[Event]:
     """The lines of the history, oldest first; torn ones are left out, and without a readable file there are none.
 
     Only "\\n" ends a line: a cause may hold U+2028 and the like, which stand in JSON as they are.
@@ -129,10 +219,10 @@ def read_history(output_dir: Path) -> list[dict[str, Any]]:
     events = []
     for line in lines:
         try:
-            events.append(json.loads(line))
+            events.append(_EVENT.validate_python(json.loads(line)))
         except (ValueError, RecursionError):
             continue  # a process was killed while it wrote
-    return [event for event in events if is_event(event)]
+    return events
 
 
 def record_end(output_dir: Path, state: State, cause: str | None, step: int | None = None) -> None:
@@ -141,7 +231,7 @@ def record_end(output_dir: Path, state: State, cause: str | None, step: int | No
     A start may end before it noted `started`; so that its end is not taken for that of the start before, which may have
     ended without a word, it says since when it ran, and when the last status was written.
     """
-    status = read_status(output_dir) or {}
+    status: Status | dict[str, Any] = read_status(output_dir) or {}
     step = status.get("step") if step is None else step
     values = {name: value for name, value in status.items() if name not in ("state", "written_at")}
     write_status(output_dir, state, values | {"step": step, "cause": cause})
@@ -160,7 +250,7 @@ def record_loss_of_writer(output_dir: Path, verdict: str) -> None:
         record_end(output_dir, "failed", verdict)
 
 
-def last_sign(status: dict[str, Any]) -> float | None:
+def last_sign(status: Status) -> float | None:
     """When the run of a status last gave a sign of life, in seconds since 1970; None where it gave none."""
     signs = [at for at in (status.get("written_at"), status.get("heartbeat_at")) if at is not None]
     return max(signs, default=None)

@@ -20,8 +20,7 @@ from trainer.checkpoint.writer import ALONE
 from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
 from trainer.loop import train
-from trainer.metrics.status import read_status, record_end
-from trainer.metrics.status_records import State
+from trainer.metrics.status import State, read_status, record_end
 from trainer.tracking.tracker import NullTracker
 
 SECONDS = 10
