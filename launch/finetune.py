@@ -101,7 +101,7 @@ def main() -> None:
     from trainer.finetune.fit_plan import describe, estimate_lines, prepare
     from trainer.finetune.outcome import Best, tracking_settings
     from trainer.finetune.time_estimate import estimate_seconds
-    from trainer.registry.pull import pull
+    from trainer.registry.pulled_model import pull
 
     tracking = tracking_settings(request)
     setting = prepare(request, pull(request.model, tracking_uri=request.tracking_uri))

@@ -45,7 +45,7 @@ def main() -> None:
     check_utf8(arguments.texts)
     from trainer.finetune.labeled_tables import check_writable
     from trainer.inference.attention_maps import attention_maps, choose
-    from trainer.registry.pull import pull
+    from trainer.registry.pulled_model import pull
     from trainer.tracking.figures import draw_heads
 
     check_writable(arguments.output, "--output")

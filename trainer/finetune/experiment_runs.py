@@ -1,4 +1,4 @@
-"""An experiment in MLflow: one run, and in it a run for each fit, kept in the same kind of journal as a pretraining's."""
+"""An experiment in MLflow: one run, and in it a run for each fit, each with a journal as a pretraining has."""
 
 from __future__ import annotations
 

@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, Required  # pydantic wants this one before Python 3.12
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
-from typing_extensions import TypedDict
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from trainer.metrics.process_identity import own_identity
 
@@ -35,80 +34,79 @@ _LAUNCHED_AT = time.time()
 """Of this process, nearly: before anything that it notes of a run."""
 
 State = Literal["running", "finished", "stopped", "failed"]
-EventName = Literal["started", "saved", "evaluated", "ended"]
+Event = Literal["started", "saved", "evaluated", "ended"]
 _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 """Seconds since 1970, before the year 10,000."""
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class Status(TypedDict, total=False):
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class Status(_Record):
     """What stands in status.json; a run that ended before its first step has few of the figures."""
 
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
-    state: Required[State]
-    written_at: Required[_Time]
-    step: _Count | None
-    max_steps: _Count
-    tokens_seen: _Count
-    skipped_steps: _Count
-    world_size: _Count
-    log_every_steps: _Count
-    train_seconds: float
-    seconds_per_step: float | None
-    seconds_left: float | None
-    flops_per_device: float | None
-    metrics: dict[str, float | None]
-    cause: str | None
-    host: str | None
-    boot_id: str | None
-    pid: _Count | None
-    pid_namespace: str | None
-    process_start_ticks: _Count | None
-    heartbeat_at: _Time | None
+    state: State
+    written_at: _Time
+    step: _Count | None = None
+    max_steps: _Count = 0
+    tokens_seen: _Count = 0
+    skipped_steps: _Count = 0
+    world_size: _Count = 0
+    log_every_steps: _Count = 0
+    train_seconds: float = 0.0
+    seconds_per_step: float | None = None
+    seconds_left: float | None = None
+    flops_per_device: float | None = None
+    metrics: dict[str, float | None] = {}
+    cause: str | None = None
+    host: str | None = None
+    boot_id: str | None = None
+    pid: _Count | None = None
+    pid_namespace: str | None = None
+    process_start_ticks: _Count | None = None
+    heartbeat_at: _Time | None = None
 
 
-class Started(TypedDict):
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
+class Started(_Record):
+    """A line of the history, as the three that follow."""
+
     event: Literal["started"]
     at: _Time
     step: _Count
     world_size: _Count
-    device: NotRequired[str]
-    gpu_hour_price: NotRequired[float | None]
-    launched_at: NotRequired[_Time]
-    last_written_at: NotRequired[_Time | None]
+    device: str = "cpu"
+    gpu_hour_price: float | None = None
+    launched_at: _Time = 0.0
+    last_written_at: _Time | None = None
 
 
-class Saved(TypedDict):
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
+class Saved(_Record):
     event: Literal["saved"]
     at: _Time
     step: _Count
 
 
-class Evaluated(TypedDict):
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
+class Evaluated(_Record):
     event: Literal["evaluated"]
     at: _Time
     step: _Count
     metrics: dict[str, float | None]
 
 
-class Ended(TypedDict):
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
+class Ended(_Record):
     event: Literal["ended"]
     at: _Time
     state: State
     step: _Count | None
     cause: str | None
-    launched_at: NotRequired[_Time]
-    last_written_at: NotRequired[_Time | None]
+    launched_at: _Time = 0.0
+    last_written_at: _Time | None = None
 
 
-Event = Annotated[Started | Saved | Evaluated | Ended, Field(discriminator="event")]
-_STATUS: TypeAdapter[Status] = TypeAdapter(Status)
-_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+_STATUS: TypeAdapter[Any] = TypeAdapter(Status)
+_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Started | Saved | Evaluated | Ended, Field(discriminator="event")])
 
 
 class RunStatus:
@@ -180,21 +178,21 @@ def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None
     """
     path = Path(output_dir) / STATUS_NAME
     temporary = path.with_name(f".{STATUS_NAME}.{os.getpid()}.{threading.get_native_id()}")
-    status = _STATUS.validate_python({"state": state, "written_at": round(time.time(), 3), **_finite(values)})
+    status = _whole(_STATUS, {"state": state, "written_at": round(time.time(), 3), **_finite(values)})
     temporary.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 
-def read_status(output_dir: Path) -> Status | None:
+def read_status(output_dir: Path) -> dict[str, Any] | None:
     """The status last written; None where there is none, or none that can be read (as after the loss of power)."""
     try:
         text = (Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace")
-        return _STATUS.validate_python(json.loads(text))
+        return _whole(_STATUS, json.loads(text))
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def append_history(output_dir: Path, event: EventName, values: dict[str, Any]) -> None:
+def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> None:
     """Add a line to the history; `values` are those of the event, whose name and time (`at`) are added.
 
     Raises:
@@ -202,12 +200,12 @@ def append_history(output_dir: Path, event: EventName, values: dict[str, Any]) -
         OSError: it cannot be written.
     """
     values = {"at": round(time.time(), 3), "event": event, **_finite(values)}
-    line = json.dumps(_EVENT.validate_python(values), ensure_ascii=False)
+    line = json.dumps(_whole(_EVENT, values), ensure_ascii=False)
     with open(Path(output_dir) / HISTORY_NAME, "a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
-def read_history(output_dir: Path) -> list[Event]:
+def read_history(output_dir: Path) -> list[dict[str, Any]]:
     """The lines of the history, oldest first; torn ones are left out, and without a readable file there are none.
 
     Only "\\n" ends a line: a cause may hold U+2028 and the like, which stand in JSON as they are.
@@ -219,7 +217,7 @@ def read_history(output_dir: Path) -> list[Event]:
     events = []
     for line in lines:
         try:
-            events.append(_EVENT.validate_python(json.loads(line)))
+            events.append(_whole(_EVENT, json.loads(line)))
         except (ValueError, RecursionError):
             continue  # a process was killed while it wrote
     return events
@@ -231,7 +229,7 @@ def record_end(output_dir: Path, state: State, cause: str | None, step: int | No
     A start may end before it noted `started`; so that its end is not taken for that of the start before, which may have
     ended without a word, it says since when it ran, and when the last status was written.
     """
-    status: Status | dict[str, Any] = read_status(output_dir) or {}
+    status = read_status(output_dir) or {}
     step = status.get("step") if step is None else step
     values = {name: value for name, value in status.items() if name not in ("state", "written_at")}
     write_status(output_dir, state, values | {"step": step, "cause": cause})
@@ -250,10 +248,21 @@ def record_loss_of_writer(output_dir: Path, verdict: str) -> None:
         record_end(output_dir, "failed", verdict)
 
 
-def last_sign(status: Status) -> float | None:
+def last_sign(status: dict[str, Any]) -> float | None:
     """When the run of a status last gave a sign of life, in seconds since 1970; None where it gave none."""
     signs = [at for at in (status.get("written_at"), status.get("heartbeat_at")) if at is not None]
     return max(signs, default=None)
+
+
+def _whole(kind: TypeAdapter[Any], values: Any) -> dict[str, Any]:
+    """The values as they are, with what stands beside the named ones.
+
+    Raises:
+        ValidationError: they are not of this kind.
+    """
+    kind.validate_python(values)
+    whole: dict[str, Any] = values
+    return whole
 
 
 def _finite(value: Any) -> Any:

@@ -17,7 +17,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from tests.tracked_runs import half_made_database
 from tests.without_mlflow import environment_without_mlflow
-from trainer.registry.pull import check_is_there
+from trainer.registry.pulled_model import check_is_there
 from trainer.tracking.mlflow_server import (
     REQUIREMENT,
     MlflowNotInstalled,
