@@ -41,8 +41,7 @@ from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.model.sizes import num_parameters
 from trainer.registry.registrar import Registrar
 from trainer.registry.starting_weights import load_initial_weights
-from trainer.tracking.data_description import all_lineages
-from trainer.tracking.run_description import describe_run
+from trainer.tracking.run_description import all_lineages, describe_run
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 

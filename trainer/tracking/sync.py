@@ -14,8 +14,7 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import RECORD_NAME, Journal, read_record
-from trainer.tracking.mlflow_server import resolve_tracking_uri, short, view_hint
-from trainer.tracking.request_limits import request_limits
+from trainer.tracking.mlflow_server import request_limits, resolve_tracking_uri, short, view_hint
 
 MAX_RETRIES = 3
 REQUEST_TIMEOUT_SECONDS = 60

@@ -21,13 +21,13 @@ from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import DataSetInput, JournalWriter, now
 from trainer.tracking.mlflow_server import (
     MlflowNotInstalled,
+    flatten,
     import_mlflow,
+    request_limits,
     resolve_tracking_uri,
     short,
     view_hint,
 )
-from trainer.tracking.params import flatten
-from trainer.tracking.request_limits import request_limits
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 FLUSH_SECONDS = 2.0  # a batch costs about 4 ms of CPU, and 0.1 ms a point

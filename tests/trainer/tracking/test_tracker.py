@@ -30,7 +30,6 @@ from tests.tracked_runs import (
     open_tracker,
     wait_until,
 )
-from trainer.tracking.environment import describe_environment, git_revision
 from trainer.tracking.mlflow_server import MlflowNotInstalled, connect
 from trainer.tracking.sync import sync
 from trainer.tracking.tracker import NullTracker
@@ -291,17 +290,6 @@ def test_ten_thousand_points_go_in_batches_of_what_the_server_takes(database: st
     log_steps(tracker, range(1, 5001))
     tracker.close("KILLED", timeout_seconds=120)
     assert len(history(database, tracker.run_id, KEYS[0])) == 5000
-
-
-def test_the_environment_is_versions_and_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_SECRET", "open-sesame")
-    environment = describe_environment()
-    assert environment["python"].startswith("3.") and "torch" in environment
-    assert "open-sesame" not in str(environment)
-
-
-def test_a_folder_outside_a_repository_has_no_revision(tmp_path: Path) -> None:
-    assert git_revision(tmp_path) is None
 
 
 def test_the_null_tracker_takes_everything_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
