@@ -185,7 +185,7 @@ class JournalWriter(Journal):
         self._save(record)  # which also brings the name of the points' file to the disk
         self.last_step: dict[str, int] = {}  # of each key: an earlier or equal step is not recorded again
         self.num_damaged_lines = 0
-        with open(self.points_path, "rb") as file:
+        with open(self.points_path, "rb") as file:  # what earlier processes wrote
             for line in file:
                 points = parse_line(line)
                 self.num_damaged_lines += points is None

@@ -30,6 +30,7 @@ from tests.tracked_runs import (
     open_tracker,
     wait_until,
 )
+from trainer.tracking.journal import DataSetInput
 from trainer.tracking.mlflow_server import MlflowNotInstalled, connect
 from trainer.tracking.sync import sync
 from trainer.tracking.tracker import NullTracker
@@ -215,13 +216,28 @@ def test_a_kill_before_the_cursor_is_noted_delivers_nothing_twice(database: str,
         tracker.log_params({"seed": 0})
         tracker.log_tags({"last_step": str(last_step)})
         tracker.log_artifact_text("config.yaml", f"last: {last_step}")
+        tracker.log_data_set(DataSetInput(name="shards", digest="0" * 64, source="shards"))
         log_steps(tracker, range(1, last_step + 1))
         tracker.close("FINISHED")
         assert_complete(database, str(tracker.run_id), last_step)
         tracker._delivery.advance(offset=0, revision=last_step // 10)
     (run,) = all_runs(database)
+    assert len(run.inputs.dataset_inputs) == 1
     assert (run.info.status, run.data.params, run.data.tags["last_step"]) == ("FINISHED", {"seed": "0"}, "15")
     assert [path.read_text() for path in (tmp_path / "mlruns").rglob("config.yaml")] == ["last: 15"]
+
+
+def test_a_training_and_a_login_node_that_send_to_one_server_share_its_cursor(database: str, tmp_path: Path) -> None:
+    tracker = open_tracker(database, tmp_path / "run")
+    log_steps(tracker, range(1, 11))
+    for _ in range(2):
+        list(sync(tmp_path / "run", database, pytest.fail))
+    log_steps(tracker, range(11, 21))
+    tracker.close("FINISHED")
+    (synced,) = sync(tmp_path / "run", database, pytest.fail)
+    assert (synced.run_id, synced.num_bytes, synced.status) == (tracker.run_id, 0, "FINISHED")
+    assert len(list((tmp_path / "run/tracking/cursors").iterdir())) == 1
+    assert_complete(database, synced.run_id, 20)
 
 
 def test_no_secret_reaches_server_or_disk(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
