@@ -126,7 +126,7 @@ class Tracker:
         tracking_uri = resolve_tracking_uri(settings.uri, before or None)
         shown_uri = storage.hide_secrets(tracking_uri)
         if before not in ("", shown_uri):
-            warn(f"the run was tracked at {before} before; {shown_uri} gets all that it lacks, in an MLflow run of its own")
+            warn(f"the run was tracked at {before} before; {shown_uri} gets what it lacks, in a run of its own")
         if journal.copied_from is not None:
             warn(
                 f"{folder} is a copy of {journal.copied_from}, whose MLflow run goes on there; this one begins an "
