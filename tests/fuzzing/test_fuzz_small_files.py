@@ -31,7 +31,14 @@ RECORD = {
     "revision": 3,
     "changed_at": {"params": 1, "tags": 1, "artifacts": 2, "data_sets": 3},
 }
-CURSOR = {"tracking_uri": "u", "run_id": "1", "offset": 70, "revision": 2, "left_out": ["config.yaml"]}
+CURSOR = {
+    "tracking_uri": "u",
+    "run_uuid": "0" * 32,
+    "run_id": "1",
+    "offset": 70,
+    "revision": 2,
+    "left_out": ["config.yaml"],
+}
 
 
 @fuzz(300)

@@ -61,7 +61,7 @@ def test_mlflow_cuts_a_long_parameter(database: str) -> None:
     client = MlflowClient(database)
     run_id = client.create_run("0").info.run_id
     client.log_param(run_id, "long", "a" * 6_001)
-    assert len(client.get_run(run_id).data.params["long"]) == 6_000, "look at MAX_PARAM_LENGTH of params.py again"
+    assert len(client.get_run(run_id).data.params["long"]) == 6_000, "look at MAX_PARAM_LENGTH in mlflow_server.py"
 
 
 def test_mlflow_loads_a_registered_model_from_the_global_address_alone() -> None:

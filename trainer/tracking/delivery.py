@@ -39,6 +39,8 @@ class Cursor(BaseModel):
 
     tracking_uri: str
     """The server, without secrets."""
+    run_uuid: str
+    """Of the journal that it is a cursor of; a folder that was copied, or has lost its run.json, is another run's."""
     experiment_id: str | None = None
     run_id: str | None = None
     parent_run_id: str | None = None
@@ -56,11 +58,17 @@ def cursor_path(folder: Path, tracking_uri: str) -> Path:
 
 
 def read_cursor(journal: Journal, tracking_uri: str) -> Cursor:
-    """The cursor of a server; at the beginning where there is none, or a damaged one: sending all again is harmless."""
+    """The cursor of a server; at the beginning where there is none of this run, or a damaged one.
+
+    Sending all of it again is harmless.
+    """
+    beginning = Cursor(tracking_uri=tracking_uri, run_uuid=journal.record.run_uuid)
     try:
         cursor = Cursor.model_validate_json(cursor_path(journal.folder, tracking_uri).read_bytes())
     except (OSError, ValidationError):
-        cursor = Cursor(tracking_uri=tracking_uri)
+        return beginning
+    if cursor.run_uuid != beginning.run_uuid:
+        return beginning
     if cursor.offset > journal.size or cursor.revision > journal.record.revision:  # restored from an older copy
         cursor = cursor.model_copy(update={"offset": 0, "revision": 0})
     return cursor
@@ -147,7 +155,7 @@ class Delivery:
         if run is None:
             experiment_id = self._experiment_id()
             run = self._tagged_run(experiment_id, record.run_uuid) or self._create_run(experiment_id)
-            self.cursor = Cursor(tracking_uri=self._tracking_uri)
+            self.cursor = Cursor(tracking_uri=self._tracking_uri, run_uuid=record.run_uuid)
             self._looked_at.clear()
             self.advance(run_id=run.info.run_id, experiment_id=run.info.experiment_id)
         if run.info.lifecycle_stage == "deleted":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 import uuid
@@ -175,7 +174,6 @@ class JournalWriter(Journal):
         if self.copied_from is not None:
             own = {"run_uuid": uuid.uuid4().hex, "run_name": run_name, "params": {}, "tracking_uri": ""}
             record = record.model_copy(update=own)
-            shutil.rmtree(folder / CURSORS_NAME, ignore_errors=True)
         record.folder = str(folder.resolve())
         self._lock = threading.RLock()
         self._unwritten = b""

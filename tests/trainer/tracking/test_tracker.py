@@ -227,6 +227,20 @@ def test_a_kill_before_the_cursor_is_noted_delivers_nothing_twice(database: str,
     assert [path.read_text() for path in (tmp_path / "mlruns").rglob("config.yaml")] == ["last: 15"]
 
 
+def test_without_its_run_json_a_folder_is_sent_whole_to_a_new_run(database: str, tmp_path: Path) -> None:
+    """As the messages advise where the run was deleted, or run.json is damaged."""
+    first = open_tracker(database, tmp_path / "run")
+    log_steps(first, range(1, 6))
+    first.close("FINISHED")
+    connect(database).delete_run(str(first.run_id))
+    (tmp_path / "run/tracking/run.json").unlink()
+    second = open_tracker(database, tmp_path / "run")
+    log_steps(second, range(6, 9))
+    second.close("FINISHED")
+    assert second.run_id != first.run_id
+    assert_complete(database, str(second.run_id), 8)
+
+
 def test_a_training_and_a_login_node_that_send_to_one_server_share_its_cursor(database: str, tmp_path: Path) -> None:
     tracker = open_tracker(database, tmp_path / "run")
     log_steps(tracker, range(1, 11))
