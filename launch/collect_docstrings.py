@@ -8,7 +8,6 @@ code) and paragraphs met before are left out.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import gc
 import hashlib
@@ -26,6 +25,7 @@ from pathlib import Path
 from data_prep.base.errors import UserError, run_command
 from data_prep.base.progress import Progress
 from data_prep.storage import storage
+from launch.options import command_parser
 
 ORDER_SEED = "clozeworks"
 MIN_DOCUMENT_CHARACTERS = 300
@@ -56,7 +56,7 @@ class Module:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("collect_docstrings.py", __doc__)
     parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="the file to write")
     parser.add_argument(
         "--max-bytes", type=int, default=20_000_000, metavar="N", help="bytes of text to end at (default %(default)s)"

@@ -38,16 +38,14 @@ def read_status(path: Path) -> dict[str, Any]:
     """The status file of a training.
 
     Raises:
-        UserError: it is missing, is no JSON object, or is without the scores of an evaluation.
+        UserError: it cannot be read, is no JSON object, or is without the scores of an evaluation.
     """
     try:
         status = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); run the demo's training first") from None
-    except ValueError:
-        raise UserError(f"{path} is not JSON; run the demo again with --fresh") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}). Fix: run the demo again") from None
     if not isinstance(status, dict) or "valid/mlm_loss" not in status.get("metrics", {}):
-        raise UserError(f"{path} has no scores; the training was not finished, run the demo again")
+        raise UserError(f"{path} has no scores: the training is not finished. Fix: run the demo again")
     return status
 
 
@@ -92,7 +90,9 @@ def format_scores(metrics: dict[str, float], manifest: Manifest) -> str:
         rows.append(("valid next-sentence accuracy", accuracy, "50.0% (chance)"))
     lines = [f"{name:<32}{ours:>14}{baseline:>20}" for name, ours, baseline in rows]
     if entropy is not None:
-        lines.append(_verdict(loss, entropy))
+        verb, side = ("uses context", "below") if loss < entropy else ("does not use context yet", "above")
+        nats = abs(entropy - loss)
+        lines.append(f"The model {verb}: its loss is {nats:.2f} nats {side} that of frequencies alone.")
     return "\n".join(lines)
 
 
@@ -126,13 +126,6 @@ def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any], vo
             f"  # remove all of it: rm -rf {quote(str(demo))} {quote(str(environment))}",
         ]
     )
-
-
-def _verdict(loss: float, entropy: float) -> str:
-    difference = abs(entropy - loss)
-    if loss < entropy:
-        return f"The model uses context: its loss is {difference:.2f} nats below that of frequencies alone."
-    return f"The model does not use context yet: its loss is {difference:.2f} nats above the baseline."
 
 
 if __name__ == "__main__":

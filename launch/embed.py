@@ -18,7 +18,17 @@ from data_prep.base.arguments import at_least, local_output
 from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
-from launch.fill_mask import check_utf8, lines_of_stdin, without_last_empty
+from launch.options import (
+    add_batch_size,
+    add_model,
+    add_no_quoting,
+    add_tracking_uri,
+    check_new_file,
+    check_utf8,
+    command_parser,
+    lines_of,
+    lines_of_stdin,
+)
 
 if TYPE_CHECKING:
     from trainer.inference.embedding import Embedder
@@ -27,24 +37,20 @@ TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="embed.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    parser = command_parser("embed.py", __doc__)
+    add_model(parser)
     parser.add_argument("--input", type=Path, metavar="FILE", help="texts, a line each, or a table (default -: stdin)")
     parser.add_argument("--text-column", metavar="NAME", help="of a table: the column with the texts")
-    parser.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")
+    add_no_quoting(parser)
     parser.add_argument(
         "--output", type=local_output("--output"), metavar="FILE", help="vectors as .npy (float32) or .parquet"
     )
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help="of a text's tokens (default mean)")
     parser.add_argument("--layer", type=int, default=-1, metavar="N", help="0: embeddings, 1...: layers (default last)")
-    parser.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="texts at once (default 32)")
+    add_batch_size(parser)
     parser.add_argument("--neighbors", metavar="WORD", help="show the nearest words instead of writing vectors")
     parser.add_argument("--top-k", type=at_least(1), default=10, metavar="K", help="how many of them (default 10)")
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_tracking_uri(parser)
     read = parser.parse_args(arguments)
     if read.neighbors is None and read.output is None:
         parser.error("give --output FILE for vectors, or --neighbors WORD")
@@ -60,9 +66,7 @@ def main() -> None:
     if arguments.neighbors is not None:
         check_utf8([arguments.neighbors])
     else:
-        from trainer.finetune.labeled_tables import check_writable
-
-        check_writable(arguments.output, "--output")
+        check_new_file(arguments.output, "--output")
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
     texts = input_texts(arguments) if arguments.neighbors is None or arguments.input is not None else []
     from trainer.inference.embedding import Embedder
@@ -86,9 +90,12 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
 
         quoting = not arguments.no_quoting
         return read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting).texts
-    name, lines = (
-        ("standard input", stdin_texts()) if path is None or str(path) == "-" else (str(path), file_texts(path))
-    )
+    if path is None or str(path) == "-":
+        if sys.stdin.isatty():
+            raise UsageError("no texts are given; name a file by --input, or give a text a line on standard input")
+        name, lines = "standard input", lines_of_stdin()
+    else:
+        name, lines = str(path), file_texts(path)
     texts = [line.strip() for line in lines if line.strip()]
     if not texts:
         raise UsageError(f"{name} holds no text; give a text a line")
@@ -98,13 +105,6 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
     return texts
 
 
-def stdin_texts() -> list[str]:
-    """The lines of standard input."""
-    if sys.stdin.isatty():
-        raise UsageError("no texts are given; name a file by --input, or give a text a line on standard input")
-    return lines_of_stdin()
-
-
 def file_texts(path: Path) -> list[str]:
     """The lines of a file.
 
@@ -112,7 +112,7 @@ def file_texts(path: Path) -> list[str]:
         UserError: it cannot be read.
     """
     try:
-        return without_last_empty(path.read_bytes().decode("utf-8-sig").split("\n"))  # as of standard input
+        return lines_of(path.read_bytes())
     except OSError as error:
         raise UserError(f"--input {path} cannot be read ({error.strerror}); give a file of lines, or a table") from None
     except UnicodeDecodeError as error:

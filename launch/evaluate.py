@@ -15,20 +15,14 @@ from pathlib import Path
 from data_prep.base.arguments import local_output
 from data_prep.base.errors import run_command
 from data_prep.base.progress import Progress
+from launch.options import add_model, add_tracking_uri, check_new_file, command_parser
 
 PRECISIONS = ("fp32", "bf16", "float64")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="evaluate.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="MODEL",
-        help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., a Hugging Face folder, or a run's output_dir",
-    )
+    parser = command_parser("evaluate.py", __doc__)
+    add_model(parser, or_run=True)
     parser.add_argument(
         "--minimal-pairs", required=True, type=Path, metavar="DIR", help="folder or file with minimal pairs"
     )
@@ -41,9 +35,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="fp32", help="of the model's computation (default %(default)s)"
     )
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_tracking_uri(parser)
     return parser.parse_args(arguments)
 
 
@@ -60,9 +52,7 @@ def main() -> None:
 
     pairs = read_minimal_pairs(arguments.minimal_pairs)
     if arguments.output is not None:
-        from trainer.finetune.labeled_tables import check_writable
-
-        check_writable(arguments.output, "--output")
+        check_new_file(arguments.output, "--output")
     import torch
 
     from data_prep.storage import storage

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from data_prep.base.arguments import local_output
 from data_prep.base.errors import run_command
+from launch.options import command_parser
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="export.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("export.py", __doc__)
     parser.add_argument(
         "--checkpoint",
         required=True,

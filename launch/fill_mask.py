@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError, run_command
+from launch.options import add_model, add_tracking_uri, check_utf8, command_parser, lines_of_stdin
 from trainer.inference.fill_mask import (
     MASK_TOKEN,
     FillMask,
@@ -42,18 +43,11 @@ class Text(NamedTuple):
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="fill_mask.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("fill_mask.py", __doc__)
     parser.add_argument(
         "texts", nargs="*", metavar="TEXT", help="text with [MASK]; without any, lines of standard input"
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="MODEL",
-        help="models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., an exported folder, or a run's output_dir",
-    )
+    add_model(parser, or_run=True)
     parser.add_argument(
         "--top-k", type=at_least(1), default=5, metavar="K", help="candidates for each mask (default 5)"
     )
@@ -64,9 +58,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="mask a word of each text: one that a single piece of the vocabulary stands for, where there is one",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="with --mask-random: the same seed masks the same words")
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_tracking_uri(parser)
     arguments_read = parser.parse_intermixed_args(arguments)
     if arguments_read.seed is not None and not arguments_read.mask_random:
         parser.error("--seed chooses the words of --mask-random; give both or neither")
@@ -123,33 +115,6 @@ def read_texts(given: list[str]) -> list[Text]:
         raise UsageError("the text is empty; give a sentence")
     check_utf8([each.text for each in texts])
     return texts
-
-
-def lines_of_stdin() -> list[str]:
-    """The lines of standard input, without a byte order mark.
-
-    Raises:
-        UsageError: it is not UTF-8.
-    """
-    data = sys.stdin.buffer.read()
-    try:
-        return without_last_empty(data.decode("utf-8-sig").split("\n"))  # other line separators may stand in a text
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(
-            f"line {line:,} of standard input is not UTF-8 text ({error.reason}); convert it, for instance by iconv"
-        ) from None
-
-
-def without_last_empty(lines: list[str]) -> list[str]:
-    """The lines without the empty one behind the last line's end."""
-    return lines[:-1] if lines and not lines[-1] else lines
-
-
-def check_utf8(texts: Sequence[str]) -> None:
-    """Refuse texts of the command line that were not UTF-8; Python has put half characters for such bytes."""
-    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-        raise UsageError("the text on the command line is not UTF-8; set a UTF-8 locale, or give it on standard input")
 
 
 def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:

@@ -15,26 +15,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data_prep.base.arguments import Joined, local_output
 from data_prep.base.errors import UsageError, UserError, run_command
+from data_prep.base.settings import validate_settings
+from launch.options import add_model, add_no_quoting, add_tracking_uri, check_new_folder, command_parser
 
 if TYPE_CHECKING:
-    from trainer.finetune.experiment import Setting
+    from trainer.config.run_settings import TrackingSettings
+    from trainer.finetune.experiment import Best, Experiment
     from trainer.finetune.experiment_runs import ExperimentRuns
-    from trainer.finetune.fit_plan import FitRequest
-    from trainer.finetune.outcome import Best
+    from trainer.finetune.task_data import Files
 
 TASKS = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
 VARIANTS = ("scratch", "frozen", "full")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="finetune.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    parser = command_parser("finetune.py", __doc__)
+    add_model(parser)
     parser.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     data = parser.add_argument_group("labeled data: tsv, csv, jsonl or parquet")
     data.add_argument("--train", required=True, type=Path, metavar="FILE", help="examples to fit to")
@@ -45,7 +45,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     data.add_argument("--pair-column", metavar="NAME", help="second text of a pair; question")
     data.add_argument("--label-column", required=True, metavar="NAME", help="class; number; tags; answer (as in SQuAD)")
-    data.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")
+    add_no_quoting(data)
     data.add_argument("--max-length", type=int, metavar="N", help="tokens at most (default: what the model takes)")
     how = parser.add_argument_group("how it is fitted")
     variant = how.add_mutually_exclusive_group()
@@ -83,9 +83,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     out.add_argument("--register", metavar="NAME", help="register the best model under this name")
     out.add_argument("--alias", metavar="ALIAS", help="with --register: alias that is to point to it")
-    out.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_tracking_uri(out)
     out.add_argument("--experiment", default="finetuning", metavar="NAME", help="of MLflow (default finetuning)")
     out.add_argument("--no-tracking", action="store_true", help="log nothing to MLflow")
     out.add_argument("--dry-run", action="store_true", help="read, check and estimate, but fit and write nothing")
@@ -96,24 +94,36 @@ def main() -> None:
     arguments = parse_arguments()
     variants = chosen_variants(arguments)
     check_arguments(arguments)
-    request = request_of(arguments, variants)
+    tracking = None if arguments.no_tracking else tracking_settings(arguments)
+    from trainer.finetune.examples import Columns
+    from trainer.finetune.experiment import Best, prepare
     from trainer.finetune.experiment_runs import ExperimentRuns
-    from trainer.finetune.fit_plan import describe, estimate_lines, prepare
-    from trainer.finetune.outcome import Best, tracking_settings
-    from trainer.finetune.time_estimate import estimate_seconds
+    from trainer.finetune.fit import FitSettings
+    from trainer.finetune.preview import describe, estimate_lines, estimate_seconds
     from trainer.registry.pulled_model import pull
 
-    tracking = tracking_settings(request)
-    setting = prepare(request, pull(request.model, tracking_uri=request.tracking_uri))
-    say("\n".join(describe(setting, variants)))
-    say("\n".join(estimate_lines(setting, estimate_seconds(setting, variants))))
+    experiment = prepare(
+        pull(arguments.model, tracking_uri=arguments.tracking_uri),
+        arguments.task,
+        files_of(arguments),
+        Columns(arguments.text_column, arguments.pair_column, arguments.label_column),
+        variants,
+        split_seed=arguments.split_seed,
+        max_length=arguments.max_length,
+        metric=arguments.metric,
+        learning_rates=arguments.learning_rates or (),
+        num_seeds=arguments.seeds,
+        settings=FitSettings(arguments.epochs, arguments.batch_size, arguments.early_stopping),
+    )
+    say("\n".join(describe(experiment)))
+    say("\n".join(estimate_lines(experiment, estimate_seconds(experiment))))
     if arguments.dry_run:
         say("dry run: nothing was fitted and nothing was written")
         return
-    make_output(request.output)
-    runs, best = ExperimentRuns.open(tracking, request.output), Best(setting.metric)
+    make_output(arguments.output)
+    runs, best = ExperimentRuns(tracking, arguments.output), Best(experiment.metric)
     try:
-        folder = fit_all(request, setting, runs, best)
+        folder = fit_all(arguments, experiment, runs, best)
     except BaseException as error:
         runs.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
@@ -122,44 +132,98 @@ def main() -> None:
         register_fitted(folder, arguments, runs.parent.run_id)
 
 
-def fit_all(request: FitRequest, setting: Setting, runs: ExperimentRuns, best: Best) -> Path:
+def fit_all(arguments: argparse.Namespace, experiment: Experiment, runs: ExperimentRuns, best: Best) -> Path:
     """Fit every variant, report, and save the best model; returns its folder."""
-    from trainer.finetune.comparison import draw_comparison
+    from trainer.finetune.comparison import draw_comparison, log_results, progress_line, report_lines, write_scores
     from trainer.finetune.experiment import run_variant
-    from trainer.finetune.fit_plan import run_params
-    from trainer.finetune.outcome import log_results, progress_line, report_lines, save_best, write_scores
 
-    runs.parent.log_params(run_params(request, setting))
+    output: Path = arguments.output
+    runs.parent.log_params(run_params(arguments, experiment))
     results = []
-    for variant in request.variants:
-        results.append(run_variant(setting, variant, runs.child, best.keep))
-        say(progress_line(results[-1], setting.metric))
-    report = "\n".join(report_lines(setting, results))
+    for variant in experiment.learning_rates:
+        results.append(run_variant(experiment, variant, runs.child, best.keep))
+        say(progress_line(results[-1], experiment.metric))
+    report = "\n".join(report_lines(experiment, results))
     say(f"\n{report}")  # before anything is written, so that a full disk takes no figure away
-    picture = request.output / "curves.png"
+    picture = output / "curves.png"
     try:
-        picture.write_bytes(draw_comparison(results, setting.metric, f"{request.task}: {request.train.name}"))
-        (request.output / "report.txt").write_text(report + "\n", encoding="utf-8")
-        write_scores(request.output / "scores.json", setting, results)
+        picture.write_bytes(draw_comparison(results, experiment.metric, f"{arguments.task}: {arguments.train.name}"))
+        (output / "report.txt").write_text(report + "\n", encoding="utf-8")
+        write_scores(output / "scores.json", experiment, results)
     except OSError as error:
-        raise UserError(
-            f"{request.output} cannot be written ({error.strerror or error}); see to it and fit again"
-        ) from None
-    folder = save_best(best, setting, request, runs.parent.run_id)
-    log_results(runs, results, report, setting, picture)
+        raise UserError(f"{output} cannot be written ({error.strerror or error}); see to it and fit again") from None
+    folder = save_best(best, arguments, experiment, runs.parent.run_id)
+    log_results(runs.parent, experiment, results, report, picture)
     say(f"\ncurves: {picture}\nmodel: {folder}")
     return folder
 
 
-def request_of(arguments: argparse.Namespace, variants: tuple[str, ...]) -> FitRequest:
-    """The command line as the trainer takes it."""
-    from dataclasses import fields
+def files_of(arguments: argparse.Namespace) -> Files:
+    """The files of labeled data."""
+    from trainer.finetune.task_data import Files
 
-    from trainer.finetune.fit_plan import FitRequest
+    return Files(arguments.train, arguments.valid, arguments.test, not arguments.no_quoting)
 
-    values = {field.name: getattr(arguments, field.name) for field in fields(FitRequest) if field.name != "variants"}
-    values["learning_rates"] = tuple(arguments.learning_rates or ())
-    return FitRequest(variants=variants, **values)
+
+def tracking_settings(arguments: argparse.Namespace) -> TrackingSettings:
+    """Where the runs go.
+
+    Raises:
+        UsageError: MLflow takes no experiment of that name.
+    """
+    from trainer.config.run_settings import TrackingSettings
+    from trainer.tracking.mlflow_server import resolve_tracking_uri
+
+    uri = resolve_tracking_uri(arguments.tracking_uri)
+    named = {"uri": uri, "experiment": arguments.experiment, "run_name": f"{arguments.task}-{arguments.train.stem}"}
+    return validate_settings(TrackingSettings, named, "the command line")
+
+
+def run_params(arguments: argparse.Namespace, experiment: Experiment) -> dict[str, Any]:
+    """The parameters of the parent run."""
+    names = (
+        *("model", "task", "text_column", "pair_column", "label_column", "no_quoting"),
+        *("split_seed", "seeds", "epochs", "batch_size", "early_stopping"),
+    )
+    return {
+        **{name: getattr(arguments, name) for name in names},
+        "variants": ",".join(experiment.learning_rates),
+        "num_examples": experiment.data.num_examples,
+        "files": {part: str(path) for part, path in files_of(arguments).given.items()},
+        "metric": experiment.metric,
+        "max_length": experiment.data.preprocessor.max_length,
+        "learning_rates": experiment.learning_rates,
+    }
+
+
+def save_best(best: Best, arguments: argparse.Namespace, experiment: Experiment, run_id: str | None) -> Path:
+    """Save the best model with what made it; returns its folder."""
+    from data_prep.storage import storage
+    from trainer.finetune.fitted_model import FitFacts, save_fitted_model
+    from trainer.registry.pulled_model import is_address
+
+    assert best.model is not None and best.fit is not None, "there was a fit"
+    one, data = best.fit, experiment.data
+    facts = FitFacts(
+        task=arguments.task,
+        base_model=arguments.model if is_address(arguments.model) else Path(arguments.model).name,
+        variant=one.variant,
+        text_column=arguments.text_column,
+        pair_column=arguments.pair_column,
+        label_column=arguments.label_column,
+        max_length=data.preprocessor.max_length,
+        learning_rate=one.learning_rate,
+        seed=one.seed,
+        best_epoch=one.best_epoch,
+        num_examples=data.num_examples,
+        valid_scores=one.valid_scores,
+        scores=one.scores,
+        scored_on=data.scored_on,
+        train_sha256=storage.sha256_of(arguments.train),
+    )
+    folder: Path = arguments.output / "model"
+    save_fitted_model(best.model, experiment.encoder, folder, facts, run_id)
+    return folder
 
 
 def chosen_variants(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -207,24 +271,6 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         from trainer.config.registry_names import check_names
 
         check_names(arguments.register, arguments.alias)
-
-
-def check_new_folder(path: Path, option: str) -> None:
-    """Refuse a folder to make that is there with something in it, or that cannot be made.
-
-    Raises:
-        UsageError: naming the option.
-    """
-    from trainer.finetune.labeled_tables import check_takes_files
-
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{option} {path} is a file; give a new folder")
-    if path.exists() and any(path.iterdir()):
-        raise UsageError(f"{option} {path} is not empty; give a new folder, or remove this one first")
-    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not there.is_dir():
-        raise UsageError(f"{option} {path} cannot be made: {there} is a file; give another folder")
-    check_takes_files(there, option, path)
 
 
 def make_output(output: Path) -> None:

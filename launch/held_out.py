@@ -5,7 +5,6 @@ They are whole sentences of 8 to 30 words from different documents, chosen by a 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 import sys
@@ -17,13 +16,14 @@ from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import Record, read_records
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
+from launch.options import command_parser
 
 MIN_WORDS, MAX_WORDS = 8, 30
 SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("held_out.py", __doc__)
     parser.add_argument("--shards", required=True, metavar="DIR", help="folder of a shard set")
     parser.add_argument(
         "--num-sentences", type=at_least(1), default=8, metavar="N", help="how many (default %(default)s)"
@@ -49,8 +49,8 @@ def held_out_sentences(shards: str, num_sentences: int, seed: int) -> list[str]:
     for shard in manifest.valid.shards:
         for _, record, _ in read_records(storage.join(shards, shard.name)):
             for sentences in document_sentences(record, tokenizer):
-                good = sorted((_rank(seed, text), text) for text in sentences if reads_alone(text))
-                chosen = sorted([*chosen, *good[:1]])[:num_sentences]
+                ranked = [(_rank(seed, text), text) for text in sentences if reads_alone(text)]
+                chosen = sorted([*chosen, *sorted(ranked)[:1]])[:num_sentences]
     if not chosen:
         raise UserError(
             f"the valid split of {shards} holds no sentence of {MIN_WORDS} to {MAX_WORDS} plain words; "

@@ -12,21 +12,17 @@ import json
 import sys
 
 from data_prep.base.errors import UsageError, run_command
-from launch.fill_mask import check_utf8, lines_of_stdin
+from launch.options import add_model, add_tracking_uri, check_utf8, command_parser, lines_of_stdin
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="next_sentence.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("next_sentence.py", __doc__)
     parser.add_argument(
         "pair", nargs="*", metavar="A B", help="the two sentences; without any, lines of standard input"
     )
-    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    add_model(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a pair instead of lines for people")
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_tracking_uri(parser)
     return parser.parse_intermixed_args(arguments)
 
 

@@ -10,9 +10,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.base.arguments import at_least, local_output
+from data_prep.base.arguments import local_output
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.terminal import counted
+from launch.options import (
+    add_batch_size,
+    add_model,
+    add_no_quoting,
+    add_tracking_uri,
+    check_new_file,
+    command_parser,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -21,32 +29,28 @@ if TYPE_CHECKING:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="predict.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    parser = command_parser("predict.py", __doc__)
+    add_model(parser)
     parser.add_argument("--input", required=True, type=Path, metavar="FILE", help="the texts, as a table")
     parser.add_argument(
         "--output", required=True, type=local_output("--output"), metavar="FILE", help="the table to write"
     )
     parser.add_argument("--text-column", metavar="NAME", help="default: the one it was fitted with")
     parser.add_argument("--pair-column", metavar="NAME", help="default: the one it was fitted with")
-    parser.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")
-    parser.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="texts at once (default 32)")
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_no_quoting(parser)
+    add_batch_size(parser)
+    add_tracking_uri(parser)
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     arguments = parse_arguments()
     from trainer.finetune.fitted_model import FittedModel
-    from trainer.finetune.labeled_tables import check_suffix, check_writable, write_table
+    from trainer.finetune.labeled_tables import check_suffix, write_table
     from trainer.registry.pulled_model import pull
 
     check_suffix(arguments.output)
-    check_writable(arguments.output, "--output")
+    check_new_file(arguments.output, "--output")
     if arguments.output.resolve() == arguments.input.resolve():
         raise UsageError(f"--output {arguments.output} is the input itself; give another file")
     model = FittedModel.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))

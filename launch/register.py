@@ -20,6 +20,7 @@ from pathlib import Path
 from shlex import quote
 
 from data_prep.base.errors import UsageError, run_command
+from launch.options import add_tracking_uri, command_parser
 from trainer.config.promotion import Condition, check_metrics, parse_conditions
 from trainer.config.registry_names import check_names, check_promoted
 from trainer.inference.fill_mask import FillMask, report
@@ -31,9 +32,7 @@ from trainer.registry.served_model import INPUT_EXAMPLE, PipelineTask, ServedMod
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="register.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("register.py", __doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--checkpoint", type=Path, metavar="DIR", help="a training checkpoint; it is exported first")
     what.add_argument("--model", type=Path, metavar="FOLDER", help="an exported folder")
@@ -54,9 +53,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="CONDITION",
         help="of --promote: METRIC < ALIAS or METRIC < NUMBER (or >, <=, >=), several joined by 'and'",
     )
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_tracking_uri(parser)
     parser.add_argument("--dry-run", action="store_true", help="export and check, but register and promote nothing")
     read = parser.parse_args(arguments)
     if read.name is None and not read.trained_on:

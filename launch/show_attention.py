@@ -12,17 +12,15 @@ from data_prep.base.arguments import local_output
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
-from launch.fill_mask import check_utf8
+from launch.options import add_model, add_tracking_uri, check_new_file, check_utf8, command_parser
 
 MOST_MAPS = 144
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="show_attention.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("show_attention.py", __doc__)
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a sentence, or two as a pair")
-    parser.add_argument("--model", required=True, metavar="MODEL", help="models:/NAME@ALIAS, runs:/..., or a folder")
+    add_model(parser)
     parser.add_argument(
         "--output", required=True, type=local_output("--output"), metavar="FILE.png", help="the picture to write"
     )
@@ -30,9 +28,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--layer", type=int, action="append", metavar="N", help="a layer; may be repeated (default all)"
     )
     parser.add_argument("--head", type=int, action="append", metavar="N", help="a head; may be repeated (default all)")
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_tracking_uri(parser)
     return parser.parse_intermixed_args(arguments)
 
 
@@ -43,12 +39,11 @@ def main() -> None:
     if arguments.output.suffix.lower() != ".png":
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
     check_utf8(arguments.texts)
-    from trainer.finetune.labeled_tables import check_writable
     from trainer.inference.attention_maps import attention_maps, choose
     from trainer.registry.pulled_model import pull
     from trainer.tracking.figures import draw_heads
 
-    check_writable(arguments.output, "--output")
+    check_new_file(arguments.output, "--output")
     maps = attention_maps(pull(arguments.model, tracking_uri=arguments.tracking_uri), *arguments.texts)
     layers = choose(arguments.layer, maps.weights.shape[0], "--layer")
     heads = choose(arguments.head, maps.weights.shape[1], "--head")

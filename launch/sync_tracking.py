@@ -11,16 +11,13 @@ import argparse
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, run_command
+from launch.options import add_tracking_uri, command_parser
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="sync_tracking.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("sync_tracking.py", __doc__)
     parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="folder of a training or a fine-tuning")
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
-    )
+    add_tracking_uri(parser)
     parser.add_argument("--dry-run", action="store_true", help="say which folders would be sent, and send nothing")
     return parser.parse_args(arguments)
 

@@ -21,7 +21,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import OptimizerSettings, ScheduleSettings, TrainingSettings
 from trainer.data import mask_units
 from trainer.engine.optimizer import build_optimizer
-from trainer.finetune.single_fit import FitSettings
+from trainer.finetune.fit import FitSettings
 from trainer.model.layers import ACTIVATIONS
 from trainer.model.positions import rotation
 from trainer.model.pretraining import PretrainingModel, _loss_sum
@@ -151,7 +151,7 @@ TABLES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "near-duplicates": (DeduplicationSettings, NEAR_DUPLICATES),
     "bands": (lambda: similarity_search, {"FALSE_NEGATIVE_WEIGHT": 0.98, "MAX_LEADERS": 8}),
     "bands of the defaults": (lambda: similarity_search.choose_bands(0.8, 128), {"num_bands": 17, "rows": 7}),
-    "fine-tuning": (lambda: FitSettings(learning_rate=1.0, seed=0), FINE_TUNING),
+    "fine-tuning": (FitSettings, FINE_TUNING),
 }
 
 

@@ -25,6 +25,7 @@ from data_prep.base.errors import UsageError, run_command
 from data_prep.base.settings import find_config
 from data_prep.base.urls import has_password
 from data_prep.storage.known_secrets import secrets_of
+from launch.options import command_parser
 from trainer.config.run_config import RunConfig
 
 PYTHON = "/srv/clozeworks/.venv/bin/python"
@@ -54,9 +55,7 @@ _MOUNT_PATH = re.compile(r"/[^:]*")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="train_job.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("train_job.py", __doc__)
     parser.add_argument("--name", required=True, help="name of the job: at most 45 small letters, digits and hyphens")
     parser.add_argument("--image", required=True, help="image made by launch/Dockerfile, with its registry")
     parser.add_argument("--nodes", type=at_least(1), default=1, metavar="N", help="pods (default %(default)s)")

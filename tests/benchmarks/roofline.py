@@ -37,7 +37,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.assembly import sequence_capacity
 from trainer.model import encoder, layers
 from trainer.model.attention import attention_layout
-from trainer.model.blocks import build_block
+from trainer.model.encoder import build_block
 from trainer.model.positions import Rotation, rotation
 from trainer.model.sizes import flops_per_token
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.benchmarks.kernel_trace import Kernel, shapes, trace
 from trainer.config.model_settings import ModelSettings
-from trainer.model.sizes import evaluate, flops_per_token
+from trainer.model.sizes import flops_per_token
 
 RESULTS = Path(__file__).parent / "results" / "roofline.json"
 
@@ -49,7 +49,7 @@ def test_what_a_kernel_reads_and_writes_is_counted_and_compiling_leaves_fewer(co
         for way in (False, True)
     )
     gelus = [kernel.num_bytes for kernel in eager if kernel.name == "gelu"]
-    values = 512 * int(evaluate("intermediate_size", config)) * 2  # bf16
+    values = 512 * config.intermediate_size * 2  # bf16
     assert gelus[:4] == [2 * values] * 4
     assert len(compiled) < 0.8 * len(eager)
     assert sum(kernel.num_bytes for kernel in compiled) < sum(kernel.num_bytes for kernel in eager)

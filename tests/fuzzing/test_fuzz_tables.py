@@ -22,7 +22,7 @@ from tests.fuzzing.sealed import sealed_parquet
 from tests.fuzzing.test_fuzz_parquet import damaged_page, read_in_processes
 from tests.fuzzing.watching import read_or_refuse
 from trainer.finetune.examples import Columns, read_examples
-from trainer.finetune.sequence_tasks import ClassificationTask
+from trainer.finetune.tasks import ClassificationTask
 
 ROWS = [
     {"text": "The old cat, 漢字 🙂, crossed the river.", "label": "1.0", "words": ["a", "b"]},

@@ -1,6 +1,6 @@
-"""Extractive question answering: the stretch of a context that answers a question (Devlin et al. 2018, section 4.2).
+"""Extractive question answering: the span of a context that answers a question (Devlin et al. 2018, section 4.2).
 
-A context longer than the model takes is read in windows that overlap by half; the best stretch of all of them counts.
+A context longer than the model takes is read in windows that overlap by half; the best span of all of them counts.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from trainer.finetune.examples import Examples, text_of
 from trainer.finetune.scores import answer_f1, answer_scores
-from trainer.finetune.sequence_tasks import softmax
-from trainer.finetune.tasks import Encoded, Output, Prediction, Preprocessor, Row
+from trainer.finetune.tasks import Encoded, Output, Prediction, Task, num_longer, softmax
+from trainer.inference.pretrained import Preprocessor, Row
 
 MAX_ANSWER_TOKENS = 30
 NUM_CANDIDATES = 20
@@ -23,7 +23,7 @@ _NO_ANSWER = "there is no answer, and each question needs one that stands in its
 
 @dataclass(frozen=True)
 class Answer:
-    """A stretch of the context, from the character `start` on."""
+    """A span of the context, from the character `start` on."""
 
     text: str
     start: int
@@ -36,20 +36,21 @@ class Answer:
         return (self.text, *self.others)
 
 
-class AnswerTask:
+Offsets = Sequence[tuple[int, int] | None]
+"""Begin and end of each token in the context, in characters; None of a token outside the context."""
+
+
+class AnswerTask(Task):
     """One answer for each question (the pair) in its context (the text)."""
 
     name = "question_answering"
     auto_class = "AutoModelForQuestionAnswering"
-    metrics: tuple[str, ...] = ("f1", "exact_match")
+    metrics = ("f1", "exact_match")
     example_score = "F1"
     needs_pair = True
 
     def head_options(self) -> dict[str, Any]:
         return {}
-
-    def parse_text(self, cell: Any) -> str:
-        return text_of(cell)
 
     def parse_label(self, cell: Any, text: Any) -> Answer:
         """An answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`, of which the first is learned."""
@@ -58,7 +59,7 @@ class AnswerTask:
             texts, starts = [text_of(one) for one in cell.get("text", [])], list(cell.get("answer_start", []))
             if not texts or len(texts) != len(starts):
                 raise ValueError(_NO_ANSWER)
-            cell, start, others = texts[0], _place(starts[0]), tuple(texts[1:])
+            cell, start, others = texts[0], _character(starts[0]), tuple(texts[1:])
         answer = text_of(cell)
         if not answer.strip():
             raise ValueError(_NO_ANSWER)
@@ -71,27 +72,23 @@ class AnswerTask:
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
         assert examples.pairs is not None, "questions are read with their contexts"
         rows: list[Row] = []
+        offsets_of_rows: list[Offsets] = []
         example_of_row: list[int] = []
-        places: list[Any] = []
         lengths = []
         for number, (context, question) in enumerate(zip(examples.texts, examples.pairs, strict=True)):
-            windows = _windows(question, context, preprocessor)
-            lengths.append(windows.num_tokens)
-            for ids, types, offsets in zip(windows.input_ids, windows.token_type_ids, windows.offsets, strict=True):
-                row: Row = {"input_ids": ids}
-                if preprocessor.has_token_types:
-                    row["token_type_ids"] = types
+            windows, length = _windows(question, context, preprocessor)
+            lengths.append(length)
+            for row, offsets in windows:
                 if examples.labels is not None:
                     row["start_positions"], row["end_positions"] = _positions(examples.labels[number], offsets)
                 rows.append(row)
-                places.append(offsets)
+                offsets_of_rows.append(offsets)
                 example_of_row.append(number)
-        num_long = sum(length > preprocessor.max_length for length in lengths)
-        return Encoded(rows, example_of_row, lengths, num_long, places)
+        return Encoded(rows, example_of_row, lengths, num_longer(lengths, preprocessor), offsets_of_rows)
 
     def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
         best: dict[int, tuple[float, Prediction]] = {}
-        for output, number, offsets in zip(outputs, encoded.example_of_row, encoded.places, strict=True):
+        for output, number, offsets in zip(outputs, encoded.example_of_row, encoded.offsets, strict=True):
             for score, start, end in _spans(output["start_logits"], output["end_logits"], offsets):
                 if number not in best or score > best[number][0]:
                     begin, stop = offsets[start][0], offsets[end][1]
@@ -112,31 +109,22 @@ class AnswerTask:
         return label.text
 
 
-def _place(cell: Any) -> int:
+def _character(cell: Any) -> int:
     try:
         return int(cell)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"answer_start {cell!r} is no place in a text; it counts characters from 0") from None
 
 
-@dataclass(frozen=True)
-class _Windows:
-    """A question with its context, in one or more windows; offsets are None outside the context."""
-
-    input_ids: list[list[int]]
-    token_type_ids: list[list[int]]
-    offsets: list[list[tuple[int, int] | None]]
-    num_tokens: int
-
-
-def _windows(question: str, context: str, preprocessor: Preprocessor) -> _Windows:
+def _windows(question: str, context: str, preprocessor: Preprocessor) -> tuple[list[tuple[Row, Offsets]], int]:
+    """The windows of a question with its context, and the length in tokens of both whole."""
     tokenizer, max_length = preprocessor.tokenizer, preprocessor.max_length
     encoded = tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
     most = max_length // 2  # the context keeps the other half
     if len(encoded["input_ids"]) > most:
         question = question[: encoded["offset_mapping"][most - 1][1]]
     num_question = min(len(encoded["input_ids"]), most)
-    windows = tokenizer(
+    encoded = tokenizer(
         question,
         context,
         truncation="only_second",
@@ -144,30 +132,28 @@ def _windows(question: str, context: str, preprocessor: Preprocessor) -> _Window
         stride=max(0, (max_length - num_question - 3) // 2),
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
-        return_token_type_ids=True,
+        return_token_type_ids=preprocessor.has_token_types,
     )
-    offsets = [
-        [span if sequence == 1 else None for span, sequence in zip(spans, windows.sequence_ids(number), strict=True)]
-        for number, spans in enumerate(windows["offset_mapping"])
-    ]
-    num_tokens = len(tokenizer(question, context)["input_ids"])
-    return _Windows(windows["input_ids"], windows["token_type_ids"], offsets, num_tokens)
+    windows: list[tuple[Row, Offsets]] = []
+    for number, spans in enumerate(encoded["offset_mapping"]):
+        segments = encoded.sequence_ids(number)
+        offsets = [span if segment == 1 else None for span, segment in zip(spans, segments, strict=True)]
+        windows.append(({name: encoded[name][number] for name in encoded if name.endswith("_ids")}, offsets))
+    return windows, len(tokenizer(question, context)["input_ids"])
 
 
-def _positions(answer: Answer, offsets: Sequence[tuple[int, int] | None]) -> tuple[int, int]:
-    """First and last token of the answer; place 0 ([CLS]) twice where the window does not hold all of it."""
+def _positions(answer: Answer, offsets: Offsets) -> tuple[int, int]:
+    """First and last token of the answer; position 0 ([CLS]) twice where the window does not hold all of it."""
     begin, end = answer.start, answer.start + len(answer.text)
-    spans = [(place, *span) for place, span in enumerate(offsets) if span is not None]
-    inside = [(place, first, stop) for place, first, stop in spans if first < end and stop > begin]
+    spans = [(position, *span) for position, span in enumerate(offsets) if span is not None]
+    inside = [(position, first, stop) for position, first, stop in spans if first < end and stop > begin]
     if not inside or inside[0][1] > begin or inside[-1][2] < end:
         return 0, 0
     return inside[0][0], inside[-1][0]
 
 
-def _spans(
-    start_logits: np.ndarray, end_logits: np.ndarray, offsets: Sequence[tuple[int, int] | None]
-) -> list[tuple[float, int, int]]:
-    """(score, first token, last token) of the likeliest stretches within the context, logits (length,)."""
+def _spans(start_logits: np.ndarray, end_logits: np.ndarray, offsets: Offsets) -> list[tuple[float, int, int]]:
+    """(score, first token, last token) of the likeliest spans within the context, logits (length,)."""
     starts = np.argsort(-start_logits)[:NUM_CANDIDATES].tolist()
     ends = np.argsort(-end_logits)[:NUM_CANDIDATES].tolist()
     return [

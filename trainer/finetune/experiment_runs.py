@@ -1,15 +1,13 @@
-"""An experiment in MLflow: one run, and in it a run for each fit, each with a journal as a pretraining has."""
+"""An experiment in MLflow: one run, and in it a run for each fit, delivered as a pretraining's run is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from data_prep.base.errors import UserError
 from trainer.config.run_settings import TrackingSettings
-from trainer.finetune.experiment import Fit
-from trainer.finetune.single_fit import Point
+from trainer.finetune.fit import Point
 from trainer.tracking.sync import sync
 from trainer.tracking.tracker import (
     CLOSE_SECONDS,
@@ -26,29 +24,24 @@ AWAY_SECONDS = 0.5
 
 
 class ExperimentRuns:
-    """The parent run and its children; without tracking all of them are silent.
+    """The parent run and its children; without `settings` all of them are silent.
 
-    A child names its parent by what is known before a server is reached, so all of them may be sent later.
+    A child names its parent by what is known before a server is reached, so all of them may be sent later. What is not
+    sent yet waits in `folder`.
+
+    Raises:
+        UserError: the folder cannot be written.
     """
 
     def __init__(self, settings: TrackingSettings | None, folder: Path) -> None:
         self._settings = settings
         self._folder = folder
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._tracker = Tracker.open(settings, folder, self._warn_once) if settings else None
         self.parent: MetricLog = self._tracker or NullTracker()
         self._fit: Tracker | None = None
         self._server_answers = self._tracker is not None and self._tracker.server_answers
         self._fits_are_sent = True
-
-    @classmethod
-    def open(cls, settings: TrackingSettings | None, folder: Path) -> ExperimentRuns:
-        """Begin the parent run; what is not sent yet waits in `folder`. Without settings nothing is logged.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
-        return cls(settings, folder)
 
     def child(self, variant: str, seed: int, rate: float) -> FitRun:
         """Begin the run of one fit; a server that did not answer before is not waited for."""
@@ -92,10 +85,10 @@ class ExperimentRuns:
             )
 
     def _warn_once(self, message: str) -> None:
-        """What befalls every fit alike, such as a server that is away, is told once."""
-        if message not in self._told:
+        """Print a warning once, though it concerns every fit, such as that the server does not answer."""
+        if message not in self._warned:
             print_warning(message)
-        self._told.add(message)
+        self._warned.add(message)
 
 
 class FitRun:
@@ -104,17 +97,19 @@ class FitRun:
     def __init__(self, log: MetricLog, end: Callable[[RunStatus], None]) -> None:
         self._log = log
         self._end = end
+        self._last_step = 0
 
     def record(self, point: Point) -> None:
+        """Log a point of a curve."""
+        self._last_step = point.step
         self._log.log(point.step, {point.name: point.value})
 
     def fail(self) -> None:
-        """End the run of a fit that came to nothing."""
+        """End the run of a fit that diverged."""
         self._end("FAILED")
 
-    def finish(self, one: Fit) -> None:
-        """Log the scores that are reported, and end the run."""
-        last = max((point.step for point in one.points), default=0)
-        scores: Mapping[str, Any] = {f"reported/{name}": value for name, value in one.scores.items()}
-        self._log.log(last, {**scores, "best_epoch": one.best_epoch, "fit_seconds": one.seconds})
+    def finish(self, scores: Mapping[str, float], best_epoch: int, seconds: float) -> None:
+        """Log the reported scores, and end the run."""
+        reported = {f"reported/{name}": value for name, value in scores.items()}
+        self._log.log(self._last_step, {**reported, "best_epoch": best_epoch, "fit_seconds": seconds})
         self._end("FINISHED")

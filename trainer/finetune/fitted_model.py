@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +19,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from data_prep.base.errors import UserError
 from data_prep.base.validation import first_problem
 from data_prep.storage import storage
-from trainer.finetune.batches import Collator, predict
 from trainer.finetune.examples import Columns, Examples
+from trainer.finetune.fit import predict
 from trainer.finetune.task_data import make_task
-from trainer.finetune.tasks import Prediction, Preprocessor, Task, TaskName
+from trainer.finetune.tasks import Prediction, Task, TaskName
+from trainer.inference.batches import Collator
 from trainer.inference.model_folder import FINETUNE_FILE, read_json
-from trainer.inference.pretrained import SHORTEST, load_config, load_pretrained, load_text_tokenizer, max_length
+from trainer.inference.pretrained import SHORTEST, Preprocessor, load_config, load_pretrained
 from trainer.inference.provenance import PROVENANCE_FILE, read_provenance
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -130,20 +131,17 @@ class FittedModel:
                 f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}, so it was not fitted to {name}; give a "
                 "folder that launch/finetune.py wrote"
             )
-        tokenizer = load_text_tokenizer(folder)
-        longest = max_length(model.config, tokenizer)
-        if facts:
-            longest = min(facts.max_length, longest)
-        has_token_types = getattr(model.config, "type_vocab_size", 0) > 1
-        columns = Columns(facts.text_column, facts.pair_column, facts.label_column) if facts else None
-        return cls(model, task, Preprocessor(tokenizer, longest, has_token_types), columns)
+        preprocessor = Preprocessor.load(folder)
+        if facts is None:
+            return cls(model, task, preprocessor, None)
+        preprocessor = replace(preprocessor, max_length=min(facts.max_length, preprocessor.max_length))
+        return cls(model, task, preprocessor, Columns(facts.text_column, facts.pair_column, facts.label_column))
 
     def predict(self, examples: Examples, batch_size: int = 32) -> tuple[list[Prediction], int]:
         """A prediction for each example, and how many texts were longer than the model takes."""
         with quiet_transformers():
             encoded = self.task.encode(examples, self.preprocessor)
-        collate = Collator(self.preprocessor.tokenizer.pad_token_id or 0)
-        outputs, _ = predict(self.model, encoded.rows, collate, batch_size)
+        outputs, _ = predict(self.model, encoded.rows, Collator(self.preprocessor.pad_token_id), batch_size)
         return self.task.decode(outputs, encoded, examples), encoded.num_truncated
 
 

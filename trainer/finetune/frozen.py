@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from data_prep.base.errors import UserError
-from trainer.finetune.batches import LABELS, Collator, num_places
-from trainer.finetune.tasks import Row
+from trainer.inference.batches import Collator, row_length
+from trainer.inference.pretrained import Row
 
 GIB = 1 << 30
 MEMORY_SHARE = 0.5
 """Of the memory that is free, what stored hidden states may take."""
+_LABELS = ("labels", "start_positions", "end_positions")
 
 
 class StoredEncoder(torch.nn.Module):
@@ -52,29 +53,26 @@ def encoder_taken_out(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def store_hidden_states(model: PreTrainedModel, rows: Sequence[Row], collate: Collator, batch_size: int) -> list[Row]:
-    """The rows with the encoder's last hidden states, (num_places, hidden_size) float32, in place of their ids.
+    """The rows with the encoder's last hidden states, (row_length, hidden_size) float32, in place of their ids.
 
-    A head that looks at [CLS] alone gets only that place.
+    A head that reads [CLS] alone gets only that position.
     """
     only_cls = reads_cls_alone(model)
     encoder = model.base_model.eval()
+    inputs = [{name: value for name, value in row.items() if name not in _LABELS} for row in rows]
     stored: list[Row] = [{}] * len(rows)
-    by_length = sorted(range(len(rows)), key=lambda number: num_places(rows[number]))
-    for start in range(0, len(rows), batch_size):
-        numbers = by_length[start : start + batch_size]
-        inputs = [{name: value for name, value in rows[number].items() if name not in LABELS} for number in numbers]
-        batch = {name: value.to(model.device) for name, value in collate(inputs).items()}
+    for indices, batch in collate.by_length(inputs, batch_size, model.device):
         with torch.inference_mode():
             hidden = encoder(**batch).last_hidden_state.float().cpu().numpy()
-        for place, number in enumerate(numbers):
-            length = 1 if only_cls else num_places(rows[number])
-            labels = {name: value for name, value in rows[number].items() if name in LABELS}
-            stored[number] = {"inputs_embeds": hidden[place, :length].copy(), **labels}
+        for position, index in enumerate(indices):
+            length = 1 if only_cls else row_length(rows[index])
+            labels = {name: value for name, value in rows[index].items() if name in _LABELS}
+            stored[index] = {"inputs_embeds": hidden[position, :length].copy(), **labels}
     return stored
 
 
 def reads_cls_alone(model: PreTrainedModel) -> bool:
-    """Whether the head takes nothing but the first place: classifiers do, unless they take the mean over places."""
+    """Whether the head reads the first position alone: classifiers do, unless they take the mean over positions."""
     is_classifier = type(model).__name__.endswith("ForSequenceClassification")
     return is_classifier and getattr(model.config, "classifier_pooling", "cls") == "cls"
 
@@ -86,7 +84,7 @@ def check_room(model: PreTrainedModel, rows: Sequence[Row]) -> None:
         UserError: they would.
     """
     hidden_size = model.config.hidden_size
-    num_vectors = len(rows) if reads_cls_alone(model) else sum(map(num_places, rows))
+    num_vectors = len(rows) if reads_cls_alone(model) else sum(map(row_length, rows))
     needed, free = 4 * num_vectors * hidden_size, psutil.virtual_memory().available
     if needed > MEMORY_SHARE * free:
         raise UserError(

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -94,25 +93,6 @@ def write_table(table: pandas.DataFrame, path: Path) -> None:
     except (ValueError, TypeError) as error:  # pyarrow's, of a column that holds values of several kinds
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot hold this table ({reason}); write .jsonl instead") from None
-
-
-def check_writable(path: Path, option: str) -> None:
-    """Refuse a file to write in a folder that is not there or takes no file, before any work is done for it."""
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first, or give another file")
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; give the name of a file")
-    check_takes_files(path.parent, option, path)
-
-
-def check_takes_files(folder: Path, option: str, path: Path) -> None:
-    """Refuse a folder in which nothing can be written, by a file without a name that is gone at once."""
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UsageError(
-            f"{option} {path} cannot be written: {folder} takes no file ({error.strerror}); give another place"
-        ) from None
 
 
 def check_readable(path: Path) -> None:

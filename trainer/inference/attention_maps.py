@@ -6,17 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from data_prep.base.errors import UsageError
+from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import METASPACE
-from trainer.inference.pretrained import (
-    load_config,
-    load_pretrained,
-    load_text_tokenizer,
-    max_length,
-    refuse_random_weights,
-)
-from trainer.model.quiet_transformers import quiet_transformers
+from trainer.inference.pretrained import Preprocessor, load_pretrained, refuse_random_weights
 
 
 @dataclass(frozen=True)
@@ -36,22 +31,19 @@ def attention_maps(folder: Path, first: str, second: str | None = None) -> Atten
     """
     if not first.strip():
         raise UsageError("the text is empty; give a sentence")
-    import torch
-
-    tokenizer = load_text_tokenizer(folder)
-    with quiet_transformers():
-        encoded = tokenizer(first, second, return_tensors="pt", return_attention_mask=True)
-    length, most = encoded["input_ids"].shape[1], max_length(load_config(folder), tokenizer)
-    if length > most:
+    preprocessor = Preprocessor.load(folder)
+    rows, (length,) = preprocessor.rows([first], None if second is None else [second])
+    if length > preprocessor.max_length:
+        most = preprocessor.max_length
         raise UsageError(f"the text is {length:,} tokens long and the model takes {most:,}; give a shorter one")
     # Only the plain implementation keeps the weights; the fused ones never make them.
     model, missing = load_pretrained("AutoModel", folder, "an encoder", attn_implementation="eager")
     refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
     with torch.inference_mode():
-        attentions = model(**encoded, output_attentions=True).attentions
+        attentions = model(**Collator(preprocessor.pad_token_id)(rows), output_attentions=True).attentions
     tokens = tuple(
         piece.replace(METASPACE, " ").strip() or piece
-        for piece in tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist())
+        for piece in preprocessor.tokenizer.convert_ids_to_tokens(rows[0]["input_ids"])
     )
     return AttentionMaps(tokens, torch.stack([layer[0] for layer in attentions]).float().numpy())
 

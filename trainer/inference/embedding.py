@@ -10,14 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import regex
+import torch
 
 from data_prep.base.errors import UsageError
+from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
-from trainer.inference.pretrained import load_pretrained, load_text_tokenizer, max_length, refuse_random_weights
+from trainer.inference.pretrained import (
+    Preprocessor,
+    load_pretrained,
+    load_text_tokenizer,
+    max_length,
+    refuse_random_weights,
+)
 from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -49,6 +57,8 @@ class Embedder:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.max_length = max_length(model.config, tokenizer)
+        self._preprocessor = Preprocessor(tokenizer, self.max_length, has_token_types=False)
+        self._collate = Collator(self._preprocessor.pad_token_id)
 
     @classmethod
     def load(cls, folder: Path) -> Embedder:
@@ -70,14 +80,13 @@ class Embedder:
             UsageError: the model has no such layer.
         """
         self._check_layer(layer)
-        ids, num_truncated = self._tokenize(texts)
+        rows, lengths = self._preprocessor.rows(texts)
         vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
-        by_length = sorted(range(len(texts)), key=lambda number: len(ids[number]))  # so that little is padding
-        for start in range(0, len(texts), batch_size):
-            numbers = by_length[start : start + batch_size]
-            hidden, mask = self._hidden_states([ids[number] for number in numbers], layer)
-            vectors[numbers] = (hidden[:, 0] if pooling == "cls" else _mean(hidden, mask)).numpy()
-        return Embeddings(vectors, num_truncated)
+        for indices, batch in self._collate.by_length(rows, batch_size, self.model.device):
+            hidden = self._hidden_states(batch, layer)
+            pooled = hidden[:, 0] if pooling == "cls" else _mean(hidden, batch["attention_mask"])
+            vectors[indices] = pooled.cpu().numpy()
+        return Embeddings(vectors, sum(length > self.max_length for length in lengths))
 
     def static_neighbors(self, word: str, top_k: int = 10) -> list[Neighbor]:
         """The nearest words of the embedding table; a word of several pieces is the mean of their rows."""
@@ -119,7 +128,7 @@ class Embedder:
             encoded = self.tokenizer(
                 list(texts), truncation=True, max_length=self.max_length, return_offsets_mapping=True
             )
-        hidden, _ = self._hidden_states(encoded["input_ids"], layer)
+        hidden = self._hidden_states(self._collate([{"input_ids": ids} for ids in encoded["input_ids"]]), layer)
         vectors = []
         for number, text in enumerate(texts):
             spans = encoded["offset_mapping"][number]
@@ -131,27 +140,14 @@ class Embedder:
                     vectors.append((match.group().casefold(), hidden[number, inside].mean(dim=0).numpy()))
         return vectors
 
-    def _tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-        with quiet_transformers():
-            whole = self.tokenizer(list(texts), add_special_tokens=True)["input_ids"] if texts else []
-            cut = [len(ids) > self.max_length for ids in whole]
-            if any(cut):
-                whole = self.tokenizer(list(texts), truncation=True, max_length=self.max_length)["input_ids"]
-        return whole, sum(cut)
-
-    def _hidden_states(self, ids: Sequence[Sequence[int]], layer: int) -> tuple[Any, Any]:
-        """Hidden states (num_texts, length, hidden_size) and mask (num_texts, length) of one batch, padded."""
-        import torch
-
-        length = max(len(row) for row in ids)
-        pad = self.tokenizer.pad_token_id or 0
-        input_ids = torch.tensor([[*row, *([pad] * (length - len(row)))] for row in ids])
-        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in ids])
+    def _hidden_states(self, batch: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
+        """Hidden states (num_texts, length, hidden_size) of one padded batch."""
         last = layer in (-1, self.num_layers)
         with torch.inference_mode():
-            outputs = self.model(input_ids=input_ids, attention_mask=mask, output_hidden_states=not last)
+            outputs = self.model(**batch, output_hidden_states=not last)
         # ModernBERT normalizes after its last layer, so that `last_hidden_state` is not `hidden_states[-1]`.
-        return (outputs.last_hidden_state if last else outputs.hidden_states[layer]), mask
+        hidden: torch.Tensor = outputs.last_hidden_state if last else outputs.hidden_states[layer]
+        return hidden
 
     @property
     def num_layers(self) -> int:
@@ -181,7 +177,7 @@ class Embedder:
         return word_start_of(self.tokenizer.get_vocab())
 
 
-def _mean(hidden: Any, mask: Any) -> Any:
+def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     weights = mask.unsqueeze(-1).to(hidden.dtype)  # (num_texts, length, 1)
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 

@@ -6,14 +6,15 @@ A and B are in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import read_yaml
-from trainer.inference.pretrained import load_config, load_pretrained, load_text_tokenizer, max_length
-from trainer.model.quiet_transformers import quiet_transformers
+from trainer.inference.batches import Collator
+from trainer.inference.pretrained import Preprocessor, load_config, load_pretrained, load_text_tokenizer, max_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,12 +23,9 @@ LABELS = {"next_sentence": ("IsNext", "NotNext"), "sentence_order": ("InOrder", 
 CONFIG_FILE = "training_config.yaml"
 
 
-@dataclass(frozen=True)
-class PairPrediction:
-    """What the model says of a pair; `probability` is that of `label`."""
+class PairPrediction(NamedTuple):
+    """What the model predicts for a pair; `probability` is that of `label`."""
 
-    first: str
-    second: str
     label: str
     probability: float
 
@@ -43,6 +41,7 @@ class NextSentence:
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
+        self._preprocessor = Preprocessor(tokenizer, max_length(model.config, tokenizer), has_token_types=True)
         self.labels = labels
 
     @classmethod
@@ -74,24 +73,14 @@ class NextSentence:
         Raises:
             UsageError: a text is empty.
         """
-        import torch
-
         if not first.strip() or not second.strip():
             raise UsageError("a text of the pair is empty; give two sentences")
-        with quiet_transformers():
-            inputs = self.tokenizer(
-                first,
-                second,
-                truncation="longest_first",
-                max_length=max_length(self.model.config, self.tokenizer),
-                return_tensors="pt",
-                return_token_type_ids=True,
-                return_attention_mask=True,
-            )
+        rows, _ = self._preprocessor.rows([first], [second])
+        batch = Collator(self._preprocessor.pad_token_id)(rows)
         with torch.inference_mode():
-            probabilities = self.model(**inputs).logits[0].softmax(dim=-1).tolist()  # (2,)
+            probabilities = self.model(**batch).logits[0].softmax(dim=-1).tolist()  # (2,)
         best = int(probabilities[1] > probabilities[0])
-        return PairPrediction(first, second, self.labels[best], probabilities[best])
+        return PairPrediction(self.labels[best], probabilities[best])
 
 
 def pair_task(folder: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Row = dict[str, Any]
+"""One input of a model: `input_ids` (length,) or stored hidden states `inputs_embeds` (length, hidden_size), perhaps
+`token_type_ids` (length,), and labels as the model takes them."""
 
 SAFELY: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _AS_USED: dict[str, Any] = {"return_dict": True, "output_hidden_states": False, "chunk_size_feed_forward": 0}
@@ -164,6 +169,44 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
                 "the file, or take another model"
             )
     return int(min(positions, longest))
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """Makes rows of texts: a tokenizer, the longest input in tokens, and whether the model tells segments apart."""
+
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    has_token_types: bool
+
+    @classmethod
+    def load(cls, folder: Path) -> Preprocessor:
+        """Load what fits the model of a folder.
+
+        Raises:
+            UserError: as `load_text_tokenizer` and `max_length`.
+        """
+        config, tokenizer = load_config(folder), load_text_tokenizer(folder)
+        return cls(tokenizer, max_length(config, tokenizer), getattr(config, "type_vocab_size", 0) > 1)
+
+    @property
+    def pad_token_id(self) -> int:
+        """The id of padding; 0 where the tokenizer has none, for the attention mask hides it."""
+        return self.tokenizer.pad_token_id or 0
+
+    def rows(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[list[Row], list[int]]:
+        """Rows of texts or pairs, the longer text truncated first, and their lengths in tokens before that."""
+        if not texts:
+            return [], []
+        given = (list(texts), list(pairs) if pairs is not None else None)
+        options = {"return_token_type_ids": self.has_token_types, "return_attention_mask": False}
+        with quiet_transformers():  # it warns of every text that is longer than the model takes
+            encoded = self.tokenizer(*given, **options)
+            lengths = [len(ids) for ids in encoded["input_ids"]]
+            if max(lengths) > self.max_length:
+                cut = {"truncation": "longest_first", "max_length": self.max_length}
+                encoded = self.tokenizer(*given, **cut, **options)
+        return [{name: encoded[name][index] for name in encoded} for index in range(len(texts))], lengths
 
 
 def _check_numbers(config: Any, folder: Path) -> None:

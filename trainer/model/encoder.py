@@ -1,4 +1,4 @@
-"""The encoder: embeddings and a stack of blocks over a flat micro-batch."""
+"""The encoder: embeddings and a stack of blocks, each self-attention and feed-forward, over a flat micro-batch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.attention import AttentionLayout, attention_layout, choose_kernel
-from trainer.model.blocks import build_block
-from trainer.model.layers import Embeddings, build_norm
+from trainer.model.layers import Embeddings, SelfAttention, build_feed_forward, build_norm
 from trainer.model.positions import rotation
 
 
@@ -61,3 +60,57 @@ class Encoder(nn.Module):
             )
             for kind in sorted(set(config.attention_kinds))
         }
+
+
+class PostNormBlock(nn.Module):
+    """The norm follows the residual sum (Vaswani et al. 2017, section 3.1; BERT)."""
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = build_norm(config)
+        self.feed_forward = build_feed_forward(config)
+        self.feed_forward_norm = build_norm(config)
+        dropouts = config.sublayer_dropouts
+        self.attention_dropout = nn.Dropout(dropouts.attention_output)
+        self.feed_forward_dropout = nn.Dropout(dropouts.feed_forward_output)
+
+    def forward(self, hidden_states: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
+        """(T, hidden_size) to (T, hidden_size)."""
+        attended = self.attention(hidden_states, layout)
+        hidden_states = self.attention_norm(hidden_states + self.attention_dropout(attended))
+        transformed = self.feed_forward(hidden_states)
+        hidden_states = self.feed_forward_norm(hidden_states + self.feed_forward_dropout(transformed))
+        return hidden_states
+
+
+class PreNormBlock(nn.Module):
+    """The norm stands before the sublayer, and the residual stream is never normalized (Xiong et al. 2020)."""
+
+    def __init__(self, config: ModelSettings, has_attention_norm: bool) -> None:
+        super().__init__()
+        self.attention_norm = build_norm(config) if has_attention_norm else nn.Identity()
+        self.attention = SelfAttention(config)
+        self.feed_forward_norm = build_norm(config)
+        self.feed_forward = build_feed_forward(config)
+        dropouts = config.sublayer_dropouts
+        self.attention_dropout = nn.Dropout(dropouts.attention_output)
+        self.feed_forward_dropout = nn.Dropout(dropouts.feed_forward_output)
+
+    def forward(self, hidden_states: torch.Tensor, layout: AttentionLayout) -> torch.Tensor:
+        """(T, hidden_size) to (T, hidden_size)."""
+        attended = self.attention(self.attention_norm(hidden_states), layout)
+        hidden_states = hidden_states + self.attention_dropout(attended)
+        transformed = self.feed_forward(self.feed_forward_norm(hidden_states))
+        hidden_states = hidden_states + self.feed_forward_dropout(transformed)
+        return hidden_states
+
+
+def build_block(config: ModelSettings, number: int) -> nn.Module:
+    """Block `number` of the encoder.
+
+    Embeddings that were just normalized are not normalized again (Warner et al. 2024, section 2.1.1).
+    """
+    if config.norm_position == "post":
+        return PostNormBlock(config)
+    return PreNormBlock(config, has_attention_norm=number > 0 or not config.embedding_norm)

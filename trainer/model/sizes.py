@@ -1,7 +1,4 @@
-"""Sizes in closed form: parameters by module, operations per token, memory per rank by part.
-
-Formulas use the names of `ModelSettings`, so that each can be checked by hand; a few more are in `evaluate`.
-"""
+"""Sizes in closed form: parameters by module, operations per token, memory per rank by part."""
 
 from __future__ import annotations
 
@@ -20,14 +17,7 @@ FLOPS_FORMULA = (
     " + num_local_layers * min(sequence_length, local_attention))"
     " + mlm_probability * 6 * (hidden_size**2 + hidden_size * padded_vocab_size)"
 )
-"""Operations per token of forward and backward, where a multiplication and an addition are two. In words: 6
-per weight of the blocks' matrices (2 forward, 4 backward; the feed-forward layer has 2 matrices, 3 with a gate),
-attention as if each row were one sequence, of which a local layer sees a window, and the MLM head on the share of
-places that is predicted. For BERT-large 1.879e9 at length 128 and 1.992e9 at 512."""
-
-PAIR_FLOPS_FORMULA = "6 * (hidden_size**2 + 2 * hidden_size) / sequence_length"
-"""What pooler and next-sentence head add, reckoned at one pair per row."""
-
+"""What `flops_per_token` computes without sentence pairs, for reports."""
 
 _MODULES = {
     r"encoder\.embeddings\.word_embeddings\.": "embeddings.word",
@@ -46,7 +36,10 @@ _MODULES = {
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """One line of the parameter table."""
+    """One line of the parameter table; the formula has the names of `ModelSettings`, so that it can be checked by hand.
+
+    `num_block_norms` is the number of norms in all blocks.
+    """
 
     module: str
     formula: str
@@ -55,65 +48,40 @@ class ParameterRow:
 
 def parameter_table(config: ModelSettings, next_sentence: bool) -> list[ParameterRow]:
     """Parameters by module with the formula of each, `total` last; the tied decoder counts once, as `word`."""
-    formulas = parameter_formulas(config, next_sentence)
-    rows = [ParameterRow(module, formula, int(evaluate(formula, config))) for module, formula in formulas.items()]
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    vocabulary, bias = config.padded_vocab_size, config.bias
+    norm = 2 * hidden if config.norm == "layernorm" and bias else hidden
+    norm_formula = "2 * hidden_size" if config.norm == "layernorm" and bias else "hidden_size"
+    gate = int(config.hidden_act == "geglu")  # which doubles the values of the first feed-forward layer
+    attention = 4 * hidden**2 + (4 * hidden if bias else 0)
+    attention_formula = "4 * hidden_size**2" + (" + 4 * hidden_size" if bias else "")
+    feed_forward = (2 + gate) * hidden * inner + ((1 + gate) * inner + hidden if bias else 0)
+    feed_forward_formula = f"{2 + gate} * hidden_size * intermediate_size"
+    if bias:
+        feed_forward_formula += f" + {'2 * ' if gate else ''}intermediate_size + hidden_size"
+    head = hidden**2 + (hidden if bias else 0) + norm + vocabulary
+    head_formula = f"hidden_size**2{' + hidden_size' if bias else ''} + {norm_formula} + padded_vocab_size"
+    rows = [ParameterRow("embeddings.word", "padded_vocab_size * hidden_size", vocabulary * hidden)]
+    if config.position_embedding == "learned":
+        count = config.max_position_embeddings * hidden
+        rows.append(ParameterRow("embeddings.position", "max_position_embeddings * hidden_size", count))
+    if config.type_vocab_size:
+        count = config.type_vocab_size * hidden
+        rows.append(ParameterRow("embeddings.token_type", "type_vocab_size * hidden_size", count))
+    if config.embedding_norm:
+        rows.append(ParameterRow("embeddings.norm", norm_formula, norm))
+    rows += [
+        ParameterRow("layers.attention", f"num_hidden_layers * ({attention_formula})", layers * attention),
+        ParameterRow("layers.feed_forward", f"num_hidden_layers * ({feed_forward_formula})", layers * feed_forward),
+        ParameterRow("layers.norms", f"num_block_norms * {norm_formula}", num_block_norms(config) * norm),
+    ]
+    if config.norm_position == "pre":
+        rows.append(ParameterRow("final_norm", norm_formula, norm))
+    rows.append(ParameterRow("mlm_head", head_formula, head))
+    if next_sentence:
+        rows.append(ParameterRow("pooler", "hidden_size**2 + hidden_size", hidden**2 + hidden))
+        rows.append(ParameterRow("next_sentence_head", "2 * hidden_size + 2", 2 * hidden + 2))
     return [*rows, ParameterRow("total", "sum of the above", sum(row.count for row in rows))]
-
-
-def parameter_formulas(config: ModelSettings, next_sentence: bool) -> dict[str, str]:
-    """The formula of each module that the model has."""
-
-    def linear(weights: str, biases: str) -> str:
-        return f"{weights} + {biases}" if config.bias else weights
-
-    norm = "2 * hidden_size" if config.norm == "layernorm" and config.bias else "hidden_size"
-    is_gated = config.hidden_act == "geglu"
-    attention = linear("4 * hidden_size**2", "4 * hidden_size")
-    feed_forward = linear(
-        f"{3 if is_gated else 2} * hidden_size * intermediate_size",
-        f"{'2 * ' if is_gated else ''}intermediate_size + hidden_size",
-    )
-    formulas = {
-        "embeddings.word": "padded_vocab_size * hidden_size",
-        "embeddings.position": "max_position_embeddings * hidden_size",
-        "embeddings.token_type": "type_vocab_size * hidden_size",
-        "embeddings.norm": norm,
-        "layers.attention": f"num_hidden_layers * ({attention})",
-        "layers.feed_forward": f"num_hidden_layers * ({feed_forward})",
-        "layers.norms": f"num_block_norms * {norm}",
-        "final_norm": norm,
-        "mlm_head": f"{linear('hidden_size**2', 'hidden_size')} + {norm} + padded_vocab_size",
-        "pooler": "hidden_size**2 + hidden_size",
-        "next_sentence_head": "2 * hidden_size + 2",
-    }
-    absent = {
-        "embeddings.position": config.position_embedding != "learned",
-        "embeddings.token_type": config.type_vocab_size == 0,
-        "embeddings.norm": not config.embedding_norm,
-        "final_norm": config.norm_position == "post",
-        "pooler": not next_sentence,
-        "next_sentence_head": not next_sentence,
-    }
-    return {module: formula for module, formula in formulas.items() if not absent.get(module)}
-
-
-def evaluate(formula: str, config: ModelSettings, **values: float) -> float:
-    """The value of one of this module's formulas, so that what is printed is what is reckoned."""
-    names = config.model_dump() | {
-        "padded_vocab_size": config.padded_vocab_size,
-        "num_block_norms": num_block_norms(config),
-        "num_feed_forward_matrices": num_feed_forward_matrices(config),
-        "num_global_layers": config.attention_kinds.count("global"),
-        "num_local_layers": config.attention_kinds.count("local"),
-        "local_attention": config.local_attention or 0,
-    }
-    value: float = eval(formula, {"__builtins__": {}, "min": min}, names | values)  # noqa: S307 - of this module
-    return value
-
-
-def num_feed_forward_matrices(config: ModelSettings) -> int:
-    """Matrices of hidden_size * intermediate_size in a block: in and out, and the gate where there is one."""
-    return 3 if config.hidden_act == "geglu" else 2
 
 
 def num_block_norms(config: ModelSettings) -> int:
@@ -139,13 +107,23 @@ def num_parameters(config: ModelSettings, next_sentence: bool) -> int:
 def flops_per_token(
     config: ModelSettings, sequence_length: int, mlm_probability: float = 0.15, next_sentence: bool = False
 ) -> float:
-    """Operations of forward and backward per place, by `FLOPS_FORMULA` (and `PAIR_FLOPS_FORMULA`).
+    """Operations of forward and backward per position, where a multiplication and an addition are two.
 
-    Recomputation by activation checkpointing is not counted: it is no useful work.
+    6 per weight of the blocks' matrices (2 forward, 4 backward; the feed-forward layer has 2 matrices, 3 with a gate),
+    attention as if each row were one sequence, of which a local layer sees a window, the MLM head on the share of
+    positions that is predicted, and pooler and next-sentence head on one pair per row. For BERT-large 1.879e9 at length
+    128 and 1.992e9 at 512. Recomputation by activation checkpointing is not counted: it is no useful work.
     """
-    values = {"sequence_length": sequence_length, "mlm_probability": mlm_probability}
-    formulas = [FLOPS_FORMULA, PAIR_FLOPS_FORMULA] if next_sentence else [FLOPS_FORMULA]
-    return float(sum(evaluate(formula, config, **values) for formula in formulas))
+    hidden = config.hidden_size
+    matrices = 4 * hidden**2 + (3 if config.hidden_act == "geglu" else 2) * hidden * config.intermediate_size
+    window = min(sequence_length, config.local_attention or 0)
+    num_global, num_local = (config.attention_kinds.count(kind) for kind in ("global", "local"))
+    flops = (
+        6 * config.num_hidden_layers * matrices
+        + 12 * hidden * (num_global * sequence_length + num_local * window)
+        + mlm_probability * 6 * (hidden**2 + hidden * config.padded_vocab_size)
+    )
+    return flops + (6 * (hidden**2 + 2 * hidden) / sequence_length if next_sentence else 0.0)
 
 
 def memory_per_rank(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.finetune.tasks import Preprocessor
-from trainer.inference.pretrained import load_text_tokenizer
+from trainer.inference.pretrained import Preprocessor, load_text_tokenizer
 
 
 @pytest.fixture(scope="session")

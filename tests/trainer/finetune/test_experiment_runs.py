@@ -9,19 +9,17 @@ import pytest
 
 from tests.tracked_runs import all_runs
 from trainer.config.run_settings import TrackingSettings
-from trainer.finetune.experiment import Fit
 from trainer.finetune.experiment_runs import ExperimentRuns
-from trainer.finetune.single_fit import Point
+from trainer.finetune.fit import Point
 from trainer.tracking.delivery import Delivery
 
-FIT = Fit("full", 0, 1e-3, (Point(8, 1.0, "valid/accuracy", 0.5),), 1, 2.0, {}, {"accuracy": 0.75}, [])
+POINT = Point(1.0, 8, "valid/accuracy", 0.5)
 
 
 def fit(runs: ExperimentRuns, seed: int) -> None:
     run = runs.child("full", seed, 1e-3)
-    for point in FIT.points:
-        run.record(point)
-    run.finish(FIT)
+    run.record(POINT)
+    run.finish({"accuracy": 0.75}, best_epoch=1, seconds=2.0)
 
 
 def test_a_server_that_is_away_holds_up_no_fit_and_is_told_once(
@@ -32,7 +30,7 @@ def test_a_server_that_is_away_holds_up_no_fit_and_is_told_once(
 
     with monkeypatch.context() as away:
         away.setattr(Delivery, "send", refuse)
-        runs = ExperimentRuns.open(TrackingSettings(uri=database), tmp_path / "fitted")
+        runs = ExperimentRuns(TrackingSettings(uri=database), tmp_path / "fitted")
         started_at = time.monotonic()
         for seed in range(2):
             fit(runs, seed)
@@ -49,7 +47,7 @@ def test_a_server_that_is_away_holds_up_no_fit_and_is_told_once(
 
 
 def test_a_fit_that_is_broken_off_ends_with_its_experiment(database: str, tmp_path: Path) -> None:
-    runs = ExperimentRuns.open(TrackingSettings(uri=database), tmp_path / "fitted")
+    runs = ExperimentRuns(TrackingSettings(uri=database), tmp_path / "fitted")
     fit(runs, 0)
     runs.child("full", 1, 1e-3)
     runs.close("KILLED")
@@ -58,7 +56,7 @@ def test_a_fit_that_is_broken_off_ends_with_its_experiment(database: str, tmp_pa
 
 
 def test_a_fit_that_diverged_has_failed_and_the_next_goes_on(database: str, tmp_path: Path) -> None:
-    runs = ExperimentRuns.open(TrackingSettings(uri=database), tmp_path / "fitted")
+    runs = ExperimentRuns(TrackingSettings(uri=database), tmp_path / "fitted")
     runs.child("full", 1, 1e-3).fail()
     fit(runs, 0)
     runs.close("FINISHED")
@@ -68,7 +66,7 @@ def test_a_fit_that_diverged_has_failed_and_the_next_goes_on(database: str, tmp_
 
 def test_without_tracking_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    runs = ExperimentRuns.open(None, Path())
+    runs = ExperimentRuns(None, Path())
     fit(runs, 0)
     runs.close("FINISHED")
     assert runs.parent.run_id is None and not list(tmp_path.iterdir())

@@ -14,13 +14,12 @@ import torch
 
 from data_prep.base.errors import UserError
 from trainer.finetune.answer_task import Answer
-from trainer.finetune.batches import Collator
 from trainer.finetune.examples import Examples
-from trainer.finetune.experiment import Setting, make_model
+from trainer.finetune.experiment import Experiment, make_model
 from trainer.finetune.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetune.task_data import encode_task, make_task
-from trainer.finetune.tasks import Preprocessor
 from trainer.inference.model_folder import check_model_folder
+from trainer.inference.pretrained import Preprocessor
 from trainer.inference.provenance import read_provenance
 from trainer.registry.model_versions import ModelVersion, trained_on
 from trainer.registry.pulled_model import pull
@@ -41,7 +40,7 @@ def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path
     task = make_task(name, ("x", "y"))
     some = EXAMPLES[name]
     data = encode_task(task, {"train": some, "valid": some}, preprocessor)
-    model = make_model(Setting(model_folder, data, preprocessor, Collator(0), "", {}), "full", 0)
+    model = make_model(Experiment(model_folder, data, "", {}), "full", 0)
     pair = "b" if name == "question_answering" else None
     facts = FitFacts(
         name,

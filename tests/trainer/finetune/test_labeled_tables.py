@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.finetune.labeled_tables import check_readable, check_writable, column, is_missing, read_table, write_table
+from trainer.finetune.labeled_tables import check_readable, column, is_missing, read_table, write_table
 
 ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
 
@@ -169,17 +169,6 @@ def test_a_table_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path,
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_where_a_file_cannot_go_is_told_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no folder"):
-        check_writable(tmp_path / "none" / "said.csv", "--output")
-    with pytest.raises(UsageError, match="is a folder"):
-        check_writable(tmp_path, "--output")
-    with pytest.raises(UsageError, match=r"--output /proc/said.csv cannot be written: /proc takes no file \("):
-        check_writable(Path("/proc/said.csv"), "--output")
-    check_writable(tmp_path / "said.csv", "--output")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_read_as_a_table_is_told_before_any_work(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from trainer.finetune.answer_task import Answer, AnswerTask
 from trainer.finetune.examples import Examples
-from trainer.finetune.sequence_tasks import ClassificationTask
-from trainer.finetune.tasks import IGNORED, Output, Prediction, Preprocessor
-from trainer.finetune.token_task import TokenTask
+from trainer.finetune.tasks import IGNORED, ClassificationTask, Output, Prediction, TokenTask
+from trainer.inference.pretrained import Preprocessor
 
 
 def test_a_pair_is_encoded_as_the_tokenizer_does_it(preprocessor: Preprocessor) -> None:
@@ -99,7 +98,7 @@ def test_white_space_around_an_answer_is_none_of_its_tokens(preprocessor: Prepro
 def test_an_endless_question_leaves_the_context_its_half(preprocessor: Preprocessor) -> None:
     encoded = AnswerTask().encode(Examples(["the cat sat"], ["a " * 100], None), preprocessor)
     assert all(len(row["input_ids"]) <= 32 for row in encoded.rows)
-    assert sum(span is not None for span in encoded.places[0]) == 3
+    assert sum(span is not None for span in encoded.offsets[0]) == 3
 
 
 def test_words_that_just_fit_are_not_cut(preprocessor: Preprocessor) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.finetune.tasks import Preprocessor
 from trainer.finetune.text_fit import TextFit, fit_lines, measure_text, pretraining_fit, warnings_of
+from trainer.inference.pretrained import Preprocessor
 
 
 def test_a_text_is_measured_by_hand(preprocessor: Preprocessor) -> None:

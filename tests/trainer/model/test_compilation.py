@@ -19,7 +19,7 @@ from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model import encoder
 from trainer.model.attention import attention_layout
-from trainer.model.blocks import build_block
+from trainer.model.encoder import build_block
 from trainer.model.positions import rotation
 
 LENGTH = 16

@@ -12,10 +12,12 @@ from trainer.model import encoder
 from trainer.model.attention import AttentionLayout
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import (
+    FLOPS_FORMULA,
     activation_bytes,
     counted_parameters,
     flops_per_token,
     memory_per_rank,
+    num_block_norms,
     num_parameters,
     parameter_table,
 )
@@ -50,6 +52,24 @@ def test_closed_form_equals_the_parameters_counted(name, next_sentence):
     assert num_parameters(config, next_sentence) == sum(parameter.numel() for parameter in model.parameters())
     table = parameter_table(config, next_sentence)
     assert counted_parameters(model) == {row.module: row.count for row in table}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_formulas_for_people_say_what_is_computed(name):
+    config = CONFIGS[name]
+    names = config.model_dump() | {
+        "padded_vocab_size": config.padded_vocab_size,
+        "num_block_norms": num_block_norms(config),
+        "num_feed_forward_matrices": 3 if config.hidden_act == "geglu" else 2,
+        "num_global_layers": config.attention_kinds.count("global"),
+        "num_local_layers": config.attention_kinds.count("local"),
+        "local_attention": config.local_attention or 0,
+        "sequence_length": 512,
+        "mlm_probability": 0.3,
+    }
+    for row in parameter_table(config, next_sentence=True)[:-1]:
+        assert eval(row.formula, names) == row.count, row.module  # noqa: S307 - of this project
+    assert eval(FLOPS_FORMULA, names) == flops_per_token(config, 512, 0.3)  # noqa: S307
 
 
 def test_each_module_counts_what_it_holds():

@@ -1,18 +1,30 @@
-"""What is refused of labeled files, each in a paragraph that names the place."""
+"""What is refused of labeled files, and how one file is cut: each example in one part, classes in proportion."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pandas
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.finetune.examples import Columns, class_names
-from trainer.finetune.task_data import Files, count_swallowing, data_lines, encode_task, make_task, read_task
-from trainer.finetune.tasks import Preprocessor
+from trainer.finetune.examples import Columns
+from trainer.finetune.task_data import (
+    Files,
+    class_names,
+    count_swallowing,
+    data_lines,
+    encode_task,
+    make_task,
+    read_task,
+    split,
+)
+from trainer.inference.pretrained import Preprocessor
 
 COLUMNS = Columns("text", None, "label")
 
@@ -120,7 +132,7 @@ def test_tags_of_parquet_may_be_numbers(tmp_path: Path) -> None:
 def test_classes_that_differ_in_capitals_only_are_warned_of(tmp_path: Path, preprocessor: Preprocessor) -> None:
     for labels, warning in ((("NaN", "nan", "b"), "warning: the classes 'NaN', 'nan' differ"), (("a", "b"), None)):
         task, parts = read_task("classification", Files(write(tmp_path, *many(*labels))), COLUMNS, 0)
-        shown = "\n".join(data_lines(encode_task(task, parts, preprocessor), 32))
+        shown = "\n".join(data_lines(encode_task(task, parts, preprocessor)))
         assert warning in shown if warning else "differ" not in shown
 
 
@@ -131,7 +143,7 @@ def test_rows_swallowed_by_a_quotation_mark_are_warned_of(tmp_path: Path, prepro
     task, parts = read_task("classification", Files(path), COLUMNS, 0)
     assert sum(map(len, parts.values())) == 41  # of 42
     data = replace(encode_task(task, parts, preprocessor), num_swallowing=count_swallowing(Files(path), parts))
-    assert "warning: 1 text with tabs and line breaks" in "\n".join(data_lines(data, 32))
+    assert "warning: 1 text with tabs and line breaks" in "\n".join(data_lines(data))
     assert count_swallowing(Files(path, quoting=False), parts) == 0 == count_swallowing(Files(Path("a.csv")), parts)
 
 
@@ -159,3 +171,32 @@ def test_an_answer_must_stand_in_its_context(tmp_path: Path) -> None:
 
 def test_class_numbers_are_sorted_as_numbers() -> None:
     assert class_names(["10", "2", "1", "b", "a"], Path("x")) == ("1", "2", "10", "a", "b")
+
+
+def test_classes_keep_their_proportion() -> None:
+    groups = ["a"] * 900 + ["b"] * 100
+    train, valid, test = split(groups, [0.1, 0.1], seed=0)
+    for part, a, b in ((train, 720, 80), (valid, 90, 10), (test, 90, 10)):
+        assert Counter(groups[place] for place in part) == {"a": a, "b": b}
+
+
+def test_the_seed_decides_and_nothing_else() -> None:
+    groups = ["a", "b"] * 50
+    assert split(groups, [0.2], 1) == split(groups, [0.2], 1) != split(groups, [0.2], 2)
+
+
+@given(
+    groups=st.lists(st.sampled_from("abcde"), max_size=80),
+    fractions=st.lists(st.floats(0.05, 0.3), max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_nothing_is_lost_and_nothing_comes_twice(groups: list[str], fractions: list[float], seed: int) -> None:
+    parts = split(groups, fractions, seed)
+    assert sorted(place for part in parts for place in part) == list(range(len(groups)))
+    assert {groups[place] for place in parts[0]} == set(groups)  # training has an example of every class
+
+
+def test_many_rare_classes_together_fill_their_share() -> None:
+    groups = [number // 2 for number in range(200)]  # 100 classes of two examples
+    _, valid = split(groups, [0.1], 0)
+    assert 18 <= len(valid) <= 22
