@@ -70,7 +70,7 @@ def main() -> None:
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
     texts = input_texts(arguments) if arguments.neighbors is None or arguments.input is not None else []
     from trainer.inference.embedding import Embedder
-    from trainer.registry.pull import pull
+    from trainer.registry.pulled_model import pull
 
     embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     if arguments.neighbors is not None:

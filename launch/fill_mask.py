@@ -75,7 +75,7 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
         from trainer.inference.checkpoint_model import load_checkpoint
 
         return load_checkpoint(Path(model))
-    from trainer.registry.pull import pull
+    from trainer.registry.pulled_model import pull
 
     folder = pull(model, tracking_uri=tracking_uri)
     if texts is not None and not any(MASK_TOKEN in each.text for each in texts):

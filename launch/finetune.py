@@ -100,7 +100,7 @@ def main() -> None:
     from trainer.finetune.experiment_runs import ExperimentRuns
     from trainer.finetune.fit import FitSettings
     from trainer.finetune.preview import describe, estimate_lines, estimate_seconds
-    from trainer.registry.pull import pull
+    from trainer.registry.pulled_model import pull
 
     experiment = prepare(
         pull(arguments.model, tracking_uri=arguments.tracking_uri),
@@ -200,7 +200,7 @@ def save_best(best: Best, arguments: argparse.Namespace, experiment: Experiment,
     """Save the best model with what made it; returns its folder."""
     from data_prep.storage import storage
     from trainer.finetune.fitted_model import FitFacts, save_fitted_model
-    from trainer.registry.pull import is_address
+    from trainer.registry.pulled_model import is_address
 
     assert best.model is not None and best.fit is not None, "there was a fit"
     one, data = best.fit, experiment.data

@@ -30,7 +30,7 @@ def main() -> None:
     arguments = parse_arguments()
     pairs = read_pairs(arguments.pair)
     from trainer.inference.next_sentence import NextSentence
-    from trainer.registry.pull import pull
+    from trainer.registry.pulled_model import pull
 
     model = NextSentence.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
     for first, second in pairs:

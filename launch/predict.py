@@ -47,7 +47,7 @@ def main() -> None:
     arguments = parse_arguments()
     from trainer.finetune.fitted_model import FittedModel
     from trainer.finetune.labeled_tables import check_suffix, write_table
-    from trainer.registry.pull import pull
+    from trainer.registry.pulled_model import pull
 
     check_suffix(arguments.output)
     check_new_file(arguments.output, "--output")

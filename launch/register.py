@@ -26,7 +26,7 @@ from trainer.config.registry_names import check_names, check_promoted
 from trainer.inference.fill_mask import FillMask, report
 from trainer.inference.provenance import read_provenance
 from trainer.registry.model_versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
-from trainer.registry.pull import pull
+from trainer.registry.pulled_model import pull
 from trainer.registry.registration import Registration, register
 from trainer.registry.served_model import INPUT_EXAMPLE, PipelineTask, ServedModel, load_served
 

@@ -40,7 +40,7 @@ def main() -> None:
         raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
     check_utf8(arguments.texts)
     from trainer.inference.attention_maps import attention_maps, choose
-    from trainer.registry.pull import pull
+    from trainer.registry.pulled_model import pull
     from trainer.tracking.figures import draw_heads
 
     check_new_file(arguments.output, "--output")

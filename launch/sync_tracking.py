@@ -8,7 +8,6 @@ Exit status: 0 all that is there was sent, 1 not all of it, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, run_command
@@ -28,21 +27,18 @@ def main() -> None:
     if not arguments.output_dir.is_dir():
         raise UsageError(f"{arguments.output_dir} is no folder; give the OUTPUT_DIR of a run")
     from trainer.tracking.sync import sync, tracking_folders
+    from trainer.tracking.tracker import print_warning
 
     if arguments.dry_run:
         for folder in tracking_folders(arguments.output_dir):
             print(f"would send {folder}")
         return
-    for synced in sync(arguments.output_dir, arguments.tracking_uri, warn):
+    for synced in sync(arguments.output_dir, arguments.tracking_uri, print_warning):
         print(
             f"{synced.folder}: sent {synced.num_bytes:,} bytes of points and {synced.num_artifacts} artifacts; "
             f"the run is {synced.status}\n  {synced.view_hint}",
             flush=True,
         )
-
-
-def warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

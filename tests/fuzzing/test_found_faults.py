@@ -36,7 +36,7 @@ from trainer.checkpoint.pieces import read_weights
 from trainer.data.shard_set import open_shard_set
 from trainer.inference.next_sentence import pair_task
 from trainer.preflight.hostfile import read_hostfile
-from trainer.tracking.spool_folder import RECORD_NAME, parse_line, read_record
+from trainer.tracking.journal import RECORD_NAME, parse_line, read_record
 
 DEEP = 50_000
 
@@ -220,9 +220,12 @@ def test_a_point_that_no_server_takes_is_a_damaged_line(line: bytes) -> None:
     assert parse_line(b'{"t": 1, "s": 1, "m": {"a": 1}}') is not None
 
 
+ARTIFACT = {"sha256": "0", "revision": 1}
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"artifacts": {"../../.ssh/id": "0"}}, {"artifacts": {"/etc/passwd": "0"}}, {"delivered": {"sent_bytes": -1}}],
+    [{"artifacts": {"../../.ssh/id": ARTIFACT}}, {"artifacts": {"/etc/passwd": ARTIFACT}}, {"revision": -1}],
 )
 def test_a_record_that_would_send_other_files_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     record = {"run_uuid": "u", "started_at": 1, "experiment": "e", "run_name": "r"}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.fuzzing.mutations import fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.watching import read_or_refuse
 from trainer.preflight.hostfile import read_hostfile
-from trainer.tracking.spool import Spool
-from trainer.tracking.spool_folder import RECORD_NAME, SYNCED_NAME, SyncedFolder
+from trainer.tracking.delivery import cursor_path, read_cursor
+from trainer.tracking.journal import RECORD_NAME, Journal, JournalWriter
 
 HOSTFILE = b"# two nodes\nnode-1 slots=8\nuser@10.0.0.2 slots=4\n\nnode-3.example.org   slots=1 # small\n"
 POINTS = [
@@ -26,9 +26,18 @@ RECORD = {
     "run_name": "r",
     "params": {"a": "1"},
     "tags": {"b": "2"},
-    "artifacts": {"config.yaml": "0" * 64},
+    "artifacts": {"config.yaml": {"sha256": "0" * 64, "revision": 2}},
     "data_sets": [{"name": "d", "digest": "0" * 64, "source": "s", "profile": {"tokens": 3}}],
-    "delivered": {"tracking_uri": "u", "run_id": "1", "sent_bytes": 70, "artifacts": {}, "status": "RUNNING"},
+    "revision": 3,
+    "changed_at": {"params": 1, "tags": 1, "artifacts": 2, "data_sets": 3},
+}
+CURSOR = {
+    "tracking_uri": "u",
+    "run_uuid": "0" * 32,
+    "run_id": "1",
+    "offset": 70,
+    "revision": 2,
+    "left_out": ["config.yaml"],
 }
 
 
@@ -45,36 +54,37 @@ def test_a_damaged_hostfile_is_refused_or_read(written: bytes, tmp_path_factory:
 
 @fuzz(150)
 @given(data=st.data())
-def test_a_damaged_spool_is_refused_or_read_to_its_end(
+def test_a_damaged_journal_is_refused_or_read_to_its_end(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("spool")
+    folder = tmp_path_factory.mktemp("journal")
     (folder / "artifacts").mkdir()
     lines = [json.dumps(point).encode() for point in POINTS]
     place = data.draw(st.integers(0, len(lines) - 1))
     lines[place] = data.draw(mutated_document(POINTS[place])).replace(b"\n", b" ")
     points = b"\n".join(lines) + b"\n"
     (folder / "points.jsonl").write_bytes(points)
-    for name, values in ((RECORD_NAME, RECORD), (SYNCED_NAME, RECORD["delivered"])):
+    cursor = cursor_path(folder, "u")
+    cursor.parent.mkdir()
+    for path, values in ((folder / RECORD_NAME, RECORD), (cursor, CURSOR)):
         whole = json.dumps(values).encode()
-        (folder / name).write_bytes(data.draw(st.just(whole) | mutated_document(values)))
+        path.write_bytes(data.draw(st.just(whole) | mutated_document(values)))
 
     def read() -> tuple[int, int]:
-        synced = SyncedFolder(folder, "u")
-        offset = synced.record.delivered.sent_bytes
-        assert 0 <= offset <= synced.size == len(points)
-        found, stop = synced.read(0, 10_000)
-        assert stop == synced.size
+        journal = Journal.read_only(folder)
+        assert 0 <= read_cursor(journal, "u").offset <= journal.size == len(points)
+        found, stop = journal.read(0, 10_000)
+        assert stop == journal.size
         for point in found:
             point.key.encode()
-        spool = Spool(folder, "e", "r")
+        writer = JournalWriter(folder, "e", "r")
         try:
-            assert spool.size == len(points) and spool.num_damaged_lines <= 1
+            assert writer.size == len(points) and writer.num_damaged_lines <= 1
             inside = (folder / "artifacts").resolve()
-            assert all((inside / name).resolve().is_relative_to(inside) for name in spool.record.artifacts)
+            assert all((inside / name).resolve().is_relative_to(inside) for name in writer.record.artifacts)
         finally:
-            spool.close()
-        return len(found), spool.num_damaged_lines
+            writer.close()
+        return len(found), writer.num_damaged_lines
 
     found = read_or_refuse(read, folder)
     if found is not None:

@@ -13,7 +13,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import finetune, predict, register
-from trainer.registry.pull import pull
+from trainer.registry.pulled_model import pull
 from trainer.tracking.mlflow_server import connect
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()

@@ -18,7 +18,7 @@ from tests.launch_command import run
 from tests.mlflow_servers import Server
 from tests.trainer.toy_run import make_run, make_weights, write_checkpoint
 from trainer.checkpoint.format import step_folder
-from trainer.registry.pull import pull
+from trainer.registry.pulled_model import pull
 from trainer.registry.registration import register
 from trainer.tracking.mlflow_server import connect
 

@@ -23,8 +23,8 @@ from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.init_from import load_initial_weights
 from trainer.registry.registration import register
+from trainer.registry.starting_weights import load_initial_weights
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]

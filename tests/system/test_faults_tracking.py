@@ -70,7 +70,7 @@ def test_row_32_a_server_in_trouble_gets_every_point_once(
         log_steps(tracker, range(1, NUM_STEPS + 1))
         # All steps are on disk before the server has taken the first: nobody waited for it.
         assert (tmp_path / "run/tracking/points.jsonl").read_bytes().count(b"\n") == NUM_STEPS
-        assert tracker._spool.record.delivered.sent_bytes == 0
+        assert tracker._delivery.cursor.offset == 0
         wait_until(lambda: fault.happened > 0)
         tracker.close("KILLED", timeout_seconds=0.1)
         tracker._thread.join(120)  # which ends with its process, where there is one
@@ -102,7 +102,7 @@ def test_row_32_a_server_killed_in_the_middle_has_every_point_once_after_its_res
     tracker.log_params({"seed": 0})
     tracker.log_artifact_text("config/resolved.yaml", "seed: 0\n")
     log_steps(tracker, range(1, 501))
-    wait_until(lambda: not tracker._spool.unsent_bytes)
+    wait_until(lambda: not tracker._delivery.unsent_bytes)
     server.kill()
     log_steps(tracker, range(501, 1001))
     assert (tmp_path / "run/tracking/points.jsonl").read_bytes().count(b"\n") == 1000

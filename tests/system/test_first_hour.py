@@ -21,7 +21,7 @@ from tests.mlflow_servers import run_mlflow_server
 from trainer.config.run_config import RunConfig
 from trainer.export.export import export_model
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.pull import pull
+from trainer.registry.pulled_model import pull
 from trainer.registry.registration import register
 
 NUM_ROWS = 2000

@@ -32,7 +32,7 @@ from tests.soak_report import SoakReport
 from tests.system import plain_ranks
 from tests.system.conftest import Training
 from trainer.registry.model_versions import list_model_versions
-from trainer.registry.pull import pull
+from trainer.registry.pulled_model import pull
 from trainer.tracking.mlflow_server import connect
 from trainer.tracking.sync import sync
 

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from tests.free_ports import free_port
 from tests.trainer.toy_run import make_run, make_tokenizer
 from trainer.export.export import export_checkpoint
-from trainer.registry.pull import pull
+from trainer.registry.pulled_model import pull
 from trainer.registry.registration import register
 
 PLAIN = """

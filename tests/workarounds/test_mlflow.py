@@ -21,7 +21,7 @@ def test_mlflow_waits_for_minutes_for_a_server_that_is_down() -> None:
     from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
 
     retries, seconds = MLFLOW_HTTP_REQUEST_MAX_RETRIES.default, MLFLOW_HTTP_REQUEST_TIMEOUT.default
-    assert (retries, seconds) == (7, 120), "look at tracking/request_limits.py again"
+    assert (retries, seconds) == (7, 120), "look at tracking/mlflow_server.py again"
 
 
 def test_mlflow_takes_its_variable_away_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_mlflow_cuts_a_long_parameter(database: str) -> None:
     client = MlflowClient(database)
     run_id = client.create_run("0").info.run_id
     client.log_param(run_id, "long", "a" * 6_001)
-    assert len(client.get_run(run_id).data.params["long"]) == 6_000, "look at MAX_PARAM_LENGTH of params.py again"
+    assert len(client.get_run(run_id).data.params["long"]) == 6_000, "look at MAX_PARAM_LENGTH in mlflow_server.py"
 
 
 def test_mlflow_loads_a_registered_model_from_the_global_address_alone() -> None:
@@ -138,7 +138,7 @@ def test_mlflow_refuses_an_address_as_the_name_of_a_parameter(database: str) -> 
     run_id = client.create_run("0").info.run_id
     with pytest.raises(MlflowException):
         client.log_param(run_id, "options.s3://bucket?version=1", "value")
-        pytest.fail("_NOT_IN_NAMES of tracking/params.py may be shorter")
+        pytest.fail("_NOT_IN_NAMES of tracking/mlflow_server.py may be shorter")
 
 
 def test_mlflow_asks_once_more_for_a_version_whose_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from trainer.checkpoint.pieces import read_weights
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.export.model_card import TrainingFacts
 from trainer.metrics.status import read_status
-from trainer.tracking.spool_folder import GIT_TAG, LINEAGE_TAG, read_record
+from trainer.tracking.journal import GIT_TAG, LINEAGE_TAG, read_record
 
 
 @dataclass(frozen=True)

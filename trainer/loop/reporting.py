@@ -16,8 +16,7 @@ from trainer.distributed.stop_signal import describe_requests
 from trainer.evaluation.validation_loss import evaluate
 from trainer.loop.console import evaluation_line, groups_line, step_line
 from trainer.loop.run import Progress, Run, warn_of_disk
-from trainer.metrics.status import append_history, last_sign, read_status
-from trainer.metrics.status_records import State
+from trainer.metrics.status import State, append_history, last_sign, read_status
 from trainer.metrics.throughput import Interval, flops_per_place, peak_flops
 
 

@@ -38,10 +38,9 @@ from trainer.metrics.status import RunStatus, read_status
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import describe_numerics, with_compilation_decided, with_precision_decided
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
-from trainer.registry.init_from import load_initial_weights
 from trainer.registry.registrar import Registrar
-from trainer.tracking.data_description import all_lineages
-from trainer.tracking.run_description import describe_run
+from trainer.registry.starting_weights import load_initial_weights
+from trainer.tracking.run_description import all_lineages, describe_run
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 

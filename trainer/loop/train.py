@@ -54,8 +54,7 @@ from trainer.loop.saving import defer_save, finish_previous_start, save, state_o
 from trainer.loop.setup import set_up
 from trainer.loop.step import StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
-from trainer.metrics.status import record_end, record_loss_of_writer
-from trainer.metrics.status_records import State
+from trainer.metrics.status import State, record_end, record_loss_of_writer
 from trainer.model.numerics import with_own_precision
 from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable
 from trainer.preflight.launch_checks import refuse_exposed

@@ -1,7 +1,8 @@
 """Where a run stands and what has happened to it, on disk, also where the launcher hides it.
 
 `output_dir/status.json` is replaced at every log line, and every `HEARTBEAT_SECONDS` while there is none;
-`output_dir/history.jsonl` grows by a line at each start, save, evaluation and end.
+`output_dir/history.jsonl` grows by a line at each start, save, evaluation and end. `Status` and the four events say
+what stands in them, for writing and reading alike; anything else may stand beside it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from trainer.metrics.process_identity import own_identity
-from trainer.metrics.status_records import Event, State, is_event, is_status
 
 STATUS_NAME = "status.json"
 HISTORY_NAME = "history.jsonl"
@@ -30,6 +32,81 @@ _END_SECONDS = 5.0
 
 _LAUNCHED_AT = time.time()
 """Of this process, nearly: before anything that it notes of a run."""
+
+State = Literal["running", "finished", "stopped", "failed"]
+Event = Literal["started", "saved", "evaluated", "ended"]
+_Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
+"""Seconds since 1970, before the year 10,000."""
+_Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class Status(_Record):
+    """What stands in status.json; a run that ended before its first step has few of the figures."""
+
+    state: State
+    written_at: _Time
+    step: _Count | None = None
+    max_steps: _Count = 0
+    tokens_seen: _Count = 0
+    skipped_steps: _Count = 0
+    world_size: _Count = 0
+    log_every_steps: _Count = 0
+    train_seconds: float = 0.0
+    seconds_per_step: float | None = None
+    seconds_left: float | None = None
+    flops_per_device: float | None = None
+    metrics: dict[str, float | None] = {}
+    cause: str | None = None
+    host: str | None = None
+    boot_id: str | None = None
+    pid: _Count | None = None
+    pid_namespace: str | None = None
+    process_start_ticks: _Count | None = None
+    heartbeat_at: _Time | None = None
+
+
+class Started(_Record):
+    """A line of the history, as the three that follow."""
+
+    event: Literal["started"]
+    at: _Time
+    step: _Count
+    world_size: _Count
+    device: str = "cpu"
+    gpu_hour_price: float | None = None
+    launched_at: _Time = 0.0
+    last_written_at: _Time | None = None
+
+
+class Saved(_Record):
+    event: Literal["saved"]
+    at: _Time
+    step: _Count
+
+
+class Evaluated(_Record):
+    event: Literal["evaluated"]
+    at: _Time
+    step: _Count
+    metrics: dict[str, float | None]
+
+
+class Ended(_Record):
+    event: Literal["ended"]
+    at: _Time
+    state: State
+    step: _Count | None
+    cause: str | None
+    launched_at: _Time = 0.0
+    last_written_at: _Time | None = None
+
+
+_STATUS: TypeAdapter[Any] = TypeAdapter(Status)
+_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Started | Saved | Evaluated | Ended, Field(discriminator="event")])
 
 
 class RunStatus:
@@ -93,26 +170,37 @@ class RunStatus:
 
 
 def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None:
-    """Replace the status file atomically; `values` are JSON, `state` is added, and the time where they lack it."""
+    """Replace the status file atomically; `values` are of `Status`; `state` is added, and the time where they lack it.
+
+    Raises:
+        ValidationError: a value is not what `Status` says.
+        OSError: it cannot be written.
+    """
     path = Path(output_dir) / STATUS_NAME
     temporary = path.with_name(f".{STATUS_NAME}.{os.getpid()}.{threading.get_native_id()}")
-    text = json.dumps({"state": state, "written_at": round(time.time(), 3), **_finite(values)}, indent=1)
-    temporary.write_text(text + "\n", encoding="utf-8")
+    status = _whole(_STATUS, {"state": state, "written_at": round(time.time(), 3), **_finite(values)})
+    temporary.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 
 def read_status(output_dir: Path) -> dict[str, Any] | None:
     """The status last written; None where there is none, or none that can be read (as after the loss of power)."""
     try:
-        status = json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace"))
+        text = (Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace")
+        return _whole(_STATUS, json.loads(text))
     except (OSError, ValueError, RecursionError):
         return None
-    return status if is_status(status) else None
 
 
 def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> None:
-    """Add a line to the history; `values` are JSON, `event` and the time (`at`, seconds since 1970) are added."""
-    line = json.dumps({"at": round(time.time(), 3), "event": event, **_finite(values)}, ensure_ascii=False)
+    """Add a line to the history; `values` are those of the event, whose name and time (`at`) are added.
+
+    Raises:
+        ValidationError: a value is not what the event has.
+        OSError: it cannot be written.
+    """
+    values = {"at": round(time.time(), 3), "event": event, **_finite(values)}
+    line = json.dumps(_whole(_EVENT, values), ensure_ascii=False)
     with open(Path(output_dir) / HISTORY_NAME, "a", encoding="utf-8") as file:
         file.write(line + "\n")
 
@@ -129,10 +217,10 @@ def read_history(output_dir: Path) -> list[dict[str, Any]]:
     events = []
     for line in lines:
         try:
-            events.append(json.loads(line))
+            events.append(_whole(_EVENT, json.loads(line)))
         except (ValueError, RecursionError):
             continue  # a process was killed while it wrote
-    return [event for event in events if is_event(event)]
+    return events
 
 
 def record_end(output_dir: Path, state: State, cause: str | None, step: int | None = None) -> None:
@@ -164,6 +252,17 @@ def last_sign(status: dict[str, Any]) -> float | None:
     """When the run of a status last gave a sign of life, in seconds since 1970; None where it gave none."""
     signs = [at for at in (status.get("written_at"), status.get("heartbeat_at")) if at is not None]
     return max(signs, default=None)
+
+
+def _whole(kind: TypeAdapter[Any], values: Any) -> dict[str, Any]:
+    """The values as they are, with what stands beside the named ones.
+
+    Raises:
+        ValidationError: they are not of this kind.
+    """
+    kind.validate_python(values)
+    whole: dict[str, Any] = values
+    return whole
 
 
 def _finite(value: Any) -> Any:

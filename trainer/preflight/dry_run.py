@@ -27,7 +27,7 @@ from trainer.model.sizes import (
 )
 from trainer.preflight.efficiency import WORLD_SIZES, efficiency_lines, gpus_per_node
 from trainer.preflight.memory_estimate import heaviest_stage, memory_in_stage
-from trainer.registry.init_from import look_at_initial_weights
+from trainer.registry.starting_weights import look_at_initial_weights
 
 GIB = 1 << 30
 ZERO_STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)

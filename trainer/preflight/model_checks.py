@@ -11,7 +11,7 @@ from trainer.config.run_config import RunConfig
 from trainer.engine.engine import check_precision
 from trainer.preflight.deepspeed_sections import check_values, missing_packages, unwritable_output
 from trainer.preflight.finding import Finding
-from trainer.registry.init_from import look_at_initial_weights
+from trainer.registry.starting_weights import look_at_initial_weights
 
 
 def check_device(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:

@@ -18,8 +18,7 @@ from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
 from trainer.distributed.interface import interface_towards
 from trainer.preflight.finding import Finding, Level
-from trainer.tracking.mlflow_server import MlflowNotInstalled, connect, resolve_tracking_uri, short
-from trainer.tracking.request_limits import request_limits
+from trainer.tracking.mlflow_server import MlflowNotInstalled, connect, request_limits, resolve_tracking_uri, short
 
 REQUEST_SECONDS = 10
 COLLECTIVE_BYTES = 64 << 20

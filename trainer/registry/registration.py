@@ -27,11 +27,10 @@ from trainer.config.registry_names import check_names
 from trainer.inference.model_folder import check_model_folder, folder_digest, read_card
 from trainer.inference.provenance import read_provenance
 from trainer.model.quiet_transformers import quiet_transformers
-from trainer.registry.pull import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
+from trainer.registry.pulled_model import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.delivery import find_or_create_experiment
-from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri, short
-from trainer.tracking.params import flatten
+from trainer.tracking.mlflow_server import flatten, registry_client, resolve_tracking_uri, short
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

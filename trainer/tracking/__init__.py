@@ -1,1 +1,1 @@
-"""MLflow tracking: a spool on disk, and its delivery to a server."""
+"""MLflow tracking: a journal on disk, and its delivery to a server."""

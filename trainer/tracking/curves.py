@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from trainer.tracking.figures import Curve, draw_curves
-from trainer.tracking.spool_folder import SpoolFolder
+from trainer.tracking.journal import Journal
 
 POINTS_AT_ONCE = 100_000
 MOST_POINTS = 2_000
@@ -40,7 +40,7 @@ PICTURES: Mapping[str, tuple[Panel, ...]] = {
 }
 
 
-def draw_run(spool: SpoolFolder) -> dict[str, bytes]:
+def draw_run(journal: Journal) -> dict[str, bytes]:
     """PNG pictures by artifact name; what has fewer than two points is left out."""
     wanted = {
         key
@@ -49,12 +49,12 @@ def draw_run(spool: SpoolFolder) -> dict[str, bytes]:
         for kinds in panel.curves.values()
         for key in kinds.values()
     }
-    points = _points(spool, wanted)
+    points = _points(journal, wanted)
     pictures = {}
     for name, panels in PICTURES.items():
         drawn = [(panel.label, curves) for panel in panels if (curves := _curves(panel, points))]
         if drawn:
-            pictures[name] = draw_curves(drawn, "optimizer step", spool.record.run_name)
+            pictures[name] = draw_curves(drawn, "optimizer step", journal.record.run_name)
     return pictures
 
 
@@ -70,12 +70,12 @@ def _curves(panel: Panel, points: Mapping[str, Mapping[int, float]]) -> dict[str
     return found
 
 
-def _points(spool: SpoolFolder, keys: set[str]) -> dict[str, dict[int, float]]:
+def _points(journal: Journal, keys: set[str]) -> dict[str, dict[int, float]]:
     """Values by step, by key."""
     found: dict[str, dict[int, float]] = {}
     offset = 0
-    while offset < spool.size:
-        points, behind = spool.read(offset, POINTS_AT_ONCE)
+    while offset < journal.size:
+        points, behind = journal.read(offset, POINTS_AT_ONCE)
         for point in points:
             if point.key in keys:
                 found.setdefault(point.key, {})[point.step] = point.value

@@ -1,22 +1,25 @@
-"""Sending a spool to an MLflow server: find or create the run, then bring it up to what the spool holds.
+"""Sending a journal to an MLflow server: find or create the run, then bring it up to where the journal stands.
 
-Every call picks up where the server is known to stand. All of it may be repeated: a run is found again by its tag, and
-a point sent again with its timestamp is the same point.
+The cursor of a server says up to where it has the journal, and every call goes on there. All of it may be repeated: a
+run is found again by its tag, and a point sent again with its timestamp is the same point.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
+from trainer.tracking.journal import CURSORS_NAME, DataSetInput, Journal, Point, RunRecord, replace_file
 from trainer.tracking.mlflow_server import connect, import_mlflow, short
-from trainer.tracking.spool_folder import DataSetInput, Delivered, Point, SpoolFolder, is_same_address
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,36 +34,81 @@ MAX_DIGEST_LENGTH = 36  # of a data set, to MLflow
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 
 
-class Delivery:
-    """One spool and one server."""
+class Cursor(BaseModel):
+    """Up to where one server has the journal of a run; in a file of its own, which is replaced as a whole."""
 
-    def __init__(self, spool: SpoolFolder, tracking_uri: str, warn: Callable[[str], None]) -> None:
-        self._spool = spool
+    tracking_uri: str
+    """The server, without secrets."""
+    run_uuid: str
+    """Of the journal that it is a cursor of; a folder that was copied, or has lost its run.json, is another run's."""
+    experiment_id: str | None = None
+    run_id: str | None = None
+    parent_run_id: str | None = None
+    offset: NonNegativeInt = 0
+    """Bytes of points that the server has."""
+    revision: NonNegativeInt = 0
+    """Revision of the record that the server has."""
+    left_out: list[str] = []
+    """Artifacts up to that revision that could not be read; each process tries them again."""
+
+
+def cursor_path(folder: Path, tracking_uri: str) -> Path:
+    """Where the cursor of a server (its address without secrets) lies in a tracking folder."""
+    return folder / CURSORS_NAME / f"{hashlib.sha256(tracking_uri.encode()).hexdigest()[:16]}.json"
+
+
+def read_cursor(journal: Journal, tracking_uri: str) -> Cursor:
+    """The cursor of a server; at the beginning where there is none of this run, or a damaged one.
+
+    Sending all of it again is harmless.
+    """
+    beginning = Cursor(tracking_uri=tracking_uri, run_uuid=journal.record.run_uuid)
+    try:
+        cursor = Cursor.model_validate_json(cursor_path(journal.folder, tracking_uri).read_bytes())
+    except (OSError, ValidationError):
+        return beginning
+    if cursor.run_uuid != beginning.run_uuid:
+        return beginning
+    if cursor.offset > journal.size or cursor.revision > journal.record.revision:  # restored from an older copy
+        cursor = cursor.model_copy(update={"offset": 0, "revision": 0})
+    return cursor
+
+
+class Delivery:
+    """One journal and one server."""
+
+    def __init__(self, journal: Journal, tracking_uri: str, warn: Callable[[str], None]) -> None:
+        self._journal = journal
         self._address = tracking_uri
         self._tracking_uri = storage.hide_secrets(tracking_uri)
         self._warn = warn
         self._run_is_known = False
-        self._left_out: dict[str, str] = {}  # artifacts, with their digests, that there is no file to send of
-        known = spool.record.delivered.tracking_uri
-        if not is_same_address(known, self._tracking_uri):
-            if known:
-                warn(f"the run was tracked at {known} before; {self._tracking_uri} gets all of it, in a run of its own")
-            self._forget()
+        self.cursor = read_cursor(journal, self._tracking_uri)
+        self.num_bytes, self.num_artifacts = 0, 0
+        """What this process has sent."""
+        self._looked_at: dict[str, int] = {}  # artifacts that were sent, or found wanting, with their revisions
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._journal.size - self.cursor.offset
 
     @property
     def is_complete(self) -> bool:
-        """Whether the server has all of the spool."""
-        record, sent = self._spool.record, self._spool.record.delivered
+        """Whether the server has all of the journal."""
+        record, cursor = self._journal.record, self.cursor
         return (
-            sent.run_id is not None
-            and self._spool.unsent_bytes == 0
-            and sent.status == record.status
-            and sent.artifacts | self._left_out == record.artifacts
-            and sent.data_sets == [data_set_key(each) for each in record.data_sets]
-            and sent.tags == record.tags
-            and (record.parent_uuid is None or sent.parent_run_id is not None)
-            and len(sent.params) == len(record.params)
+            cursor.run_id is not None
+            and self.unsent_bytes == 0
+            and cursor.revision == record.revision
+            and (record.parent_uuid is None or cursor.parent_run_id is not None)
         )
+
+    def advance(self, **changes: object) -> None:
+        """Note what the server has now and save it."""
+        self.cursor = self.cursor.model_copy(update=changes)
+        path = cursor_path(self._journal.folder, self._tracking_uri)
+        path.parent.mkdir(exist_ok=True)
+        replace_file(path, self.cursor.model_dump_json(indent=1).encode() + b"\n")
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -68,9 +116,8 @@ class Delivery:
 
     @property
     def _run_id(self) -> str:
-        run_id = self._spool.record.delivered.run_id
-        assert run_id is not None, "the run is found before anything is sent to it"
-        return run_id
+        assert self.cursor.run_id is not None, "the run is found before anything is sent to it"
+        return self.cursor.run_id
 
     def send(self) -> None:
         """Send what the server lacks.
@@ -85,36 +132,39 @@ class Delivery:
         try:
             if not self._run_is_known:
                 self._find_run()
-            self._send_params_and_tags()
-            self._send_parent()
-            self._send_data_sets()
+            record = self._journal.record
+            self._send_params(record)
+            self._send_tags(record)
+            self._send_parent(record)
+            self._send_data_sets(record)
             self._send_points()
-            self._send_artifacts()
-            self._send_status()
+            left_out = self._send_artifacts(record)
+            self._send_status(record)
+            if self.cursor.revision != record.revision or self.cursor.left_out != left_out:
+                self.advance(revision=record.revision, left_out=left_out)
         except MlflowException:
             self._run_is_known = False
             raise
 
-    def _forget(self) -> None:
-        """Begin anew with what the server is known to have: nothing."""
-        self._spool.deliver(**Delivered(tracking_uri=self._tracking_uri).model_dump())
+    def _lacks(self, record: RunRecord, field: str) -> bool:
+        return record.changed_at.get(field, 0) > self.cursor.revision
 
     def _find_run(self) -> None:
-        record, sent = self._spool.record, self._spool.record.delivered
-        run = self._known_run(sent.run_id) if sent.run_id else None
+        record = self._journal.record
+        run = self._known_run(self.cursor.run_id) if self.cursor.run_id else None
         if run is None:
             experiment_id = self._experiment_id()
             run = self._tagged_run(experiment_id, record.run_uuid) or self._create_run(experiment_id)
-            self._forget()
-        self._spool.deliver(run_id=run.info.run_id, experiment_id=run.info.experiment_id, status=run.info.status)
+            self.cursor = Cursor(tracking_uri=self._tracking_uri, run_uuid=record.run_uuid)
+            self._looked_at.clear()
+            self.advance(run_id=run.info.run_id, experiment_id=run.info.experiment_id)
         if run.info.lifecycle_stage == "deleted":
             raise UserError(
                 f"the MLflow run {run.info.run_id} was deleted; 'mlflow runs restore --run-id {run.info.run_id}' "
-                f"brings it back, or remove {self._spool.folder / 'run.json'} before the next start for a new one"
+                f"brings it back, or remove {self._journal.folder / 'run.json'} before the next start for a new one"
             )
-        if record.status == "RUNNING" and run.info.status != "RUNNING":
-            self._client.update_run(run.info.run_id, status="RUNNING")
-            self._spool.deliver(status="RUNNING")
+        if run.info.status != record.status and (record.status == "RUNNING" or not self._lacks(record, "status")):
+            self._set_status(record)
         self._run_is_known = True
 
     def _known_run(self, run_id: str) -> Run | None:
@@ -130,7 +180,7 @@ class Delivery:
 
     def _create_run(self, experiment_id: str) -> Run:
         """Create the run; where an earlier start's request was on its way too, the one asked for first stays."""
-        record = self._spool.record
+        record = self._journal.record
         tags = {RUN_TAG: record.run_uuid, CREATED_TAG: str(time.time_ns())}
         created = self._client.create_run(experiment_id, record.started_at, tags, record.run_name)
         first = self._tagged_run(experiment_id, record.run_uuid) or created
@@ -146,51 +196,46 @@ class Delivery:
         return min(found, key=lambda run: int(run.data.tags.get(CREATED_TAG, "0")), default=None)
 
     def _experiment_id(self) -> str:
-        return find_or_create_experiment(self._client, self._spool.record.experiment)
+        return find_or_create_experiment(self._client, self._journal.record.experiment)
 
-    def _send_params_and_tags(self) -> None:
-        from mlflow.entities import Param, RunTag
+    def _send_params(self, record: RunRecord) -> None:
+        from mlflow.entities import Param
 
-        record, sent = self._spool.record, self._spool.record.delivered
-        lacking = [name for name in record.params if name not in sent.params]
-        for start in range(0, len(lacking), MAX_BATCH_PARAMS):
-            names = lacking[start : start + MAX_BATCH_PARAMS]
-            params = [Param(name, record.params[name]) for name in names]
-            self._client.log_batch(self._run_id, params=params, synchronous=True)
-            self._spool.deliver(params=[*sent.params, *names])
-        tags = {name: value for name, value in record.tags.items() if sent.tags.get(name) != value}
-        if tags:
-            self._client.log_batch(self._run_id, tags=[RunTag(*item) for item in tags.items()], synchronous=True)
-            self._spool.deliver(tags={**sent.tags, **tags})
+        params = [Param(*item) for item in record.params.items()] if self._lacks(record, "params") else []
+        for start in range(0, len(params), MAX_BATCH_PARAMS):
+            self._client.log_batch(self._run_id, params=params[start : start + MAX_BATCH_PARAMS], synchronous=True)
 
-    def _send_parent(self) -> None:
+    def _send_tags(self, record: RunRecord) -> None:
+        from mlflow.entities import RunTag
+
+        if self._lacks(record, "tags"):
+            tags = [RunTag(*item) for item in record.tags.items()]
+            self._client.log_batch(self._run_id, tags=tags, synchronous=True)
+
+    def _send_parent(self, record: RunRecord) -> None:
         """Put the run under its parent; where that is not on the server yet, the next call looks again."""
-        record, sent = self._spool.record, self._spool.record.delivered
-        if record.parent_uuid is None or sent.parent_run_id is not None:
+        if record.parent_uuid is None or self.cursor.parent_run_id is not None:
             return
-        assert sent.experiment_id is not None, "the run was found, and its experiment with it"
-        parent = self._tagged_run(sent.experiment_id, record.parent_uuid)
+        assert self.cursor.experiment_id is not None, "the run was found, and its experiment with it"
+        parent = self._tagged_run(self.cursor.experiment_id, record.parent_uuid)
         if parent is not None:
             self._client.set_tag(self._run_id, PARENT_TAG, parent.info.run_id)
-            self._spool.deliver(parent_run_id=parent.info.run_id)
+            self.advance(parent_run_id=parent.info.run_id)
 
-    def _send_data_sets(self) -> None:
-        record, sent = self._spool.record, self._spool.record.delivered
-        lacking = [each for each in record.data_sets if data_set_key(each) not in sent.data_sets]
-        if lacking:
-            self._client.log_inputs(self._run_id, datasets=[_as_mlflow(each) for each in lacking])
-            self._spool.deliver(data_sets=[data_set_key(each) for each in record.data_sets])
+    def _send_data_sets(self, record: RunRecord) -> None:
+        if self._lacks(record, "data_sets"):
+            self._client.log_inputs(self._run_id, datasets=[_as_mlflow(each) for each in record.data_sets])
 
     def _send_points(self) -> None:
-        while self._spool.unsent_bytes > 0:
-            sent = self._spool.record.delivered
-            points, offset = self._spool.read(sent.sent_bytes, MAX_BATCH_POINTS)
-            if offset == sent.sent_bytes:
+        while self.unsent_bytes > 0:
+            points, offset = self._journal.read(self.cursor.offset, MAX_BATCH_POINTS)
+            if offset == self.cursor.offset:
                 return
-            self._spool.sync()
+            self._journal.sync()
             for start in range(0, len(points), MAX_BATCH_POINTS):
                 self._send_batch(points[start : start + MAX_BATCH_POINTS])
-            self._spool.deliver(sent_bytes=offset)
+            self.num_bytes += offset - self.cursor.offset
+            self.advance(offset=offset)
 
     def _send_batch(self, points: list[Point]) -> None:
         """Send a batch; where the server refuses a value of it, halve it until only that value is left out."""
@@ -204,7 +249,7 @@ class Delivery:
                 raise
             if len(points) == 1:
                 self._warn(
-                    f"MLflow refuses {points[0].key} of step {points[0].step} ({short(error)}); it stays in the spool"
+                    f"MLflow refuses {points[0].key} of step {points[0].step} ({short(error)}); it stays in the journal"
                 )
                 return
             self._send_batch(points[: len(points) // 2])
@@ -213,34 +258,33 @@ class Delivery:
     def _run_is_active(self) -> bool:
         return self._client.get_run(self._run_id).info.lifecycle_stage == "active"
 
-    def _send_artifacts(self) -> None:
-        record, sent = self._spool.record, self._spool.record.delivered
-        for name, digest in record.artifacts.items():
-            if sent.artifacts.get(name) == digest:
+    def _send_artifacts(self, record: RunRecord) -> list[str]:
+        """Send the files that the server lacks; returns the names of those that there is no file to send of."""
+        left_out = []
+        for name, artifact in record.artifacts.items():
+            if artifact.revision <= self.cursor.revision and name not in self.cursor.left_out:
                 continue
-            path, folder = self._spool.folder / "artifacts" / name, str(PurePosixPath(name).parent)
-            if (fault := self._spool.fault_of_artifact(name)) is not None:
-                if self._left_out.get(name) != digest:
+            path, folder = self._journal.folder / "artifacts" / name, str(PurePosixPath(name).parent)
+            is_new = self._looked_at.get(name) != artifact.revision
+            if (fault := self._journal.fault_of_artifact(name)) is not None:
+                left_out.append(name)
+                if is_new:
                     self._warn(f"{path} {fault}, so it is not sent; all else is")
-                self._left_out[name] = digest
-                continue
-            self._client.log_artifact(self._run_id, str(path), None if folder == "." else folder)
-            self._spool.deliver(artifacts={**sent.artifacts, name: digest})
-            self._left_out.pop(name, None)
+            elif is_new or name in self.cursor.left_out:
+                self._client.log_artifact(self._run_id, str(path), None if folder == "." else folder)
+                self.num_artifacts += 1
+            self._looked_at[name] = artifact.revision
+        return left_out
 
-    def _send_status(self) -> None:
-        record, sent = self._spool.record, self._spool.record.delivered
-        if record.status != sent.status:
-            if record.status == "RUNNING":
-                self._client.update_run(self._run_id, status="RUNNING")
-            else:
-                self._client.set_terminated(self._run_id, status=record.status, end_time=record.ended_at)
-            self._spool.deliver(status=record.status)
+    def _send_status(self, record: RunRecord) -> None:
+        if self._lacks(record, "status"):
+            self._set_status(record)
 
-
-def data_set_key(data_set: DataSetInput) -> str:
-    """The name of exactly this data in this role."""
-    return f"{data_set.context}:{data_set.name}:{data_set.digest}"
+    def _set_status(self, record: RunRecord) -> None:
+        if record.status == "RUNNING":
+            self._client.update_run(self._run_id, status="RUNNING")
+        else:
+            self._client.set_terminated(self._run_id, status=record.status, end_time=record.ended_at)
 
 
 def _as_mlflow(data_set: DataSetInput) -> DatasetInput:

@@ -7,19 +7,22 @@ autolog are not used: their state is global, and autolog patches classes that De
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
+import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
-from trainer.tracking.request_limits import request_limits
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,6 +33,19 @@ SERVERS = ("http", "https", "databricks", "databricks-uc", "uc")
 UPLOAD_RETRIES = 4
 UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
 REQUIREMENT = "mlflow>=3.17,<4"
+MAX_NAME_LENGTH = 250
+MAX_PARAM_LENGTH = 6000
+_DIGEST_DIGITS = 12
+_NOT_IN_NAMES = re.compile(r"[^\w./ -]|/(?=[/.])")
+
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+
+_limits_lock = threading.Lock()
+_open_limits: list[dict[str, int]] = []
+"""The limits of every block of `request_limits` that has begun and not ended."""
+_limits_of_user: set[str] = set()
+"""Which were set by the user before the first of these blocks began."""
 
 
 class MlflowNotInstalled(UsageError):
@@ -192,3 +208,60 @@ def view_hint(tracking_uri: str, experiment_id: str | None, run_id: str | None) 
     if tracking_uri.startswith("sqlite:"):
         return f"mlflow ui --backend-store-uri {quote(storage.hide_secrets(tracking_uri))}"
     return storage.hide_secrets(tracking_uri)
+
+
+@contextlib.contextmanager
+def request_limits(max_retries: int, timeout_seconds: int) -> Iterator[None]:
+    """Within the block MLflow's requests end after these; what the user set in the environment goes first.
+
+    MLflow reads the limits from the environment of the process at each request, and several threads of a training make
+    requests at once (its curves, its registrations), so that none may set or take away what another goes by.
+
+    Where the blocks of several threads overlap, the most patient limits hold for all. MLflow's defaults are 7 retries
+    of 120 seconds: a server that is down would hold a caller for minutes.
+    """
+    limits = {RETRIES: max_retries, SECONDS: timeout_seconds}
+    with _limits_lock:
+        if not _open_limits:
+            _limits_of_user.clear()
+            _limits_of_user.update(name for name in limits if name in os.environ)
+        _open_limits.append(limits)
+        _apply_limits()
+    try:
+        yield
+    finally:
+        with _limits_lock:
+            del _open_limits[next(place for place, held in enumerate(_open_limits) if held is limits)]
+            _apply_limits()
+
+
+def _apply_limits() -> None:
+    for name in {RETRIES, SECONDS} - _limits_of_user:
+        if _open_limits:
+            os.environ[name] = str(max(limits[name] for limits in _open_limits))
+        else:
+            os.environ.pop(name, None)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as MLflow parameters: dotted names, values as text, without secrets."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        flat[_param_name(storage.hide_secrets(f"{prefix}{name}"))] = storage.hide_secrets(text)[:MAX_PARAM_LENGTH]
+    return flat
+
+
+def _param_name(name: str) -> str:
+    """The name as MLflow takes it, for one that it refuses (of storage_options it holds a URL) would hold up the rest.
+
+    Of a longer one the end is a digest, by which it is still told from others.
+    """
+    taken = _NOT_IN_NAMES.sub("_", name)
+    if len(taken) <= MAX_NAME_LENGTH:
+        return taken
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
+    return f"{taken[: MAX_NAME_LENGTH - _DIGEST_DIGITS - 1]}-{digest}"

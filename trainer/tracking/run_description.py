@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
 from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
+import psutil
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.base.installed import installed_version
 from data_prep.base.settings import to_yaml
+from data_prep.dataset.manifest import Manifest, list_versions
+from data_prep.storage import storage
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.shard_set import ShardSet
-from trainer.tracking.data_description import data_set_input, manifest_summary
-from trainer.tracking.environment import describe_environment, git_revision, installed_packages
-from trainer.tracking.spool_folder import GIT_TAG, LINEAGE_TAG
+from trainer.tracking.journal import GIT_TAG, LINEAGE_TAG, DataSetInput
 from trainer.tracking.tracker import MetricLog
+
+LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
 
 
 def describe_run(
@@ -38,3 +51,77 @@ def describe_run(
     tags |= {f"clozeworks.environment.{name}": version for name, version in environment.items()}
     revision = git_revision()
     tracker.log_tags(tags | ({GIT_TAG: revision} if revision else {}))
+
+
+def manifest_summary(url: str, manifest: Manifest) -> dict[str, Any]:
+    """A manifest without its lists of files: counts, sources with licenses, what was dropped, tokenizer, parent."""
+    values = manifest.model_dump(mode="json", exclude={"inputs", "config", "token_counts", "removals"})
+    for split in ("train", "valid"):
+        values[split]["shards"] = len(manifest.split(split).shards)
+    return {
+        "url": storage.redact(url),
+        "digest": manifest.digest,
+        **values,
+        "inputs": len(manifest.inputs),
+        "dropped": manifest.dropped,
+        "removals": len(manifest.removals),
+    }
+
+
+def data_set_input(url: str, manifest: Manifest) -> DataSetInput:
+    """The shard set as an input of an MLflow run."""
+    redacted = storage.redact(url)
+    profile: dict[str, int | str] = {
+        "version": manifest.version,
+        "train_tokens": manifest.train.tokens,
+        "train_documents": manifest.train.documents,
+        "valid_tokens": manifest.valid.tokens,
+        "tokenizer_fingerprint": manifest.tokenizer.fingerprint,
+    }
+    name = redacted.rstrip("/").rpartition("/")[2] or redacted
+    return DataSetInput(name=name, digest=manifest.digest, source=redacted, profile=profile)
+
+
+def lineage(url: str, digest: str) -> tuple[str, ...]:
+    """The digest and those of the versions that it grew from, the newest first, as far back as they are known."""
+    try:
+        parents = {version.digest: version.parent for version in list_versions(url)}
+    except (UserError, OSError):
+        return (digest,)
+    found = [digest]
+    while (parent := parents.get(found[-1])) is not None and parent not in found:
+        found.append(parent)
+    return tuple(found)
+
+
+def all_lineages(urls: Sequence[str], digests: Sequence[str], earlier: Sequence[str] = ()) -> tuple[str, ...]:
+    """The lineages of several shard sets, then of what the weights saw `earlier`, each digest once."""
+    found = (each for url, digest in zip(urls, digests, strict=True) for each in lineage(url, digest))
+    return tuple(dict.fromkeys((*found, *earlier)))
+
+
+def describe_environment() -> dict[str, str]:
+    """Machine, interpreter and library versions."""
+    versions = {name: version for name in LIBRARIES if (version := installed_version(name)) is not None}
+    memory_gib = psutil.virtual_memory().total / (1 << 30)
+    machine = {"cpus": str(os.cpu_count()), "memory_gib": f"{memory_gib:.1f}"}
+    if torch.cuda.is_available():
+        machine |= {"gpu": torch.cuda.get_device_name(), "gpus": str(torch.cuda.device_count())}
+        machine |= {"cuda": str(torch.version.cuda)}
+    return {"python": platform.python_version(), "platform": platform.platform(), **machine, **versions}
+
+
+def installed_packages() -> str:
+    """All installed distributions as `pip freeze` lists them, `name==version` a line."""
+    found = {each.name.lower(): f"{each.name}=={each.version}" for each in metadata.distributions() if each.name}
+    return "\n".join(line for _, line in sorted(found.items())) + "\n"
+
+
+def git_revision(folder: Path = Path(__file__).parent) -> str | None:
+    """The commit that `folder` is at, with "-dirty" where files differ from it; None outside a repository."""
+    try:
+        command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

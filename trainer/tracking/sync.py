@@ -13,9 +13,8 @@ from pathlib import Path
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.tracking.delivery import Delivery
-from trainer.tracking.mlflow_server import resolve_tracking_uri, short, view_hint
-from trainer.tracking.request_limits import request_limits
-from trainer.tracking.spool_folder import RECORD_NAME, SyncedFolder, read_record
+from trainer.tracking.journal import RECORD_NAME, Journal, read_record
+from trainer.tracking.mlflow_server import request_limits, resolve_tracking_uri, short, view_hint
 
 MAX_RETRIES = 3
 REQUEST_TIMEOUT_SECONDS = 60
@@ -62,9 +61,8 @@ def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]
     """
     uri = resolve_tracking_uri(tracking_uri)
     for folder in tracking_folders(output_dir):
-        spool = SyncedFolder(folder, storage.hide_secrets(uri))
-        before = spool.record.delivered.model_copy()
-        delivery = Delivery(spool, uri, lambda message: warn(storage.hide_secrets(message)))
+        journal = Journal.read_only(folder)
+        delivery = Delivery(journal, uri, lambda message: warn(storage.hide_secrets(message)))
         try:
             with request_limits(MAX_RETRIES, REQUEST_TIMEOUT_SECONDS):
                 delivery.send()
@@ -75,8 +73,8 @@ def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]
                 f"{folder} was not sent to {storage.hide_secrets(uri)} whole ({short(error)}); see to the server "
                 "and run the same command again, which goes on where this one ended"
             ) from error
-        sent = spool.record.delivered
-        assert sent.run_id is not None, "everything was sent to a run"
-        num_artifacts = sum(before.artifacts.get(name) != digest for name, digest in sent.artifacts.items())
-        hint = view_hint(uri, sent.experiment_id, sent.run_id)
-        yield Synced(folder, sent.run_id, sent.sent_bytes - before.sent_bytes, num_artifacts, sent.status, hint)
+        cursor = delivery.cursor
+        assert cursor.run_id is not None, "everything was sent to a run"
+        hint = view_hint(uri, cursor.experiment_id, cursor.run_id)
+        status = journal.record.status
+        yield Synced(folder, cursor.run_id, delivery.num_bytes, delivery.num_artifacts, status, hint)

@@ -1,6 +1,6 @@
 """MLflow tracking as the training loop sees it: calls that return at once, whatever the server does.
 
-`Tracker` writes to the spool on disk (spool.py); a thread sends the spool (delivery.py). Only rank 0 has a `Tracker`.
+`Tracker` writes to the journal on disk (journal.py); a thread sends it (delivery.py). Only rank 0 has a `Tracker`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.config.run_settings import TrackingSettings
 from trainer.tracking.delivery import Delivery
+from trainer.tracking.journal import DataSetInput, JournalWriter, now
 from trainer.tracking.mlflow_server import (
     MlflowNotInstalled,
+    flatten,
     import_mlflow,
+    request_limits,
     resolve_tracking_uri,
     short,
     view_hint,
 )
-from trainer.tracking.params import flatten
-from trainer.tracking.request_limits import request_limits
-from trainer.tracking.spool import Spool, now
-from trainer.tracking.spool_folder import DataSetInput
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 FLUSH_SECONDS = 2.0  # a batch costs about 4 ms of CPU, and 0.1 ms a point
@@ -77,11 +76,11 @@ class NullTracker:
 class Tracker:
     """One MLflow run, from its first start through every resume."""
 
-    def __init__(self, spool: Spool, tracking_uri: str, warn: Callable[[str], None], patience: float) -> None:
-        self._spool = spool
+    def __init__(self, journal: JournalWriter, tracking_uri: str, warn: Callable[[str], None], patience: float) -> None:
+        self._journal = journal
         self._tracking_uri = tracking_uri
         self._warn: Callable[[str], None] = lambda message: warn(storage.hide_secrets(message))
-        self._delivery = Delivery(spool, tracking_uri, self._warn)
+        self._delivery = Delivery(journal, tracking_uri, self._warn)
         self.server_answers = False
         """Whether the last word with the server went well."""
         self._told: str | None = None  # the failure that was last told, so that it is told once
@@ -120,29 +119,34 @@ class Tracker:
         folder = Path(output_dir) / "tracking"
         try:
             run_name = settings.run_name or Path(output_dir).resolve().name
-            spool = Spool(folder, storage.hide_secrets(settings.experiment), storage.hide_secrets(run_name))
+            journal = JournalWriter(folder, storage.hide_secrets(settings.experiment), storage.hide_secrets(run_name))
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); metrics are kept there") from None
-        tracking_uri = resolve_tracking_uri(settings.uri, spool.record.delivered.tracking_uri or None)
-        if spool.copied_from is not None:
+        before = journal.record.tracking_uri
+        tracking_uri = resolve_tracking_uri(settings.uri, before or None)
+        shown_uri = storage.hide_secrets(tracking_uri)
+        if before not in ("", shown_uri):
+            warn(f"the run was tracked at {before} before; {shown_uri} gets what it lacks, in a run of its own")
+        if journal.copied_from is not None:
             warn(
-                f"{folder} is a copy of {spool.copied_from}, whose MLflow run goes on there; this one begins an MLflow "
-                "run of its own, with the points so far"
+                f"{folder} is a copy of {journal.copied_from}, whose MLflow run goes on there; this one begins an "
+                "MLflow run of its own, with the points so far"
             )
-        if spool.num_damaged_lines:
-            warn(f"{spool.points_path} holds {spool.num_damaged_lines} damaged lines, which are left out")
-        spool.update(status="RUNNING", parent_uuid=parent_uuid or spool.record.parent_uuid)
-        return cls(spool, tracking_uri, warn, patience_seconds)
+        if journal.num_damaged_lines:
+            warn(f"{journal.points_path} holds {journal.num_damaged_lines} damaged lines, which are left out")
+        parent_uuid = parent_uuid or journal.record.parent_uuid
+        journal.update(status="RUNNING", parent_uuid=parent_uuid, tracking_uri=shown_uri)
+        return cls(journal, tracking_uri, warn, patience_seconds)
 
     @property
     def run_id(self) -> str | None:
         """The MLflow run; None until a server has been reached."""
-        return self._spool.record.delivered.run_id
+        return self._delivery.cursor.run_id
 
     @property
     def run_uuid(self) -> str:
         """The run's own name, which is known before any server is reached."""
-        return self._spool.record.run_uuid
+        return self._journal.record.run_uuid
 
     @property
     def tracking_uri(self) -> str:
@@ -152,9 +156,9 @@ class Tracker:
     @property
     def _kept_points(self) -> str:
         """Where the points are without MLflow, and what sends them."""
-        output_dir = quote(str(self._spool.folder.parent))
+        output_dir = quote(str(self._journal.folder.parent))
         return (
-            f"points are kept in {self._spool.folder}, and `python launch/sync_tracking.py {output_dir}` sends them "
+            f"points are kept in {self._journal.folder}, and `python launch/sync_tracking.py {output_dir}` sends them "
             "where mlflow is installed"
         )
 
@@ -163,45 +167,45 @@ class Tracker:
         """Where a person looks at the curves: an address, or the command that serves one."""
         if self._thread is None:
             return self._kept_points
-        return view_hint(self._tracking_uri, self._spool.record.delivered.experiment_id, self.run_id)
+        return view_hint(self._tracking_uri, self._delivery.cursor.experiment_id, self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the values of a step; what an earlier process recorded for a key and step is not taken again."""
         try:
-            self._spool.append(step, dict(metrics))
+            self._journal.append(step, dict(metrics))
             self._disk_told = False
         except OSError as error:
             if not self._disk_told:
-                self._warn(f"{self._spool.points_path} cannot be written ({error.strerror}); training goes on")
+                self._warn(f"{self._journal.points_path} cannot be written ({error.strerror}); training goes on")
             self._disk_told = True
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record settings, nested ones under dotted names; a run keeps the first value of each."""
-        known = self._spool.record.params
+        known = self._journal.record.params
         flat = flatten(params)
         changed = sorted(name for name, value in flat.items() if known.get(name, value) != value)
         if changed:
             listed = ", ".join(f"{name} (was {known[name]}, is {flat[name]})" for name in changed[:5])
             self._warn(f"MLflow keeps the first value of {listed}; the run goes on with the new one")
         if new := {name: value for name, value in flat.items() if name not in known}:
-            self._best_effort(lambda: self._spool.update(params={**known, **new}))
+            self._best_effort(lambda: self._journal.update(params={**known, **new}))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
         new = {name: storage.hide_secrets(str(value)) for name, value in tags.items()}
-        self._best_effort(lambda: self._spool.update(tags={**self._spool.record.tags, **new}))
+        self._best_effort(lambda: self._journal.update(tags={**self._journal.record.tags, **new}))
 
     def log_artifact_text(self, name: str, text: str) -> None:
         """Keep a text as an artifact of the run; `name` may have folders, and a later text replaces the earlier."""
-        self._best_effort(lambda: self._spool.put_artifact(name, storage.hide_secrets(text).encode()))
+        self._best_effort(lambda: self._journal.put_artifact(name, storage.hide_secrets(text).encode()))
 
     def log_artifact(self, name: str, data: bytes) -> None:
         """The same of a file that is no text, such as a picture."""
-        self._best_effort(lambda: self._spool.put_artifact(name, data))
+        self._best_effort(lambda: self._journal.put_artifact(name, data))
 
     def log_data_set(self, data_set: DataSetInput) -> None:
         """Set a data set as an input of the run."""
-        self._best_effort(lambda: self._spool.put_data_set(data_set))
+        self._best_effort(lambda: self._journal.put_data_set(data_set))
 
     def log_pictures(self) -> None:
         """Draw the curves so far, of every start of the run, and keep them as PNG artifacts under curves/.
@@ -211,9 +215,9 @@ class Tracker:
         try:
             from trainer.tracking.curves import draw_run  # matplotlib takes half a second to import
 
-            pictures = draw_run(self._spool)
+            pictures = draw_run(self._journal)
         except Exception as error:  # noqa: BLE001 - a picture neither hides why a run failed nor fails one that is done
-            self._warn(f"the curves of {self._spool.folder} cannot be drawn ({short(error)}); their points are kept")
+            self._warn(f"the curves of {self._journal.folder} cannot be drawn ({short(error)}); their points are kept")
             return
         for name, picture in pictures.items():
             self.log_artifact(name, picture)
@@ -227,21 +231,21 @@ class Tracker:
         """Set the run's status and send what is left, at most for `timeout_seconds`; what then is left is told."""
         if self._closing.is_set():
             return
-        self._best_effort(lambda: self._spool.update(status=status, ended_at=now()))
+        self._best_effort(lambda: self._journal.update(status=status, ended_at=now()))
         self._deadline = time.monotonic() + timeout_seconds
         self._closing.set()
         if self._thread is None:
-            self._spool.close()
+            self._journal.close()
             return
         self._thread.join(timeout_seconds)
         if tell and not self.is_complete:
             self._warn(
-                f"not everything was sent to {self.tracking_uri}: {self._spool.unsent_bytes:,} bytes of points wait "
-                f"in {self._spool.points_path}; launch/sync_tracking.py sends them, and so does a pretraining that is "
-                "started again"
+                f"not everything was sent to {self.tracking_uri}: {self._delivery.unsent_bytes:,} bytes of points wait "
+                f"in {self._journal.points_path}; launch/sync_tracking.py sends them, and so does a pretraining that "
+                "is started again"
             )
         if not self._thread.is_alive():
-            self._spool.close()
+            self._journal.close()
 
     def _deliver_until_closed(self) -> None:
         failures = 0
@@ -267,7 +271,7 @@ class Tracker:
             if kind != self._told:
                 self._warn(
                     f"tracking at {self.tracking_uri}: {short(error)}. Training goes on; points are kept in "
-                    f"{self._spool.folder} and sent as soon as that is mended"
+                    f"{self._journal.folder} and sent as soon as that is mended"
                 )
             self._told = kind
             return False
@@ -280,7 +284,7 @@ class Tracker:
         try:
             action()
         except OSError as error:
-            self._warn(f"{self._spool.folder} cannot be written ({error.strerror}); training goes on")
+            self._warn(f"{self._journal.folder} cannot be written ({error.strerror}); training goes on")
 
 
 def print_warning(message: str) -> None:

@@ -22,7 +22,7 @@ from trainer.inference.model_folder import check_model_folder
 from trainer.inference.pretrained import Preprocessor
 from trainer.inference.provenance import read_provenance
 from trainer.registry.model_versions import ModelVersion, trained_on
-from trainer.registry.pull import pull
+from trainer.registry.pulled_model import pull
 from trainer.registry.registration import provenance_tags, register
 from trainer.tracking.mlflow_server import connect
 

@@ -30,7 +30,7 @@ from trainer.loop.branch import Branch
 from trainer.loop.run import Progress, Run
 from trainer.model import numerics
 from trainer.model.pretraining import PretrainingModel
-from trainer.tracking.spool_folder import LINEAGE_TAG
+from trainer.tracking.journal import LINEAGE_TAG
 from trainer.tracking.tracker import NullTracker
 
 BASE, BEFORE_BASE = "b" * 64, "a" * 64

@@ -24,8 +24,7 @@ from trainer.distributed.process_group import Ranks
 from trainer.loop import train
 from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
-from trainer.metrics.status import read_status, record_end
-from trainer.metrics.status_records import State
+from trainer.metrics.status import State, read_status, record_end
 from trainer.tracking.tracker import NullTracker
 
 SECONDS = 10

@@ -13,7 +13,7 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from trainer.config.registry_names import check_names
 from trainer.registry import registration
-from trainer.registry.pull import check_is_there, pull
+from trainer.registry.pulled_model import check_is_there, pull
 from trainer.registry.registration import provenance_tags, register
 from trainer.tracking.mlflow_server import connect
 

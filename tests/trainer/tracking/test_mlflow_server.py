@@ -9,20 +9,26 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
-from tests.tracked_runs import half_made_database
+from tests.tracked_runs import all_runs, half_made_database, open_tracker
 from tests.without_mlflow import environment_without_mlflow
-from trainer.registry.pull import check_is_there
+from trainer.registry.pulled_model import check_is_there
 from trainer.tracking.mlflow_server import (
+    MAX_NAME_LENGTH,
     REQUIREMENT,
+    RETRIES,
+    SECONDS,
     MlflowNotInstalled,
     connect,
+    flatten,
     registry_client,
+    request_limits,
     resolve_tracking_uri,
     short,
     view_hint,
@@ -209,3 +215,59 @@ def test_commands_that_need_mlflow_refuse_where_there_is_none(monkeypatch: pytes
 def test_what_is_to_be_installed_is_what_the_project_asks_for() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert REQUIREMENT in project["dependencies"]
+
+
+@pytest.fixture
+def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.tracking.mlflow_server._open_limits", [])
+    for name in (RETRIES, SECONDS):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_limits")
+def test_request_limits_end_with_their_block_and_leave_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS, "77")
+    with request_limits(max_retries=2, timeout_seconds=5):
+        assert (os.environ[RETRIES], os.environ[SECONDS]) == ("2", "77")
+    assert RETRIES not in os.environ
+    assert os.environ[SECONDS] == "77"
+
+
+@pytest.mark.usefixtures("no_limits")
+def test_blocks_that_overlap_go_by_the_most_patient_until_the_last_has_ended() -> None:
+    first, second, third = ExitStack(), ExitStack(), ExitStack()
+    first.enter_context(request_limits(max_retries=0, timeout_seconds=30))
+    second.enter_context(request_limits(max_retries=4, timeout_seconds=300))
+    third.enter_context(request_limits(max_retries=0, timeout_seconds=30))
+    assert (os.environ[RETRIES], os.environ[SECONDS]) == ("4", "300")
+    first.close()
+    assert (os.environ[RETRIES], os.environ[SECONDS]) == ("4", "300")
+    second.close()
+    assert (os.environ[RETRIES], os.environ[SECONDS]) == ("0", "30")
+    third.close()
+    assert RETRIES not in os.environ and SECONDS not in os.environ
+
+
+def test_parameters_are_flat_text() -> None:
+    values = {"a": {"b": [1, 2], "c": {}}, "d": 1e-4, "e": "x" * 7000, "f": True}
+    flat = flatten(values)
+    assert {name: flat[name] for name in ("a.b", "a.c", "d", "f")} == {
+        "a.b": "[1, 2]",
+        "a.c": "{}",
+        "d": "0.0001",
+        "f": "true",
+    }
+    assert len(flat["e"]) == 6000
+
+
+def test_names_that_mlflow_refuses_keep_nothing_from_it(database: str, tmp_path: Path) -> None:
+    long = "s3://bucket/" + "x" * 300
+    tracker = open_tracker(database, tmp_path / "run")
+    tracker.log_params({"storage_options": {f"{long}/a": {"anon": True}, f"{long}/b": {"anon": False}}, "seed": 1})
+    tracker.log(1, {"train/loss": 2.0})
+    tracker.close("FINISHED")
+    (run,) = all_runs(database)
+    assert run.data.params["seed"] == "1" and run.data.metrics["train/loss"] == 2.0
+    cut = {name: value for name, value in run.data.params.items() if name != "seed"}
+    assert sorted(cut.values()) == ["false", "true"]
+    assert all(len(name) == MAX_NAME_LENGTH and name.startswith("storage_options.s3_") for name in cut)

@@ -62,7 +62,7 @@ def test_a_run_whose_parent_is_not_there_is_sent_and_found_wanting(database: str
     settings = TrackingSettings(uri=database)
     child = Tracker.open(settings, tmp_path / "one", told, parent_uuid="of-nobody")
     log_steps(child, range(1, 4))
-    wait_until(lambda: not child._spool.unsent_bytes)
+    wait_until(lambda: not child._delivery.unsent_bytes)
     child.close("FINISHED", timeout_seconds=1.0)
     assert len(told) == 1 and "not everything was sent" in told[0]
     assert child.run_id is not None

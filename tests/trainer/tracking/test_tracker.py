@@ -18,7 +18,6 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from data_prep.base.errors import UsageError
-from data_prep.storage import storage
 from tests.disk_events import Flushed, record_disk_events
 from tests.tracked_runs import (
     KEYS,
@@ -31,12 +30,9 @@ from tests.tracked_runs import (
     open_tracker,
     wait_until,
 )
-from trainer.tracking.delivery import Delivery
-from trainer.tracking.environment import describe_environment, git_revision
+from trainer.tracking.journal import DataSetInput
 from trainer.tracking.mlflow_server import MlflowNotInstalled, connect
-from trainer.tracking.spool import Spool
-from trainer.tracking.spool_folder import SyncedFolder
-from trainer.tracking.sync import sync, tracking_folders
+from trainer.tracking.sync import sync
 from trainer.tracking.tracker import NullTracker
 
 
@@ -118,27 +114,13 @@ def test_a_folder_that_was_staged_elsewhere_goes_on_with_its_run(database: str, 
     assert_complete(database, run.info.run_id, 8)
 
 
-def test_a_server_that_an_earlier_release_recorded_is_known_again(database: str, tmp_path: Path) -> None:
-    tracker = open_tracker(database, tmp_path / "run")
-    log_steps(tracker, range(1, 4))
-    tracker.close("FINISHED")
-    uri, (folder,) = "http://me:hunter2@127.0.0.1:1/x?schema=one", tracking_folders(tmp_path / "run")
-    path = folder / "run.json"
-    path.write_text(path.read_text().replace(database, "http://***@127.0.0.1:1/x?schema=one"))
-    assert SyncedFolder(folder, storage.hide_secrets(uri)).unsent_bytes == 0
-    told = Warnings()
-    spool = Spool(folder, "experiment", "run")
-    assert Delivery(spool, uri, told).is_complete and not told
-    spool.close()
-
-
 def test_what_was_not_sent_before_a_kill_is_sent_by_the_next_start(database: str, tmp_path: Path) -> None:
     killed = open_tracker(database, tmp_path / "run")
     log_steps(killed, range(1, 11))
     killed._deadline = 0.0
     killed._closing.set()
     killed._thread.join()
-    killed._spool.deliver(sent_bytes=0, run_id=None)  # the server had them, but the kill came before that was noted
+    killed._delivery.advance(offset=0, run_id=None)  # the server had them, but the kill came before that was noted
     with open(tmp_path / "run/tracking/points.jsonl", "ab") as file:
         file.write(b'{"t":1,"s":11,"m":{"train/lo')
     resumed = open_tracker(database, tmp_path / "run")
@@ -180,7 +162,7 @@ def test_a_value_that_mlflow_refuses_holds_up_no_other(database: str, tmp_path: 
 def test_curves_that_cannot_be_drawn_are_told_and_fail_nothing(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(spool: object) -> dict[str, bytes]:
+    def fail(journal: object) -> dict[str, bytes]:
         raise ValueError("arange: cannot compute length")  # as matplotlib does over values of +-1e308
 
     monkeypatch.setitem(sys.modules, "trainer.tracking.curves", SimpleNamespace(draw_run=fail))
@@ -203,6 +185,73 @@ def test_another_server_gets_the_whole_curve(database: str, empty_database: Path
     second.close("FINISHED")
     assert_complete(f"sqlite:///{tmp_path}/second.db", second.run_id, 8)
     assert len(told) == 1 and database in told[0]
+
+
+def test_a_server_that_is_tracked_at_again_gets_only_what_it_lacks(
+    database: str, empty_database: Path, tmp_path: Path
+) -> None:
+    shutil.copy(empty_database, tmp_path / "second.db")
+    sent = []
+    for uri, steps in (
+        (database, range(1, 6)),
+        (f"sqlite:///{tmp_path}/second.db", range(6, 9)),
+        (database, range(9, 11)),
+    ):
+        tracker = open_tracker(uri, tmp_path / "run", Warnings())
+        log_steps(tracker, steps)
+        tracker.log_tags({"last_step": str(steps[-1])})
+        tracker.close("FINISHED")
+        sent.append((tracker.run_id, tracker._delivery.num_bytes))
+        assert_complete(uri, str(tracker.run_id), steps[-1])
+    size = (tmp_path / "run/tracking/points.jsonl").stat().st_size
+    assert sent[2][0] == sent[0][0] != sent[1][0] and sent[0][1] + sent[2][1] == size
+    (run,) = all_runs(database)
+    assert (run.info.status, run.data.tags["last_step"]) == ("FINISHED", "10")
+
+
+def test_a_kill_before_the_cursor_is_noted_delivers_nothing_twice(database: str, tmp_path: Path) -> None:
+    """Also where each value, file and status is sent again from the beginning, or from before the last changes."""
+    for last_step in (5, 10, 15):
+        tracker = open_tracker(database, tmp_path / "run")
+        tracker.log_params({"seed": 0})
+        tracker.log_tags({"last_step": str(last_step)})
+        tracker.log_artifact_text("config.yaml", f"last: {last_step}")
+        tracker.log_data_set(DataSetInput(name="shards", digest="0" * 64, source="shards"))
+        log_steps(tracker, range(1, last_step + 1))
+        tracker.close("FINISHED")
+        assert_complete(database, str(tracker.run_id), last_step)
+        tracker._delivery.advance(offset=0, revision=last_step // 10)
+    (run,) = all_runs(database)
+    assert len(run.inputs.dataset_inputs) == 1
+    assert (run.info.status, run.data.params, run.data.tags["last_step"]) == ("FINISHED", {"seed": "0"}, "15")
+    assert [path.read_text() for path in (tmp_path / "mlruns").rglob("config.yaml")] == ["last: 15"]
+
+
+def test_without_its_run_json_a_folder_is_sent_whole_to_a_new_run(database: str, tmp_path: Path) -> None:
+    """As the messages advise where the run was deleted, or run.json is damaged."""
+    first = open_tracker(database, tmp_path / "run")
+    log_steps(first, range(1, 6))
+    first.close("FINISHED")
+    connect(database).delete_run(str(first.run_id))
+    (tmp_path / "run/tracking/run.json").unlink()
+    second = open_tracker(database, tmp_path / "run")
+    log_steps(second, range(6, 9))
+    second.close("FINISHED")
+    assert second.run_id != first.run_id
+    assert_complete(database, str(second.run_id), 8)
+
+
+def test_a_training_and_a_login_node_that_send_to_one_server_share_its_cursor(database: str, tmp_path: Path) -> None:
+    tracker = open_tracker(database, tmp_path / "run")
+    log_steps(tracker, range(1, 11))
+    for _ in range(2):
+        list(sync(tmp_path / "run", database, pytest.fail))
+    log_steps(tracker, range(11, 21))
+    tracker.close("FINISHED")
+    (synced,) = sync(tmp_path / "run", database, pytest.fail)
+    assert (synced.run_id, synced.num_bytes, synced.status) == (tracker.run_id, 0, "FINISHED")
+    assert len(list((tmp_path / "run/tracking/cursors").iterdir())) == 1
+    assert_complete(database, synced.run_id, 20)
 
 
 def test_no_secret_reaches_server_or_disk(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,17 +320,6 @@ def test_ten_thousand_points_go_in_batches_of_what_the_server_takes(database: st
     log_steps(tracker, range(1, 5001))
     tracker.close("KILLED", timeout_seconds=120)
     assert len(history(database, tracker.run_id, KEYS[0])) == 5000
-
-
-def test_the_environment_is_versions_and_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_SECRET", "open-sesame")
-    environment = describe_environment()
-    assert environment["python"].startswith("3.") and "torch" in environment
-    assert "open-sesame" not in str(environment)
-
-
-def test_a_folder_outside_a_repository_has_no_revision(tmp_path: Path) -> None:
-    assert git_revision(tmp_path) is None
 
 
 def test_the_null_tracker_takes_everything_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

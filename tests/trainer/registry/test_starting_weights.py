@@ -27,7 +27,7 @@ from trainer.config.model_settings import ModelSettings
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import Batch
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.init_from import SHUT, load_initial_weights, look_at_initial_weights
+from trainer.registry.starting_weights import SHUT, load_initial_weights, look_at_initial_weights
 
 SIZES = {
     "hidden_size": 32,

@@ -1,13 +1,22 @@
-"""What runs and models say of their data."""
+"""What runs and models say of their data, their machine and their source."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
+
 from data_prep.dataset.manifest import list_versions, read_manifest, write_manifest
 from data_prep.dataset.versions import publish
-from trainer.tracking.data_description import all_lineages, data_set_input, lineage, manifest_summary
+from trainer.tracking.run_description import (
+    all_lineages,
+    data_set_input,
+    describe_environment,
+    git_revision,
+    lineage,
+    manifest_summary,
+)
 
 
 def test_the_summary_has_counts_and_sources_and_no_list_of_files(small_shards: Path) -> None:
@@ -40,3 +49,14 @@ def test_a_version_descends_from_those_before_it(small_shards: Path, tmp_path: P
     assert all_lineages([folder, folder], [second.digest, first.digest]) == (second.digest, first.digest)
     assert all_lineages([folder], [second.digest], ("e" * 64, first.digest)) == (second.digest, first.digest, "e" * 64)
     assert lineage(str(tmp_path / "gone"), "d" * 64) == ("d" * 64,)
+
+
+def test_the_environment_is_versions_and_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SECRET", "open-sesame")
+    environment = describe_environment()
+    assert environment["python"].startswith("3.") and "torch" in environment
+    assert "open-sesame" not in str(environment)
+
+
+def test_a_folder_outside_a_repository_has_no_revision(tmp_path: Path) -> None:
+    assert git_revision(tmp_path) is None

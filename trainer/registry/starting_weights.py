@@ -24,7 +24,7 @@ from trainer.inference.pretrained import load_config, load_pretrained
 from trainer.inference.provenance import data_lineage, read_provenance
 from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.pull import check_is_there, is_address, pull
+from trainer.registry.pulled_model import check_is_there, is_address, pull
 
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
