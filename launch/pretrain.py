@@ -17,7 +17,7 @@ from data_prep.base.errors import UsageError, run_command
 from data_prep.base.settings import describe, load_settings, to_yaml
 from data_prep.base.urls import redact
 from trainer.config.run_config import RunConfig, without_secrets
-from trainer.data.sample_range import parse_ranges
+from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed.stacks import log_environment
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.deepspeed_file import with_deepspeed_file
@@ -99,10 +99,9 @@ def main() -> None:
 
     stop_signal = StopSignal()  # before the imports below, which take seconds
     from trainer.distributed.exit import run_rank
-    from trainer.loop.branch import Branch
     from trainer.loop.train import train
 
-    run_rank(lambda: train(config, arguments.allow_change, Branch(*branch) if branch else None, stop_signal))
+    run_rank(lambda: train(config, arguments.allow_change, branch, stop_signal))
 
 
 def check_has_dry_run(arguments: argparse.Namespace) -> None:
@@ -165,14 +164,18 @@ def gpu_numbers(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def branch_of(arguments: argparse.Namespace) -> tuple[int, tuple[tuple[int, int], ...], int | None] | None:
-    """The step to go back to, the samples to skip and their epoch, where the command line asks for it."""
+def branch_of(arguments: argparse.Namespace) -> Branch | None:
+    """The branch that the command line asks for, if any.
+
+    Raises:
+        UsageError: samples or their epoch are named without what they count in.
+    """
     skip = tuple(parse_ranges(arguments.skip_samples, "--skip-samples")) if arguments.skip_samples else ()
     if arguments.resume_from is None and skip:
         raise UsageError("--skip-samples counts in the epoch of a checkpoint; name its step with --resume-from STEP")
     if arguments.skip_epoch is not None and (arguments.skip_epoch < 0 or not skip):
         raise UsageError(f"--skip-epoch {arguments.skip_epoch} is the epoch (from 0) of --skip-samples; give both")
-    return None if arguments.resume_from is None else (arguments.resume_from, skip, arguments.skip_epoch)
+    return None if arguments.resume_from is None else Branch(arguments.resume_from, skip, arguments.skip_epoch)
 
 
 def is_first_of_host() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from trainer.data.order import WINDOW_SHARDS, EpochOrder
 from trainer.data.packing import DocumentRows, RowPlan, Segments, num_document_rows
 from trainer.data.pair_rows import PairCounts, PairPlan, PairRows
 from trainer.data.randomness import Purpose, fold
-from trainer.data.recently_used import RecentlyUsed
 from trainer.data.sentence_pairs import PairTask, max_pairs_in_row, plan_pairs
 from trainer.data.shard_set import Shard
 
@@ -43,8 +43,8 @@ class ComponentEpoch:
         self._shards = shards
         self._settings = settings
         self._pair_key = fold(key, Purpose.SENTENCE_PAIRS)
-        self._pair_plans: RecentlyUsed[int, PairPlan] = RecentlyUsed(self._plan_pairs, 2 * WINDOW_SHARDS)
-        self._windows: RecentlyUsed[int, RowPlan] = RecentlyUsed(self._open_window, 2)
+        self._pair_plan = lru_cache(2 * WINDOW_SHARDS)(self._plan_pairs)
+        self._window = lru_cache(2)(self._open_window)
         self.pair_counts: PairCounts | None = None
         """What became of the sentences, with sentence pairs."""
         self._order = EpochOrder(self._count_rows(), key)
@@ -59,14 +59,14 @@ class ComponentEpoch:
         parts = []
         for window in np.unique(windows).tolist():
             members = np.flatnonzero(windows == window)
-            segments = self._windows.get(window).segments(rows[members])
+            segments = self._window(window).segments(rows[members])
             parts.append((members, segments, [self._shards[number] for number in self._order.windows[window].tolist()]))
         return merge_segments(parts)
 
     def _count_rows(self) -> list[int]:
         if self._settings.pair_task is None:
             return [num_shard_rows(shard, self._settings) for shard in self._shards]
-        counts = [self._pair_plans.get(number).counts for number in range(len(self._shards))]
+        counts = [self._pair_plan(number).counts for number in range(len(self._shards))]
         self.pair_counts = sum(counts, PairCounts())
         return [count.rows for count in counts]
 
@@ -92,7 +92,7 @@ class ComponentEpoch:
     def _plan_window(self, window: int) -> RowPlan:
         numbers = self._order.windows[window].tolist()
         if self._settings.pair_task is not None:
-            return PairRows([self._pair_plans.get(number) for number in numbers])
+            return PairRows([self._pair_plan(number) for number in numbers])
         shards = [self._shards[number] for number in numbers]
         indexes = [shard.read_index() for shard in shards]
         return DocumentRows(indexes, [shard.itemsize for shard in shards], self._settings.sequence_length)

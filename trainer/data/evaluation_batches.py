@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
-from trainer.data.recently_used import RecentlyUsed
 from trainer.data.sample_settings import masking_of, row_settings, shards_of
 from trainer.data.samples import SampleSpace
 from trainer.data.shard_set import Shard, ShardSet
@@ -119,14 +119,14 @@ class _Sources:
         # By shard set and not by URL, which two components may share.
         self._firsts = {shard_set: origins.first_of(number) for number, shard_set in enumerate(shard_sets)}
         # Rows are permuted within a window of shards, so each of its indexes is asked for again and again.
-        self._documents: RecentlyUsed[Shard, tuple[np.ndarray, np.ndarray]] = RecentlyUsed(_documents_of, WINDOW_SHARDS)
+        self._documents_of = lru_cache(WINDOW_SHARDS)(_documents_of)
 
     def of(self, segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
         """(N,) int64 numbers among `Origins.names`."""
         found = np.zeros(len(segments.rows), np.int64)
         for number in np.unique(segments.shards).tolist():
             inside, shard = segments.shards == number, shards[number]
-            starts, sources = self._documents.get(shard)
+            starts, sources = self._documents_of(shard)
             documents = np.searchsorted(starts, segments.starts[inside], "right") - 1
             found[inside] = self._firsts[shard.shard_set] + sources[documents]
         return found

@@ -1,8 +1,9 @@
-"""A stretch of the global order of samples, as logs name it and commands take it."""
+"""A stretch of the global order of samples, as logs name it and commands take it, to show or to skip."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,6 +30,16 @@ class SampleRange(BaseModel):
     def as_options(self, step: int) -> str:
         """As `launch/show_batch.py` takes it; `step` is the one that trained on it, counted from 1."""
         return f"--stage {self.stage} --epoch {self.epoch} --samples {self.first}:{self.stop} --step {step - 1}"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What the command line asks for: the step to go back to, and samples (first, stop) of an epoch to skip."""
+
+    step: int
+    skip: tuple[tuple[int, int], ...] = ()
+    epoch: int | None = None
+    """Of the samples; None for the one in which the step lies."""
 
 
 def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:

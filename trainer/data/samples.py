@@ -7,6 +7,7 @@ component runs through passes of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from trainer.data.epochs import ComponentEpoch, RowSettings, merge_segments, num
 from trainer.data.order import Mixture
 from trainer.data.packing import Segments
 from trainer.data.randomness import Purpose, root_key
-from trainer.data.recently_used import RecentlyUsed
 from trainer.data.shard_set import Shard
 
 
@@ -38,9 +38,7 @@ class SampleSpace:
         self._mixture = Mixture(weights, root_key(seed, usage, Purpose.MIXTURE)) if len(components) > 1 else None
         self._key = root_key(seed, usage, Purpose.PASS)
         # A micro-batch may lie across the end of a pass.
-        self._passes: RecentlyUsed[tuple[int, int, int], ComponentEpoch] = RecentlyUsed(
-            self._open_pass, 2 * len(components)
-        )
+        self._pass = lru_cache(2 * len(components))(self._open_pass)
         # Without sentence pairs all passes of a component are equally long.
         self._rows_of_pass = [sum(num_shard_rows(shard, settings) for shard in shards) for shards in components]
         self._pass_starts: dict[tuple[int, int], list[int]] = {}
@@ -51,7 +49,7 @@ class SampleSpace:
 
     def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
         """Epoch `number` of a component within `epoch`; without a mixture an epoch is its pass 0."""
-        return self._passes.get((epoch, component, number))
+        return self._pass(epoch, component, number)
 
     def segments(self, epoch: int, samples: np.ndarray) -> tuple[Segments, list[Shard]]:
         """The segments of `samples` (n,) int64 and the shards they lie in; rows count 0 to n - 1."""
@@ -79,8 +77,7 @@ class SampleSpace:
         numbers = np.searchsorted(starts, earlier, side="right") - 1
         return numbers, earlier - np.asarray(starts)[numbers]
 
-    def _open_pass(self, which: tuple[int, int, int]) -> ComponentEpoch:
-        epoch, component, number = which
+    def _open_pass(self, epoch: int, component: int, number: int) -> ComponentEpoch:
         shards = self._components[component]
         opened = ComponentEpoch(shards, self._settings, root_key(self._key, epoch, component, number))
         if not opened.num_rows or self._lacks_pairs(epoch, opened):

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,6 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.prefetch import Prefetcher
-from trainer.data.recently_used import RecentlyUsed
 from trainer.data.shard_cache import CachedFile, DamagedFile, ShardCache
 from trainer.data.verified_files import is_sound
 
@@ -43,7 +43,7 @@ class ShardSet:
         self._prefetcher = Prefetcher(self._cache) if storage.is_remote(url) else None
         self._records = {record.name: record for split in (manifest.train, manifest.valid) for record in split.shards}
         # Those of this window of the order and the next; the map of another is dropped, and with it its disk space.
-        self._mapped: RecentlyUsed[str, np.ndarray] = RecentlyUsed(self._check_and_map, 2 * WINDOW_SHARDS)
+        self._tokens_of = lru_cache(2 * WINDOW_SHARDS)(self._check_and_map)
         self._damaged: set[str] = set()
 
     @property
@@ -66,7 +66,7 @@ class ShardSet:
             DamagedFile: it is missing, or its size or sha256 is not the manifest's; looked at when it is first read.
             UserError: the store or the cache folder refuses.
         """
-        return self._mapped.get(record.name)
+        return self._tokens_of(record.name)
 
     def is_readable(self, record: ShardRecord) -> bool:
         """Whether the shard is sound; the first time that one is not, it is named on standard error."""

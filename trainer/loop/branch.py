@@ -7,25 +7,14 @@ began with, and says so: the same command again, after a crash or a requeue, goe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.base.errors import UsageError
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.store import remove_step, stored_steps
 from trainer.config.run_settings import TrackingSettings
-from trainer.data.sample_range import SampleRange
+from trainer.data.sample_range import Branch, SampleRange
 from trainer.tracking.tracker import Tracker
-
-
-@dataclass(frozen=True)
-class Branch:
-    """What the command line asks for: the step to go back to, and samples (first, stop) of an epoch to skip."""
-
-    step: int
-    skip: tuple[tuple[int, int], ...] = ()
-    epoch: int | None = None
-    """Of the samples; None for the one in which the step lies."""
 
 
 def is_on(state: TrainState, branch: Branch) -> bool:

@@ -18,9 +18,9 @@ from data_prep.base.errors import UserError
 from data_prep.base.installed import installed_version
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig, without_secrets
+from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
-from trainer.loop.branch import Branch
 
 PER_HOST = {
     "data.shards.url": "the manifests are compared instead",

@@ -24,12 +24,13 @@ from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import Stage
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
+from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
-from trainer.loop.branch import Branch, begin_mlflow_run, branched, is_on
+from trainer.loop.branch import begin_mlflow_run, branched, is_on
 from trainer.loop.data_version import describe_versions
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk

@@ -24,6 +24,7 @@ from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import learning_rate
 from trainer.data.loader import GlobalBatch
+from trainer.data.sample_range import Branch
 from trainer.data.sample_settings import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
 from trainer.data.workers import explain_lost_workers
@@ -43,7 +44,6 @@ from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import check_precision
-from trainer.loop.branch import Branch
 from trainer.loop.data_version import open_data
 from trainer.loop.global_batches import GlobalBatches, samples_of
 from trainer.loop.identity import facts_of

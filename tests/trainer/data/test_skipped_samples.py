@@ -12,10 +12,10 @@ from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.loader import GlobalBatch, Loader, Position
-from trainer.data.sample_range import SampleRange
+from trainer.data.sample_range import Branch, SampleRange
 from trainer.data.shard_set import open_shard_set
 from trainer.data.skipped_samples import without_skipped
-from trainer.loop.branch import Branch, branched, is_on
+from trainer.loop.branch import branched, is_on
 from trainer.loop.step import poisoned_unless_finite
 
 

@@ -21,12 +21,12 @@ from trainer.checkpoint.compatibility import check_compatible
 from trainer.checkpoint.format import TrainState, read_state
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig
+from trainer.data.sample_range import Branch
 from trainer.data.shard_set import open_shard_set
 from trainer.engine import fragments
 from trainer.export.export_source import read_source
 from trainer.export.exported_files import write_model
 from trainer.loop import setup as runs
-from trainer.loop.branch import Branch
 from trainer.loop.run import Progress, Run
 from trainer.model import numerics
 from trainer.model.pretraining import PretrainingModel

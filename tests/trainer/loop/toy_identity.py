@@ -17,10 +17,10 @@ from data_prep.base.errors import UserError
 from data_prep.base.settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import DistributedSettings
+from trainer.data.sample_range import Branch
 from trainer.distributed.agreement import agree
 from trainer.distributed.process_group import Ranks, initialize_distributed, shut_down
 from trainer.loop import identity
-from trainer.loop.branch import Branch
 from trainer.loop.identity import facts_of
 from trainer.loop.train import open_or_explain
 
