@@ -27,9 +27,9 @@ class CheckpointSettings(Settings):
     keep_best: NonNegativeInt = Field(
         0, description="keep so many of the best by best_metric, among those saved at a step that was evaluated"
     )
-    best_metric: Literal["valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy"] = Field(
-        "valid/mlm_loss", description="metric of the evaluation that keep_best goes by"
-    )
+    best_metric: Literal[
+        "valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs/accuracy"
+    ] = Field("valid/mlm_loss", description="metric of the evaluation that keep_best goes by")
     on_failed_save: Literal["continue", "stop"] = Field(
         "continue",
         description="continue trains on with the last good one and a warning, and ends a run that has none at its "
@@ -57,6 +57,26 @@ class EvaluationSettings(Settings):
         (128, 256, 512, 1024, 2048, 4096),
         description="tokens of text, without special ones, at which the figures by length are parted, rising",
     )
+    minimal_pairs: str | None = Field(
+        None, min_length=1, description="folder with minimal pairs (see launch/evaluate.py), scored at evaluations"
+    )
+    minimal_pairs_every_steps: PositiveInt | None = Field(
+        None, description="steps between scorings of minimal pairs, a multiple of every_steps; by default every_steps"
+    )
+
+    @property
+    def pairs_every_steps(self) -> int:
+        """Steps between scorings of minimal pairs."""
+        return self.minimal_pairs_every_steps or self.every_steps
+
+    @model_validator(mode="after")
+    def _multiple(self) -> EvaluationSettings:
+        if self.pairs_every_steps % self.every_steps:
+            raise ValueError(
+                f"evaluation.minimal_pairs_every_steps={self.minimal_pairs_every_steps} is not a multiple of "
+                f"evaluation.every_steps={self.every_steps}. Fix: set it to one"
+            )
+        return self
 
     @model_validator(mode="after")
     def _rising(self) -> EvaluationSettings:

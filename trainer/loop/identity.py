@@ -21,10 +21,12 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
+from trainer.evaluation.minimal_pairs import read_minimal_pairs
 
 PER_HOST = {
     "data.shards.url": "the manifests are compared instead",
     "data.tokenizer": "its fingerprint is compared with the shards' instead",
+    "evaluation.minimal_pairs": "their content is compared instead",
     "data.num_workers": "batches do not depend on it, and hosts may have other numbers of cores",
     "data.cache_dir": "hosts may have other disks",
     "data.cache_bytes": "hosts may have other disks",
@@ -49,10 +51,17 @@ def facts_of(
     equal |= {name: _fact(value) for name, value in _flags(allow_change, branch).items()}
     if not isinstance(opened, UserError):
         equal |= _facts_of_data(opened)
+        if (pairs := config.evaluation.minimal_pairs) is not None:
+            equal["evaluation.minimal_pairs (content)"] = _fact(_digest_of_pairs(pairs))
     equal |= {f"version of {name}": _fact(installed_version(name)) for name in LIBRARIES}
     equal |= {f"sha256 of {name}": Fact(digest, digest[:12]) for name, digest in source_digests()}
     per_host["version of python"] = _fact(sys.version.split()[0])
     return Facts(equal, per_host, opened if isinstance(opened, UserError) else None)
+
+
+def _digest_of_pairs(path: str) -> str:
+    pairs = [pair[:4] for pair in read_minimal_pairs(path)]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12]
 
 
 def source_digests() -> Iterator[tuple[str, str]]:

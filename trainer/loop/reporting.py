@@ -85,6 +85,9 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
     )
     origins = origins_of(run.shard_sets)
     metrics = evaluate(run.engine, _marked(batches, run, state), run.ranks, origins, run.config.evaluation)
+    is_last = state.step == run.config.max_steps
+    if run.minimal_pairs is not None and (is_last or state.step % run.config.evaluation.pairs_every_steps == 0):
+        metrics |= run.minimal_pairs.evaluate(run.engine, stage, run.ranks, run.watchdog.mark)
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no word for others
     run.tracker.log(state.step, metrics)
     entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]

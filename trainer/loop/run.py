@@ -16,6 +16,7 @@ from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
+from trainer.evaluation.pairs_in_training import MinimalPairs
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.status import RunStatus
@@ -59,6 +60,7 @@ class Run:
     stop_signal: StopSignal
     watchdog: Watchdog
     health: Health
+    minimal_pairs: MinimalPairs | None = None
     uploader: Uploader | None = None
     registrar: Registrar | None = None
     """On rank 0, where the run registers its model."""

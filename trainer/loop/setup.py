@@ -30,6 +30,7 @@ from trainer.distributed.process_group import Ranks, broadcast_object, patient_c
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
+from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
 from trainer.loop.branch import begin_mlflow_run, branched, is_on
 from trainer.loop.data_version import describe_versions
 from trainer.loop.recorder import Recorder
@@ -110,6 +111,7 @@ def set_up(
         stop_signal=stop_signal,
         watchdog=watchdog,
         health=Health(config.health, training_entropy_nats(config.data, shard_sets)),
+        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         uploader=uploader,
         registrar=Registrar(config, warn_on_stderr, say) if ranks.is_first and config.registry.name else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
@@ -119,6 +121,19 @@ def set_up(
         run.say(note)
     log_run_summary(run, state, changes)
     return run, state, progress
+
+
+def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | None:
+    """The minimal pairs of `evaluation.minimal_pairs`, encoded; None where it is not set.
+
+    Raises:
+        UserError: they cannot be read, or a sentence is longer than the shortest row of the run.
+    """
+    if config.evaluation.minimal_pairs is None:
+        return None
+    tokenizer = Tokenizer.load(config.data.tokenizer or shard_set.tokenizer_folder)
+    shortest = min(stage.sequence_length for stage in config.stages)
+    return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
 
 
 def say(text: str) -> None:

@@ -44,6 +44,7 @@ from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import check_precision
+from trainer.evaluation.minimal_pairs import read_minimal_pairs
 from trainer.loop.data_version import open_data
 from trainer.loop.global_batches import GlobalBatches, samples_of
 from trainer.loop.identity import facts_of
@@ -121,6 +122,8 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
         check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
         check_own_tokenizer(shard_sets[0])
         check_enough_data(shard_sets, config.data, config.stages, config.training.seed)
+        if config.evaluation.minimal_pairs is not None:
+            read_minimal_pairs(config.evaluation.minimal_pairs)
     except UserError as error:
         if world_size == 1:
             raise

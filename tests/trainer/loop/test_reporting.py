@@ -30,6 +30,7 @@ def test_a_state_with_an_evaluation_that_is_not_finite_can_be_read_again(
         shard_sets=[],
         engine=None,
         status=None,
+        minimal_pairs=None,
         watchdog=SimpleNamespace(mark=lambda doing: None),
         tracker=SimpleNamespace(log=lambda step, metrics: told.update(metrics)),
         say=lambda text: None,

@@ -1,0 +1,142 @@
+"""Minimal pairs while a model is trained: scored by the engine, in micro-batches of the stage's shape.
+
+A row holds as many masked copies of one length as fit, each a sequence of its own, so that no further graph is compiled.
+Which copies share a micro-batch depends on the pairs and the stage alone; ranks take the micro-batches in turn, and the
+sums over ranks are exact, because each copy is scored by one rank. No random number is drawn and no gradient is
+computed: the run's losses are bitwise those of a run without minimal pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.training_settings import Stage
+from trainer.data.assembly import sequence_capacity
+from trainer.data.batch import IGNORED, Batch
+from trainer.distributed.process_group import Ranks, all_reduce_sum
+from trainer.engine.engine import Engine
+from trainer.evaluation.minimal_pairs import Encoded, MinimalPair, judge, read_minimal_pairs
+from trainer.evaluation.validation_loss import metric_names
+
+PREFIX = "valid/minimal_pairs"
+
+
+@dataclass(frozen=True)
+class MinimalPairs:
+    """The pairs of a folder, encoded once by the run's tokenizer."""
+
+    pairs: tuple[MinimalPair, ...]
+    sentences: tuple[Encoded, ...]
+    numbers: np.ndarray
+    """(num_pairs, 2) int64: the sentences of each pair, the good one first."""
+    mask_token_id: int
+    pad_token_id: int
+
+    def evaluate(
+        self, engine: Engine, stage: Stage, ranks: Ranks, mark: Callable[[str], None] = lambda doing: None
+    ) -> dict[str, float]:
+        """Shares of right pairs by metric name: `valid/minimal_pairs/accuracy`, and by field where files name them.
+
+        All ranks call it alike. `mark` is called before each micro-batch.
+        """
+        owners, positions = _copies(self.sentences)
+        found = torch.zeros(len(owners), dtype=torch.float64, device=ranks.device)
+        plan = list(_micro_batches(self.sentences, owners, stage))
+        engine.eval()
+        with torch.no_grad():
+            for turn in range(-(-len(plan) // ranks.world_size)):
+                number = turn * ranks.world_size + ranks.rank
+                mark(f"evaluating minimal pairs: micro-batch {number:,} of {len(plan):,}")
+                first, stop = plan[min(number, len(plan) - 1)]
+                batch = self._batch(owners[first:stop], positions[first:stop], stage).to(ranks.device)
+                losses = engine.forward(batch, scored=True).mlm_losses
+                if number < len(plan):  # beyond it, ranks only keep each other company in collectives
+                    found[first:stop] = -losses[: stop - first].double()
+        engine.train()
+        scores = np.bincount(owners, all_reduce_sum(found, ranks).cpu().numpy(), minlength=len(self.sentences))
+        report = judge(self.pairs, scores[self.numbers])
+        metrics = {f"{PREFIX}/accuracy": report.overall.share}
+        names = metric_names(list(report.fields))
+        return metrics | {
+            f"{PREFIX}/field/{name}": each.share for name, each in zip(names, report.fields.values(), strict=True)
+        }
+
+    def _batch(self, owners: np.ndarray, positions: np.ndarray, stage: Stage) -> Batch:
+        """A micro-batch of the masked copies of sentences (N,) of one length, each at a position (N,)."""
+        length, row = len(self.sentences[owners[0]].ids), stage.sequence_length
+        num_rows, per_row = stage.micro_batch_tokens // row, row // length
+        copies = np.full((num_rows * per_row, length), self.pad_token_id)
+        copies[: len(owners)] = np.stack([self.sentences[owner].ids for owner in owners])
+        labels = np.full(len(copies), IGNORED)
+        labels[: len(owners)] = copies[np.arange(len(owners)), positions]
+        copies[np.arange(len(owners)), positions] = self.mask_token_id
+        rows = np.full((num_rows, row), self.pad_token_id)
+        rows[:, : per_row * length] = copies.reshape(num_rows, -1)
+        slots = np.arange(0, row, length)  # of what is left behind the last copy, too
+        starts = (np.arange(0, num_rows * row, row)[:, None] + slots).ravel()
+        capacity = sequence_capacity(len(starts)) + 1
+        cu_seqlens = np.concatenate([starts, np.full(capacity - len(starts), num_rows * row)])
+        copy_starts = (np.arange(0, num_rows * row, row)[:, None] + slots[:per_row]).ravel()
+        masked = np.zeros(len(copies), np.int64)
+        masked[: len(owners)] = copy_starts[: len(owners)] + positions
+        return Batch(
+            input_ids=torch.from_numpy(rows.ravel()),
+            position_ids=torch.from_numpy(np.tile(np.arange(row) % length, num_rows)),
+            token_type_ids=torch.zeros(num_rows * row, dtype=torch.int64),
+            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+            masked_positions=torch.from_numpy(masked),
+            labels=torch.from_numpy(labels),
+            cls_positions=torch.zeros(0, dtype=torch.int64),
+            next_sentence_labels=torch.zeros(0, dtype=torch.int64),
+            sequence_length=row,
+            pad_token_id=self.pad_token_id,
+        )
+
+
+def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> MinimalPairs:
+    """Read and encode the pairs of a folder; `longest` is the shortest row of the run, in tokens.
+
+    Raises:
+        UserError: as `read_minimal_pairs`, or a sentence does not fit into a row.
+    """
+    pairs, special = read_minimal_pairs(path), tokenizer.special_tokens
+    numbers: dict[str, int] = {}
+    sentences: list[Encoded] = []
+    for pair in pairs:
+        for text in (pair.good, pair.bad):
+            if text not in numbers:
+                numbers[text] = len(sentences)
+                own = tokenizer.encode_text(text)
+                ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
+                if len(ids) > longest:
+                    raise UserError(
+                        f"{pair.where}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}. "
+                        "Fix: leave the pair out, or raise data.sequence_length."
+                    )
+                sentences.append(Encoded(ids, np.arange(1, len(ids) - 1)))
+    of_pairs = np.array([[numbers[pair.good], numbers[pair.bad]] for pair in pairs])
+    return MinimalPairs(tuple(pairs), tuple(sentences), of_pairs, special.mask, special.pad)
+
+
+def _copies(sentences: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
+    """The sentence (num_copies,) and the masked position (num_copies,) of every copy, by length of the sentence."""
+    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number].ids))
+    owners = np.concatenate([np.full(len(sentences[number].own), number) for number in order])
+    return owners, np.concatenate([sentences[number].own for number in order])
+
+
+def _micro_batches(sentences: Sequence[Encoded], owners: np.ndarray, stage: Stage) -> Iterator[tuple[int, int]]:
+    """First and last copy (exclusive) of each micro-batch, whose copies have one length."""
+    lengths = np.array([len(each.ids) for each in sentences])[owners]
+    bounds = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
+    for first, stop in zip(bounds, bounds[1:], strict=False):
+        num_rows = stage.micro_batch_tokens // stage.sequence_length
+        size = num_rows * (stage.sequence_length // int(lengths[first]))
+        for start in range(first, stop, size):
+            yield start, min(start + size, stop)
