@@ -49,7 +49,7 @@ def test_the_report_tells_every_fault_as_json_and_as_a_table(tmp_path: Path) -> 
     assert values["incidents"][0] | {"minute": 0} == {
         "minute": 0,
         "round": 2,
-        "stage": "train",
+        "phase": "train",
         "fault": "SIGKILL of one rank",
         "happened": "rank 1 killed",
         "overcome": "started again",

@@ -72,3 +72,33 @@ def test_row_25_a_run_goes_on_with_another_number_of_ranks_and_another_stage(
         f"losses differ by {most:.0e} of their size at most",
         lost="the steps since the last checkpoint, which are taken again",
     )
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_minimal_pairs_do_not_disturb_the_run(training, tmp_path, precision):
+    """Bitwise the same losses with and without; the accuracy is a metric, and one that `keep_best` goes by."""
+    lines = [{"sentence_good": f"the shards of part {n} are", "sentence_bad": f"the shards of {n} is"} for n in "abcde"]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    settings = ("training.max_steps=8", "zero.stage=2", f"training.precision={precision}", "checkpoint.every_steps=2")
+    settings += ("evaluation.every_steps=2", "checkpoint.keep_last=1")
+    plain = training(*settings)
+    plain_ranks.run(plain, 2)
+    paired = training(
+        *settings,
+        f"evaluation.minimal_pairs={tmp_path}",
+        "evaluation.minimal_pairs_every_steps=4",
+        "checkpoint.keep_best=1",
+        "checkpoint.best_metric=valid/minimal_pairs_accuracy",
+    )
+    output = plain_ranks.run(paired, 2)
+    assert losses(paired) == losses(plain)
+    points = [json.loads(line) for line in (paired.output_dir / "tracking" / "points.jsonl").open()]
+    found = {
+        point["s"]: point["m"].get("valid/minimal_pairs_accuracy") for point in points if "valid/mlm_loss" in point["m"]
+    }
+    assert [step for step, accuracy in found.items() if accuracy is not None] == [4, 8]
+    assert set(found) == {2, 4, 6, 8}
+    assert output.count("minimal pairs ") == 2
+    kept = {path.name for path in (paired.output_dir / "checkpoints").glob("step-*")}
+    best = max((4, 8), key=lambda step: (found[step], step))  # of equals the newer
+    assert kept == {f"step-{step:08d}" for step in {best, 8}}

@@ -198,6 +198,11 @@ def _check_kept(config: RunConfig) -> None:
         raise ValueError(
             f"checkpoint.best_metric={best} is never measured with data.sentence_pairs=none; set it to valid/mlm_loss"
         )
+    if config.checkpoint.keep_best and best == "valid/minimal_pairs_accuracy" and not config.evaluation.minimal_pairs:
+        raise ValueError(
+            f"checkpoint.best_metric={best} is never measured without evaluation.minimal_pairs. Fix: set it to a "
+            "folder of minimal pairs, or checkpoint.best_metric to valid/mlm_loss"
+        )
     if config.registry.when == "kept":
         check_kept(config.registry, config.checkpoint, config.evaluation.every_steps, config.max_steps)
 

@@ -28,7 +28,7 @@ class CheckpointSettings(Settings):
         0, description="keep so many of the best by best_metric, among those saved at a step that was evaluated"
     )
     best_metric: Literal[
-        "valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs/accuracy"
+        "valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy"
     ] = Field("valid/mlm_loss", description="metric of the evaluation that keep_best goes by")
     on_failed_save: Literal["continue", "stop"] = Field(
         "continue",

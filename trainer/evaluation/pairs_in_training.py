@@ -1,8 +1,8 @@
 """Minimal pairs while a model is trained: scored by the engine, in micro-batches of the stage's shape.
 
-A row holds as many masked copies of one length as fit, each a sequence of its own, so that no further graph is compiled.
-Which copies share a micro-batch depends on the pairs and the stage alone; ranks take the micro-batches in turn, and the
-sums over ranks are exact, because each copy is scored by one rank. No random number is drawn and no gradient is
+A row holds as many masked copies of one length as fit, each a sequence of its own, so that no further graph is
+compiled. The pairs and the stage alone decide which copies share a micro-batch. Ranks take the micro-batches in turn,
+and the sums over ranks are exact, because one rank scores each copy. No random number is drawn and no gradient is
 computed: the run's losses are bitwise those of a run without minimal pairs.
 """
 
@@ -41,7 +41,7 @@ class MinimalPairs:
     def evaluate(
         self, engine: Engine, stage: Stage, ranks: Ranks, mark: Callable[[str], None] = lambda doing: None
     ) -> dict[str, float]:
-        """Shares of right pairs by metric name: `valid/minimal_pairs/accuracy`, and by field where files name them.
+        """Shares of right pairs by metric name: `valid/minimal_pairs_accuracy`, and by field where files name them.
 
         All ranks call it alike. `mark` is called before each micro-batch.
         """
@@ -61,7 +61,7 @@ class MinimalPairs:
         engine.train()
         scores = np.bincount(owners, all_reduce_sum(found, ranks).cpu().numpy(), minlength=len(self.sentences))
         report = judge(self.pairs, scores[self.numbers])
-        metrics = {f"{PREFIX}/accuracy": report.overall.share}
+        metrics = {f"{PREFIX}_accuracy": report.overall.share}
         names = metric_names(list(report.fields))
         return metrics | {
             f"{PREFIX}/field/{name}": each.share for name, each in zip(names, report.fields.values(), strict=True)

@@ -46,8 +46,8 @@ def evaluation_line(
     )
     if "valid/pair_accuracy" in metrics:
         text += f"  {pair_task} accuracy {metrics['valid/pair_accuracy']:.1%}"
-    if "valid/minimal_pairs/accuracy" in metrics:
-        text += f"  minimal pairs {metrics['valid/minimal_pairs/accuracy']:.1%}"
+    if "valid/minimal_pairs_accuracy" in metrics:
+        text += f"  minimal pairs {metrics['valid/minimal_pairs_accuracy']:.1%}"
     if unigram_entropy is not None:
         text += f"  (unigram entropy {unigram_entropy:.4f})"
     return text

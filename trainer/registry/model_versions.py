@@ -23,7 +23,7 @@ LINEAGE_TAGS = regex.escape(TAG_PREFIX + "data_lineage") + r"(\.\d+)?"
 DIGESTS_TAG = TAG_PREFIX + "data_digests"
 _MIN_DIGEST_DIGITS = 8
 _DIGITS_SHOWN = 12
-_SCORES_SHOWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy")
+_SCORES_SHOWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
 _MOST_OTHER_SCORES = 3
 
 

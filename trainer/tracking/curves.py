@@ -28,6 +28,7 @@ PICTURES: Mapping[str, tuple[Panel, ...]] = {
     "curves/accuracy.png": (
         Panel("MLM accuracy", {"MLM": {"valid": "valid/mlm_accuracy"}}),
         Panel("sentence-pair accuracy", {"pairs": {"train": "train/pair_accuracy", "valid": "valid/pair_accuracy"}}),
+        Panel("minimal-pairs accuracy", {"minimal pairs": {"valid": "valid/minimal_pairs_accuracy"}}),
     ),
     "curves/optimization.png": (
         Panel("learning rate", {"rate": {"train": "train/learning_rate"}}),

@@ -94,6 +94,10 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
             ["checkpoint.keep_best=1", "checkpoint.best_metric=valid/pair_accuracy", "data.sentence_pairs=none"],
             "is never measured with data.sentence_pairs=none",
         ),
+        (
+            ["checkpoint.keep_best=1", "checkpoint.best_metric=valid/minimal_pairs_accuracy"],
+            "is never measured without evaluation.minimal_pairs",
+        ),
         (["evaluation.length_bounds=[128, 64]"], "evaluation.length_bounds=[128, 64] must rise"),
         (["model.num_attention_heads=3"], "not a multiple of model.num_attention_heads=3"),
         (["schedule.warmup_steps=5000"], "longer than the run's"),

@@ -80,7 +80,7 @@ def test_shares_are_those_of_the_command(trained: Any, pairs: MinimalPairs, stag
     scores = pair_scores(pairs.pairs, encode, trained.tokenizer.mask_token_id, 64, scorer)
     report = judge(pairs.pairs, scores)
     assert found == {
-        "valid/minimal_pairs/accuracy": report.overall.share,
+        "valid/minimal_pairs_accuracy": report.overall.share,
         **{f"valid/minimal_pairs/field/{name}": each.share for name, each in report.fields.items()},
     }
     assert engine.shapes == {(stage.micro_batch_tokens,)}, "the shape of the stage, for which its graphs are compiled"
@@ -91,7 +91,12 @@ def test_every_copy_is_scored_by_one_rank_and_all_ranks_take_as_many_micro_batch
     trained: Any, pairs: MinimalPairs, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summed: list[torch.Tensor] = []
-    monkeypatch.setattr(module, "all_reduce_sum", lambda found, ranks: summed.append(found) or found)
+
+    def keep(found: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        summed.append(found)
+        return found
+
+    monkeypatch.setattr(module, "all_reduce_sum", keep)
     engines = []
     for size in (1, world_size):
         for rank in range(size):
@@ -108,7 +113,12 @@ def test_scores_agree_with_those_of_the_command(
 ) -> None:
     """In fp32, where micro-batches of other shapes round otherwise."""
     seen: list[np.ndarray] = []
-    monkeypatch.setattr(module, "judge", lambda given, scores: seen.append(scores) or judge(given, scores))
+
+    def keep(given: Any, scores: np.ndarray) -> Any:
+        seen.append(scores)
+        return judge(given, scores)
+
+    monkeypatch.setattr(module, "judge", keep)
     pairs.evaluate(PlainEngine(trained.model.model), stage_of(3), ALONE)  # type: ignore[arg-type]
     encode, scorer = SentenceEncoder(trained.tokenizer), PretrainingScorer(trained.model.model.eval())
     expected = pair_scores(pairs.pairs, encode, trained.tokenizer.mask_token_id, 64, scorer)
