@@ -18,9 +18,9 @@ from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage.known_secrets import secrets_of
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.data_prep_command import Command
-from tests.mlflow_servers import Server, run_mlflow_server
-from tests.s3_server import S3Bucket, S3Server, run_server
+from tests.support.data_prep_command import Command
+from tests.support.mlflow_servers import Server, run_mlflow_server
+from tests.support.s3_server import S3Bucket, S3Server, run_server
 
 NUM_DOCUMENTS = 200
 
@@ -174,7 +174,7 @@ def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
 @pytest.fixture(scope="session")
 def tiny_hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a random BertForPreTraining; not to be changed."""
-    build = runpy.run_path(str(Path(__file__).parent / "trainer" / "tiny_hugging_face.py"))["build"]
+    build = runpy.run_path(str(Path(__file__).parent / "support" / "tiny_hugging_face.py"))["build"]
     return build(tmp_path_factory.mktemp("model") / "tiny")
 
 

@@ -28,7 +28,7 @@ for word in "$@"; do
 done
 
 # Debian packages that tests need beside Python: git (the revision that a run records); for the slow tests g++
-# (torch.compile and native ops; ninja comes with DeepSpeed), and for those with two hosts (tests/two_nodes.py) ip, pdsh,
+# (torch.compile and native ops; ninja comes with DeepSpeed), and for those with two hosts (tests/support/two_nodes.py) ip, pdsh,
 # ssh and sshd, the last only where no service manager would start it.
 missing=()
 need() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }

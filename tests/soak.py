@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from tests.free_ports import free_port
-from tests.mlflow_servers import Server
-from tests.soak_faults import Fault
-from tests.soak_rank_faults import FAULTS
-from tests.soak_report import Incident, SoakReport
+from tests.support.free_ports import free_port
+from tests.support.mlflow_servers import Server
+from tests.support.soak_faults import Fault
+from tests.support.soak_rank_faults import FAULTS
+from tests.support.soak_report import Incident, SoakReport
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 from trainer.metrics.status import read_status
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from tests.soak import Soak
-from tests.soak_rank_faults import FAULTS
-from tests.soak_report import SoakReport
+from tests.support.soak_rank_faults import FAULTS
+from tests.support.soak_report import SoakReport
 
 
 def soak(folder: Path, seed: int) -> Soak:

@@ -57,6 +57,7 @@ ROBERTA = ("data.mlm_probability=0.15", "data.final_mlm_probability=null", "sche
 
 def main() -> None:
     arguments = _parse()
+    arguments.code = arguments.code.absolute()
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     shard_set = open_shard_set(str(prepared(arguments.corpus, work, REPOSITORY)))
@@ -144,9 +145,7 @@ def once(work: Path, arguments: argparse.Namespace, seed: int, shard_set: ShardS
     return run
 
 
-def train_ours(
-    folder: Path, settings: list[str], arguments: argparse.Namespace, shard_set: ShardSet
-) -> dict[str, Any]:
+def train_ours(folder: Path, settings: list[str], arguments: argparse.Namespace, shard_set: ShardSet) -> dict[str, Any]:
     """`launch/pretrain.py`, under DeepSpeed's launcher where it has several ranks, then its export."""
     code = arguments.code
     script = [str(code / "launch" / "pretrain.py"), "--config", arguments.config, *settings, *arguments.overrides]
@@ -160,9 +159,7 @@ def train_ours(
     return figures | {"tokens": status["tokens_seen"], "model": str(folder / "hf")}
 
 
-def train_peer(
-    folder: Path, settings: list[str], arguments: argparse.Namespace, shard_set: ShardSet
-) -> dict[str, Any]:
+def train_peer(folder: Path, settings: list[str], arguments: argparse.Namespace, shard_set: ShardSet) -> dict[str, Any]:
     """transformers' Trainer in one process, on rows that are made before."""
     config = load_settings(RunConfig, "small_cpu", [*settings, *ROBERTA, *arguments.overrides])
     order = asdict(peer_order(config, shard_set, folder.parent)) | {"output": str(folder)}
@@ -188,7 +185,9 @@ def _run(command: list[str], code: Path = REPOSITORY) -> None:
     environment = os.environ | {"PYTHONPATH": str(code), "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, env=environment, cwd=code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
-        raise UserError(f"{' '.join(command[:6])} failed with status {done.returncode}:\n{done.stdout.decode()[-3000:]}")
+        raise UserError(
+            f"{' '.join(command[:6])} failed with status {done.returncode}:\n{done.stdout.decode()[-3000:]}"
+        )
 
 
 def _commit(code: Path) -> str:
@@ -205,7 +204,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--config", default="small_cpu", help="preset of our side (default small_cpu)")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--code", type=lambda path: Path(path).absolute(), default=REPOSITORY, metavar="CHECKOUT", help="of our side")
+    parser.add_argument(
+        "--code", type=lambda path: Path(path).absolute(), default=REPOSITORY, metavar="CHECKOUT", help="of our side"
+    )
     parser.add_argument("--ranks", type=int, default=1, help="of our side (default 1)")
     parser.add_argument("--threads", type=int, default=2, help="of each process (default 2)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append the row to this JSON file")

@@ -6,7 +6,7 @@ import pytest
 
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.made_up_documents import SMALL, documents
+from tests.support.made_up_documents import SMALL, documents
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.shards import read_records
-from tests.data_prep_command import files_of
-from tests.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE, TRACE, members, whole_record
+from tests.support.data_prep_command import files_of
+from tests.support.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE, TRACE, members, whole_record
 
 
 def test_a_whole_record_is_read(tmp_path: Path) -> None:

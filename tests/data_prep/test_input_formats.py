@@ -15,9 +15,9 @@ from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.compressions import COMPRESS
-from tests.living_data_sets import document_ids, read_texts
-from tests.s3_server import S3Bucket
+from tests.support.compressions import COMPRESS
+from tests.support.living_data_sets import document_ids, read_texts
+from tests.support.s3_server import S3Bucket
 
 FORMATS = (".txt", ".jsonl", ".parquet")
 NAMES = [f"part{ending}{compression}" for ending in FORMATS for compression in COMPRESS]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data_prep_command import Command
+from tests.support.data_prep_command import Command
 
 
 def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_path: Path) -> None:

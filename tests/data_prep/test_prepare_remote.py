@@ -17,7 +17,7 @@ from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shar
 from data_prep.pipeline.shard_range import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.s3_server import S3Bucket
+from tests.support.s3_server import S3Bucket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OVERRIDES = ["shards.min_shards=2", "shards.valid_fraction=0.1", "shards.unit_bytes=9000"]

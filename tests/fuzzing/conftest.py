@@ -12,7 +12,7 @@ from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.foreign_tokenizers import write_wordpiece
+from tests.support.foreign_tokenizers import write_wordpiece
 
 _TEXTS = [
     f"The {adjective} {noun} crossed the river. It was late, and nobody asked why.\n\nThen it rained on the {noun}."

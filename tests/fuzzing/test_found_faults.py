@@ -30,7 +30,7 @@ from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.test_fuzz_checkpoint import TENSORS, sign
 from tests.fuzzing.watching import read_or_refuse
-from tests.trainer.toy_run import make_weights, write_checkpoint
+from tests.support.toy_run import make_weights, write_checkpoint
 from trainer.checkpoint.format import STATE_NAME
 from trainer.checkpoint.pieces import read_weights
 from trainer.data.shard_set import open_shard_set

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.base.settings import validate_settings
-from tests.data_prep_command import files_of
 from tests.fuzzing.mutations import damage, fuzz, mutated_document
 from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse
-from tests.trainer.toy_run import make_weights, write_checkpoint
+from tests.support.data_prep_command import files_of
+from tests.support.toy_run import make_weights, write_checkpoint
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, SavedState, read_state, step_folder
 from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest

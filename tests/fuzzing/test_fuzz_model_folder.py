@@ -20,7 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from tests.fuzzing.mutations import damage, fuzz, says_the_same
 from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
-from tests.trainer.tiny_hugging_face import build
+from tests.support.tiny_hugging_face import build
 from trainer.finetune.examples import Examples
 from trainer.finetune.fitted_model import FitFacts, FittedModel
 from trainer.inference.embedding import Embedder

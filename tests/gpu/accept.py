@@ -76,7 +76,7 @@ def variables(work: Path, site: Path, toy: bool) -> dict[str, str]:
     found, paths = dict(os.environ), [str(wheels.REPOSITORY), str(site)]
     if toy:
         sys.path.append(str(wheels.REPOSITORY))
-        from tests.without_mlflow import environment_without_mlflow
+        from tests.support.without_mlflow import environment_without_mlflow
 
         found = environment_without_mlflow(work / "blocked")
         paths.insert(0, found["PYTHONPATH"])

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from launch import evaluate
-from tests.launch_command import run
+from tests.support.launch_command import run
 from trainer.inference.fill_mask import FillMask
 
 PAIRS = [("the cat sat on the mat.", "the cat sat the on mat."), ("the dog ran.", "the dog ran.")]

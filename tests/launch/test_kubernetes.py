@@ -14,7 +14,7 @@ from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import Traine
 
 from data_prep.base.errors import UsageError
 from launch.kubernetes.train_job import main
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "launch" / "kubernetes" / "train_job.py"

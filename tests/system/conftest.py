@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from tests.fault_table import observed as observed
-from tests.free_ports import free_port
-from tests.mlflow_servers import Server, run_mlflow_server
-from tests.trainer.toy_run import make_run, make_tokenizer
+from tests.support.free_ports import free_port
+from tests.support.mlflow_servers import Server, run_mlflow_server
+from tests.support.toy_run import make_run, make_tokenizer
 from trainer.export.export import export_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from tests.support.plain_ranks import run
 from tests.system.conftest import REPOSITORY
-from tests.system.plain_ranks import run
 
 pytestmark = pytest.mark.spawn
 

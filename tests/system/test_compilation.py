@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from tests.support.plain_ranks import Host, newest_checkpoint, outputs, start
 from tests.system.conftest import Training
-from tests.system.plain_ranks import Host, newest_checkpoint, outputs, start
 from trainer.checkpoint.format import read_state
 
 pytestmark = pytest.mark.spawn

@@ -30,7 +30,7 @@ from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.benchmarks.padded_batches import to_padded
-from tests.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.system.plain_ranks import start, wait_until
+from tests.support.plain_ranks import start, wait_until
 from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS
 from trainer.metrics.status import read_status
 

@@ -23,10 +23,10 @@ from data_prep.dataset.shards import read_records, write_shard
 from data_prep.storage import retries, storage
 from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.fault_proxy import Fault, FaultProxy, run_proxy
-from tests.living_data_sets import make_data_set, read_texts
-from tests.s3_server import S3Bucket
-from tests.system import plain_ranks
+from tests.support import plain_ranks
+from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
+from tests.support.living_data_sets import make_data_set, read_texts
+from tests.support.s3_server import S3Bucket
 from tests.system.conftest import Training
 from trainer.config.run_config import RunConfig
 from trainer.loop import train as train_module

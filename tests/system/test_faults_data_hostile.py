@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_prep_command import Command, files_of
-from tests.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE
+from tests.support.data_prep_command import Command, files_of
+from tests.support.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE
 
 SHARD = "train-000001.tar"
 

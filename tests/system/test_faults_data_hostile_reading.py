@@ -13,8 +13,8 @@ import pytest
 
 from data_prep.base.errors import UserError
 from launch import show_batch
-from tests.data_prep_command import files_of
-from tests.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE
+from tests.support.data_prep_command import files_of
+from tests.support.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE
 
 NUM_ROWS = 64
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.plain_ranks import finish, send, start, wait_until
 from tests.system.conftest import REPOSITORY
-from tests.system.plain_ranks import finish, send, start, wait_until
 from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS
 from trainer.metrics.status import read_status
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.dataset.manifest import read_manifest
-from tests.system import plain_ranks
+from tests.support import plain_ranks
 from tests.system.conftest import REPOSITORY, Training
 from trainer.tracking.mlflow_server import connect
 

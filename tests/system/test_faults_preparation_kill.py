@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.data_prep_command import files_of
+from tests.support.data_prep_command import files_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -12,9 +12,9 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.dataset import shards
 from data_prep.storage import retries, storage
-from tests.data_prep_command import Command, files_of
-from tests.fault_proxy import Fault, FaultProxy, Request, run_proxy
-from tests.s3_server import S3Bucket
+from tests.support.data_prep_command import Command, files_of
+from tests.support.fault_proxy import Fault, FaultProxy, Request, run_proxy
+from tests.support.s3_server import S3Bucket
 
 SHARD_BYTES = 40 << 20
 """Three parts of a multipart upload."""

@@ -19,9 +19,9 @@ from data_prep.dataset import versions
 from data_prep.executors import phases
 from data_prep.pipeline import preparation, publication, reduce_task
 from data_prep.storage import retries
-from tests.data_prep_command import Command, assert_nothing_half_made, files_of
-from tests.fault_proxy import Fault, FaultProxy, Request, run_proxy
-from tests.s3_server import S3Bucket
+from tests.support.data_prep_command import Command, assert_nothing_half_made, files_of
+from tests.support.fault_proxy import Fault, FaultProxy, Request, run_proxy
+from tests.support.s3_server import S3Bucket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SETTINGS = ["--workers", "1", "shards.min_shards=2", "shards.valid_fraction=0.1", "shards.unit_bytes=30000"]

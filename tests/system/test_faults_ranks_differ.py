@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system import plain_ranks
+from tests.support import plain_ranks
+from tests.support.plain_ranks import Host, outputs
 from tests.system.conftest import REPOSITORY, Training
-from tests.system.plain_ranks import Host, outputs
 from trainer.metrics.status import read_status
 
 pytestmark = pytest.mark.spawn

@@ -13,10 +13,10 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import export
-from tests.fault_proxy import Fault, Request, run_proxy
-from tests.launch_command import run
-from tests.mlflow_servers import Server
-from tests.trainer.toy_run import make_run, make_weights, write_checkpoint
+from tests.support.fault_proxy import Fault, Request, run_proxy
+from tests.support.launch_command import run
+from tests.support.mlflow_servers import Server
+from tests.support.toy_run import make_run, make_weights, write_checkpoint
 from trainer.checkpoint.format import step_folder
 from trainer.registry.pulled_model import pull
 from trainer.registry.registration import register

@@ -15,10 +15,10 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import load_settings
 from launch import embed, export, fill_mask, finetune, next_sentence, predict, show_attention
-from tests.hostile_tars import Payload
-from tests.launch_command import run
-from tests.mlflow_servers import Server
-from tests.trainer.toy_run import CONFIG, make_run
+from tests.support.hostile_tars import Payload
+from tests.support.launch_command import run
+from tests.support.mlflow_servers import Server
+from tests.support.toy_run import CONFIG, make_run
 from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig

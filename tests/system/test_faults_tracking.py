@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.fault_proxy import Fault, run_proxy
-from tests.mlflow_servers import Server
-from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
+from tests.support.fault_proxy import Fault, run_proxy
+from tests.support.mlflow_servers import Server
+from tests.support.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
 from trainer.tracking.mlflow_server import connect
 from trainer.tracking.sync import sync
 

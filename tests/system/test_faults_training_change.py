@@ -11,7 +11,7 @@ import torch
 
 from data_prep.base.errors import UsageError
 from launch import pretrain
-from tests.system.plain_ranks import losses, newest_checkpoint, run
+from tests.support.plain_ranks import losses, newest_checkpoint, run
 
 pytestmark = pytest.mark.spawn
 

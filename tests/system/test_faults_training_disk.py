@@ -13,9 +13,9 @@ import pytest
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
-from tests.fault_proxy import Fault, FaultProxy, run_proxy
-from tests.s3_server import S3Bucket, S3Server
-from tests.system.plain_ranks import losses, newest_checkpoint, run
+from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
+from tests.support.plain_ranks import losses, newest_checkpoint, run
+from tests.support.s3_server import S3Bucket, S3Server
 from trainer.checkpoint.store import stored_steps
 from trainer.metrics.status import read_status
 

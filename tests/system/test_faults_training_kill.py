@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.plain_ranks import final_tensors, finish, losses, newest_checkpoint, run, start
 from tests.system.conftest import Training
-from tests.system.plain_ranks import final_tensors, finish, losses, newest_checkpoint, run, start
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
 from trainer.metrics.status import read_status
 

@@ -11,8 +11,8 @@ import torch
 
 from data_prep.base.settings import load_settings
 from launch import show_batch
+from tests.support.plain_ranks import finish, losses, newest_checkpoint, run, send, start, wait_until
 from tests.system.conftest import Training
-from tests.system.plain_ranks import finish, losses, newest_checkpoint, run, send, start, wait_until
 from trainer.checkpoint.format import list_steps, read_state, step_folder
 from trainer.checkpoint.pieces import read_weights
 from trainer.config.run_config import RunConfig

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.living_data_sets import make_data_set, read_texts
+from tests.support.living_data_sets import make_data_set, read_texts
+from tests.support.plain_ranks import final_tensors, losses, newest_checkpoint, run
 from tests.system.conftest import Training
-from tests.system.plain_ranks import final_tensors, losses, newest_checkpoint, run
 from trainer.checkpoint.format import read_state
 from trainer.checkpoint.pieces import read_pieces
 

@@ -17,7 +17,7 @@ import torch
 from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from launch import embed, fill_mask, finetune, predict
-from tests.mlflow_servers import run_mlflow_server
+from tests.support.mlflow_servers import run_mlflow_server
 from trainer.config.run_config import RunConfig
 from trainer.export.export import export_model
 from trainer.model.pretraining import PretrainingModel

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
+from tests.support.two_nodes import TwoNodes, missing, two_nodes
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
-from tests.two_nodes import TwoNodes, missing, two_nodes
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
 from trainer.metrics.status import read_history, read_status
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.system import plain_ranks
+from tests.support import plain_ranks
 
 pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
 MOVED = (

@@ -23,13 +23,13 @@ import pytest
 
 from data_prep.dataset.manifest import read_manifest
 from data_prep.storage import storage
-from tests.data_prep_command import files_of
-from tests.mlflow_servers import Server
 from tests.soak import ALIAS, MAX_STEPS, MODEL_NAME, Round, Soak
-from tests.soak_faults import FullDisk
-from tests.soak_rank_faults import FAULTS
-from tests.soak_report import SoakReport
-from tests.system import plain_ranks
+from tests.support import plain_ranks
+from tests.support.data_prep_command import files_of
+from tests.support.mlflow_servers import Server
+from tests.support.soak_faults import FullDisk
+from tests.support.soak_rank_faults import FAULTS
+from tests.support.soak_report import SoakReport
 from tests.system.conftest import Training
 from trainer.registry.model_versions import list_model_versions
 from trainer.registry.pulled_model import pull

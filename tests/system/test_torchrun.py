@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 
 pytestmark = [pytest.mark.slow, pytest.mark.launcher, pytest.mark.spawn]

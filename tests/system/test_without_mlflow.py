@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mlflow_servers import Server
-from tests.tracked_runs import all_runs, history
-from tests.without_mlflow import environment_without_mlflow
+from tests.support.mlflow_servers import Server
+from tests.support.tracked_runs import all_runs, history
+from tests.support.without_mlflow import environment_without_mlflow
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 MISSING = "mlflow is not installed. Fix: pip install"

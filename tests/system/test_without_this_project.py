@@ -16,8 +16,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from tests.free_ports import free_port
-from tests.trainer.toy_run import make_run, make_tokenizer
+from tests.support.free_ports import free_port
+from tests.support.toy_run import make_run, make_tokenizer
 from trainer.export.export import export_checkpoint
 from trainer.registry.pulled_model import pull
 from trainer.registry.registration import register

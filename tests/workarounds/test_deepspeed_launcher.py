@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 from tests.workarounds.new_process import SLEEPER, number_of_sleeper, still_runs
 
 TWO_HOSTS = ["--hostfile", "hostfile", "--no_ssh_check", "--master_addr", "192.0.2.1", "train.py"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 from tests.workarounds.new_process import SLEEPER, number_of_sleeper, run_python
 
 

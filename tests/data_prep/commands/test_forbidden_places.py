@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_prep_command import Command
-from tests.forbidden_folder import forbid
+from tests.support.data_prep_command import Command
+from tests.support.forbidden_folder import forbid
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_prep_command import Command, files_of
+from tests.support.data_prep_command import Command, files_of
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.dataset.manifest import read_manifest
-from tests.data_prep_command import Command
-from tests.living_data_sets import document_ids, make_data_set, read_texts
+from tests.support.data_prep_command import Command
+from tests.support.living_data_sets import document_ids, make_data_set, read_texts
 
 
 @pytest.fixture(scope="module")

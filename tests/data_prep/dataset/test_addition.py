@@ -18,7 +18,7 @@ from data_prep.dataset.manifest import Manifest, list_versions, read_manifest
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.verification import verify_shards
-from tests.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
+from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
 
 
 @pytest.fixture(scope="module")

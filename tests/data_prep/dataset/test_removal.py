@@ -28,8 +28,8 @@ from data_prep.dataset.shards import read_records
 from data_prep.dataset.verification import verify_shards
 from data_prep.dataset.versions import delete_older_versions
 from data_prep.storage import storage
-from tests.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
-from tests.s3_server import S3Bucket
+from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
+from tests.support.s3_server import S3Bucket
 
 
 @pytest.fixture(scope="module")

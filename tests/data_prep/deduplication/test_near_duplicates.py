@@ -29,7 +29,7 @@ from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.s3_server import S3Bucket
+from tests.support.s3_server import S3Bucket
 
 SETTINGS = DeduplicationSettings(near=True, threshold=0.8, ngram_tokens=5, num_hashes=128)
 Document = tuple[int, np.ndarray]

@@ -29,8 +29,8 @@ from data_prep.documents.input_units import InputUnit, cannot_be_split, file_for
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, Normalization, clean_paragraphs
-from tests.compressions import COMPRESS
-from tests.peak_memory import read_in_a_process
+from tests.support.compressions import COMPRESS
+from tests.support.peak_memory import read_in_a_process
 
 DEFAULTS = DocumentSettings()
 SKIP = DocumentSettings(on_bad_input="skip")

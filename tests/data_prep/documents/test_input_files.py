@@ -16,7 +16,7 @@ from data_prep.config.preparation_config import DocumentSettings, PreparationCon
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_files import expand, find_inputs, find_units
 from data_prep.storage import storage
-from tests.s3_server import S3Bucket
+from tests.support.s3_server import S3Bucket
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.pipeline.repair import find_damage, repair
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.data_prep_command import Command, files_of
+from tests.support.data_prep_command import Command, files_of
 
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=30000"]
 

@@ -26,7 +26,7 @@ from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shar
 from data_prep.pipeline.shard_range import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.data_prep_command import files_of
+from tests.support.data_prep_command import files_of
 
 SECRET_URL = "https://user:hunter2@example.org/corpus?token=hunter2"
 

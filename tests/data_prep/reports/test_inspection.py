@@ -20,7 +20,7 @@ from data_prep.pipeline.map_task import document_id
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.hostile_shards import NAMES, write_hostile_shards
+from tests.support.hostile_shards import NAMES, write_hostile_shards
 
 
 @pytest.fixture(scope="module")

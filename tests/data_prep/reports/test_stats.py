@@ -25,7 +25,7 @@ from data_prep.reports.stats_report import stats_report
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
+from tests.support.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 

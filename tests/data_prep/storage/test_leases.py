@@ -19,8 +19,8 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.storage import leases, remote_files, storage
-from tests.fault_proxy import Fault, run_proxy
-from tests.s3_server import S3Bucket
+from tests.support.fault_proxy import Fault, run_proxy
+from tests.support.s3_server import S3Bucket
 
 ROOT = Path(__file__).resolve().parents[3]
 ME = f"process {os.getpid()} on {socket.gethostname()}"

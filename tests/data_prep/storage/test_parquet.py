@@ -22,8 +22,8 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.documents import BadInput, Document, DocumentReader, unit_sha256
 from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.storage import parquet
-from tests.compressions import COMPRESS
-from tests.peak_memory import read_in_a_process
+from tests.support.compressions import COMPRESS
+from tests.support.peak_memory import read_in_a_process
 
 DEFAULTS = DocumentSettings()
 SKIP = DocumentSettings(on_bad_input="skip")

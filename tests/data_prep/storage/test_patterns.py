@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
-from tests.forbidden_folder import forbid
+from tests.support.forbidden_folder import forbid
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import remote_files, remote_reader, retries, storage
-from tests.fault_proxy import Fault, FaultProxy, Kind, Request, run_proxy
-from tests.s3_server import S3Bucket, make_client
+from tests.support.fault_proxy import Fault, FaultProxy, Kind, Request, run_proxy
+from tests.support.s3_server import S3Bucket, make_client
 
 MIB = 1 << 20
 DATA = random.Random(1).randbytes(3 * MIB)

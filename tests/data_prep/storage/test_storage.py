@@ -15,8 +15,8 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.urls import redact_text
 from data_prep.storage import storage
-from tests.disk_events import assert_replaced_durably, record_disk_events
-from tests.s3_server import S3Bucket
+from tests.support.disk_events import assert_replaced_durably, record_disk_events
+from tests.support.s3_server import S3Bucket
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from data_prep.text.cleaning import replace_surrogates
 from data_prep.text.sentences import raw_sentence_starts
 from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.foreign_tokenizers import NAMES, WRITERS
+from tests.support.foreign_tokenizers import NAMES, WRITERS
 
 RAW = (
     "  Two spaces,\tan indent\r\n\r\nand   a café (cafe\u0301) — naïve.  ",

@@ -29,7 +29,7 @@ from data_prep.tokenizer.tokenizer import (
     TokenizerSettings,
 )
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.made_up_documents import SMALL, documents
+from tests.support.made_up_documents import SMALL, documents
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training import training
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.made_up_documents import SMALL, documents
+from tests.support.made_up_documents import SMALL, documents
 
 
 def test_training_depends_on_the_documents_not_on_their_order(tokenizer: Tokenizer, tmp_path: Path) -> None:

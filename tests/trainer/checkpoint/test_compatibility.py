@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from data_prep.base.errors import UserError
-from tests.trainer.toy_training import make_config
+from tests.support.toy_training import make_config
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible, current_versions
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.run_config import RunConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, save
-from tests.trainer.threaded_ranks import ThreadedRanks
 from trainer.checkpoint import fetch
 from trainer.checkpoint.format import MARKER_NAME
 

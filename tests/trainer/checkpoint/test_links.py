@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.toy_training import make_config
 from tests.trainer.checkpoint.test_writer import IDENTITY, StillEngine, flip_bytes, refuse, save
-from tests.trainer.toy_training import make_config
 from trainer.checkpoint import fetch
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import MARKER_NAME, TrainState, step_folder

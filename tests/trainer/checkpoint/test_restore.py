@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
+from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, flip_bytes, refuse, save
-from tests.trainer.threaded_ranks import ThreadedRanks
 from trainer.checkpoint import fetch, restore, writer
 from trainer.checkpoint.pieces import read_weights
 

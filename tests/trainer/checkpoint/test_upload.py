@@ -13,9 +13,9 @@ import torch
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
-from tests.s3_server import S3Bucket
+from tests.support.s3_server import S3Bucket
+from tests.support.toy_training import make_config
 from tests.trainer.checkpoint.test_writer import IDENTITY, StillEngine, flip_bytes, refuse
-from tests.trainer.toy_training import make_config
 from trainer.checkpoint import upload
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.fetch import needed_files
@@ -290,7 +290,7 @@ def test_a_rank_needs_its_own_file_and_with_other_ranks_or_another_stage_all(tmp
 @pytest.mark.spawn
 def test_with_one_nodes_folder_gone_both_nodes_go_on(bucket, tmp_path):
     """Two nodes of one rank each, each with a disk of its own."""
-    from tests.trainer.toy_processes import run_jobs
+    from tests.support.toy_processes import run_jobs
 
     job = {"stage": 1, "accumulation": 2, "output_dir": f"{tmp_path}/node-RANK", "steps": 2, "upload_to": bucket.url}
     run_jobs(tmp_path, 2, [job])

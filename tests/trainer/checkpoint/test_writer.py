@@ -13,9 +13,9 @@ import torch
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
-from tests.trainer.toy_processes import run_jobs, trained
-from tests.trainer.toy_reference import train_plainly
-from tests.trainer.toy_training import ToyModel, make_config
+from tests.support.toy_processes import run_jobs, trained
+from tests.support.toy_reference import train_plainly
+from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import MARKER_NAME, DataIdentity, TrainState, read_state
 from trainer.checkpoint.pieces import read_weights

@@ -11,8 +11,8 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.storage import retries, storage
-from tests.fault_proxy import Fault, FaultProxy, run_proxy
-from tests.s3_server import S3Bucket
+from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
+from tests.support.s3_server import S3Bucket
 from trainer.config.data_settings import DataSettings
 from trainer.config.training_settings import Stage
 from trainer.data.loader import Loader, Position

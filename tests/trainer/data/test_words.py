@@ -5,7 +5,7 @@ import pytest
 
 from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS
 from trainer.data.words import PieceKind, piece_kinds, word_starts
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

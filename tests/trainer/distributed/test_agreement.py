@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from tests.trainer.threaded_ranks import ThreadedRanks
+from tests.support.threaded_ranks import ThreadedRanks
 from trainer.distributed import agreement
 from trainer.distributed.agreement import Fact, Facts, RankCannotRun, RanksDiffer, agree
 from trainer.distributed.exit import ToldByEveryRank

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError
-from tests.trainer.toy_processes import ROOT, finish, start_ranks
+from tests.support.toy_processes import ROOT, finish, start_ranks
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed.process_group import can_be_made, compiled_folder, initialize_distributed
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS

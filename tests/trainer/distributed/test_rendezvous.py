@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer import toy_processes
-from tests.trainer.toy_processes import finish, start_ranks
+from tests.support import toy_processes
+from tests.support.toy_processes import finish, start_ranks
 from trainer.distributed import rendezvous
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS

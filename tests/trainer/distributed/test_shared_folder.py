@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from tests.trainer.threaded_ranks import ThreadedRanks
+from tests.support.threaded_ranks import ThreadedRanks
 from trainer.checkpoint.writer import ALONE
 from trainer.distributed import agreement, shared_folder
 from trainer.distributed.exit import ToldByEveryRank

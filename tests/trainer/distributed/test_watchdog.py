@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.toy_processes import start_ranks
+from tests.support.toy_processes import start_ranks
 from trainer.config.run_settings import HealthSettings
 from trainer.distributed import watchdog as watchdog_module
 from trainer.distributed.process_group import Ranks

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError
-from tests.trainer.toy_processes import run_jobs, trained
-from tests.trainer.toy_reference import train_plainly
-from tests.trainer.toy_training import ToyModel, make_config
+from tests.support.toy_processes import run_jobs, trained
+from tests.support.toy_reference import train_plainly
+from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint.format import read_state
 from trainer.checkpoint.pieces import read_weights
 from trainer.distributed.process_group import Ranks

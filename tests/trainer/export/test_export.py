@@ -16,7 +16,7 @@ from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS
 from trainer.config.families import MODERNBERT_OPTIONS
 from trainer.config.run_config import RunConfig
 from trainer.export import exported_files, parity

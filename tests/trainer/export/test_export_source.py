@@ -11,7 +11,7 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.trainer.toy_run import CONFIG, make_run, make_tokenizer, make_weights
+from tests.support.toy_run import CONFIG, make_run, make_tokenizer, make_weights
 from trainer.checkpoint.format import step_folder
 from trainer.export.export_source import read_source
 from trainer.metrics.status import write_status

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tracked_runs import all_runs
+from tests.support.tracked_runs import all_runs
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetune.experiment_runs import ExperimentRuns
 from trainer.finetune.fit import Point

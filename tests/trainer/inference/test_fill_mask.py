@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
-from tests.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS
 from trainer.inference.fill_mask import (
     Candidate,
     FillMask,

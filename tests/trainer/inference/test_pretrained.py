@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from data_prep.base.errors import UserError
 from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS
 from trainer.inference.attention_maps import attention_maps
 from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import FillMask

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer import toy_pretraining
-from tests.trainer.toy_pretraining import STEPS, train_plainly
-from tests.trainer.toy_processes import finish, start_ranks
+from tests.support import toy_pretraining
+from tests.support.toy_pretraining import STEPS, train_plainly
+from tests.support.toy_processes import finish, start_ranks
 from trainer.checkpoint.pieces import read_weights
 
 pytestmark = pytest.mark.spawn

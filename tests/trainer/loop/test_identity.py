@@ -15,7 +15,7 @@ from data_prep.base.settings import setting_names
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
-from tests.trainer.toy_processes import finish, start_ranks
+from tests.support.toy_processes import finish, start_ranks
 from trainer.config.run_config import RunConfig
 from trainer.loop.identity import LIBRARIES, PER_HOST, may_differ, source_digests
 

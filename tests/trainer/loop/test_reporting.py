@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.trainer.toy_run import CONFIG
+from tests.support.toy_run import CONFIG
 from trainer.checkpoint.format import TrainState
 from trainer.distributed.process_group import Ranks
 from trainer.loop import reporting

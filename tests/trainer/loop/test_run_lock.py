@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.storage.locks import IsHeld
-from tests.trainer.threaded_ranks import ThreadedRanks
+from tests.support.threaded_ranks import ThreadedRanks
 from trainer.checkpoint.writer import ALONE
 from trainer.distributed.process_group import Ranks
 from trainer.loop import run_lock as module

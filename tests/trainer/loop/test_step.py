@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.toy_processes import finish, start_ranks
+from tests.support.toy_processes import finish, start_ranks
 
 WORKER = Path(__file__).with_name("host_reads_worker.py")
 

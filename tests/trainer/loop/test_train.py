@@ -15,7 +15,7 @@ import torch
 
 from data_prep.base.errors import UserError
 from data_prep.storage.locks import IsHeld, hold_lock
-from tests.trainer.toy_run import CONFIG
+from tests.support.toy_run import CONFIG
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.benchmarks.kernel_trace import Kernel, count, in_bfloat16, shapes
-from tests.trainer.toy_processes import finish, start_ranks
+from tests.support.toy_processes import finish, start_ranks
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model import encoder

@@ -9,7 +9,7 @@ import torch
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import load_settings
-from tests.trainer.threaded_ranks import ThreadedRanks
+from tests.support.threaded_ranks import ThreadedRanks
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import Ranks
 from trainer.preflight import deepspeed_sections

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.trainer import toy_traffic
-from tests.trainer.toy_processes import finish, start_ranks
+from tests.support import toy_traffic
+from tests.support.toy_processes import finish, start_ranks
 from trainer.preflight.scale import sent_bytes
 
 WORLD_SIZE = 2

@@ -18,8 +18,8 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import validate_settings
-from tests.tracked_runs import Warnings
-from tests.trainer.toy_run import CONFIG, make_run, make_tokenizer
+from tests.support.toy_run import CONFIG, make_run, make_tokenizer
+from tests.support.tracked_runs import Warnings
 from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of
 from trainer.config.run_config import RunConfig
 from trainer.registry.register_checkpoint import Request

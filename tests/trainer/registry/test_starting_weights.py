@@ -21,7 +21,7 @@ from transformers import (
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import load_settings
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.foreign_tokenizers import WRITERS
+from tests.support.foreign_tokenizers import WRITERS
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
 from trainer.config.run_config import RunConfig

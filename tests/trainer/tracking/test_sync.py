@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import sync_tracking
-from tests.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
+from tests.support.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
 from trainer.config.run_settings import TrackingSettings
 from trainer.tracking.mlflow_server import connect
 from trainer.tracking.sync import sync, tracking_folders

@@ -18,8 +18,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from data_prep.base.errors import UsageError
-from tests.disk_events import Flushed, record_disk_events
-from tests.tracked_runs import (
+from tests.support.disk_events import Flushed, record_disk_events
+from tests.support.tracked_runs import (
     KEYS,
     Warnings,
     all_runs,

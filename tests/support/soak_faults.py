@@ -1,7 +1,7 @@
 """What a fault of a soak is, and those of preparation, disk, server and registration.
 
 Each strikes the command of its phase, knows what has to follow, and mends what people mend before they start it again.
-`tests/soak_rank_faults.py` has those of ranks, launchers and checkpoints.
+`soak_rank_faults.py` has those of ranks, launchers and checkpoints.
 """
 
 from __future__ import annotations

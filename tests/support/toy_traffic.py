@@ -79,7 +79,7 @@ def wrap() -> None:
 if __name__ == "__main__":
     wrap()  # before what follows imports deepspeed
 
-from tests.trainer.toy_pretraining import LENGTH, make_config, make_loader, make_model, rate  # noqa: E402
+from tests.support.toy_pretraining import LENGTH, make_config, make_loader, make_model, rate  # noqa: E402
 from trainer.checkpoint.format import TrainState  # noqa: E402
 from trainer.config.run_config import RunConfig  # noqa: E402
 from trainer.config.training_settings import DistributedSettings  # noqa: E402

@@ -7,13 +7,13 @@ import functools
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.free_ports import free_port
+from tests.support import fork_server
+from tests.support.fork_server import ForkedProcess
+from tests.support.free_ports import free_port
 
 SCRIPT = Path(__file__).with_name("toy_training.py")
 ROOT = SCRIPT.parents[2]
@@ -22,8 +22,8 @@ MASTER_ADDR = "127.0.0.1"
 
 def start_ranks(
     arguments: list[str], world_size: int, local_ranks: tuple[int, ...] | None = None
-) -> list[subprocess.Popen[str]]:
-    """Start `python ARGUMENTS` as the ranks of one group on this host's CPU; `local_ranks` pretends several hosts."""
+) -> list[ForkedProcess]:
+    """Run `python ARGUMENTS` as the ranks of one group on this host's CPU; `local_ranks` pretends several hosts."""
     base = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
@@ -33,18 +33,16 @@ def start_ranks(
         "MASTER_PORT": str(free_port()),
     }
     return [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", *arguments],
-            env=base | {"RANK": str(rank), "LOCAL_RANK": str(local_ranks[rank] if local_ranks else rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        fork_server.start(
+            arguments,
+            Path.cwd(),
+            base | {"RANK": str(rank), "LOCAL_RANK": str(local_ranks[rank] if local_ranks else rank)},
         )
         for rank in range(world_size)
     ]
 
 
-def finish(processes: list[subprocess.Popen[str]], timeout: float = 1500) -> list[tuple[int, str, str]]:
+def finish(processes: list[ForkedProcess], timeout: float = 1500) -> list[tuple[int, str, str]]:
     """(exit status, stdout, stderr) of every rank."""
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]

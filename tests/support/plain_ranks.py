@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from tests.free_ports import free_port
+from tests.support import fork_server
+from tests.support.fork_server import ForkedProcess
+from tests.support.free_ports import free_port
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 
 TROUBLED = str(Path(__file__).with_name("troubled_pretrain.py"))
@@ -23,7 +25,7 @@ TROUBLED = str(Path(__file__).with_name("troubled_pretrain.py"))
 class Rank:
     """One rank's process; its output, both streams, is a file that can be read while it runs."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     log: Path
 
     @property
@@ -67,11 +69,19 @@ def start(
         host = (hosts or {}).get(rank, Host())
         log = training.folder / f"start-{len(list(training.folder.glob('start-*')))}-rank-{rank}.log"
         with open(log, "wb") as file:
-            command = [sys.executable, script, *training.arguments(), *more, *host.settings]
-            folder = host.folder or training.folder
-            process = subprocess.Popen(command, cwd=folder, env=env | own | host.env, stdout=file, stderr=file)
+            words = [script, *training.arguments(), *more, *host.settings]
+            process = _start(words, host.folder or training.folder, env | own | host.env, file)
         ranks.append(Rank(process, log))
     return ranks
+
+
+def _start(
+    words: list[str], folder: Path, env: dict[str, str], output: BinaryIO
+) -> subprocess.Popen[bytes] | ForkedProcess:
+    """A fork of the process that has imported torch, or a new process where its environment needs one."""
+    if fork_server.can_fork(env):
+        return fork_server.start(words, folder, env, output.fileno())
+    return subprocess.Popen([sys.executable, *words], cwd=folder, env=env, stdout=output, stderr=output)
 
 
 def finish(ranks: list[Rank], timeout: float = 300) -> list[int]:

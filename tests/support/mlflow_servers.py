@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 START_SECONDS = 300.0  # it takes 8 s, and over a minute on a machine with ten other jobs
 

@@ -26,6 +26,6 @@ def environment_without_mlflow(folder: Path) -> dict[str, str]:
     """The environment variables of this process, and a PYTHONPATH that hides MLflow; its files lie in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(BLOCKER)
-    paths = [str(folder), str(Path(__file__).resolve().parents[1])]
+    paths = [str(folder), str(Path(__file__).resolve().parents[2])]
     hidden = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
     return hidden | {"PYTHONPATH": os.pathsep.join(paths), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.soak_faults import (
+from tests.support.soak_faults import (
     Fault,
     FullDiskInPreparation,
     FullDiskInTraining,

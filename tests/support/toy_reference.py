@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.trainer.toy_training import ToyModel, global_batch, labels_of, make_config
+from tests.support.toy_training import ToyModel, global_batch, labels_of, make_config
 from trainer.engine.optimizer import build_optimizer
 
 

@@ -39,7 +39,7 @@ def read_in_a_process(path: Path, **settings: Any) -> Reading:
     """Read all documents of a file; `settings` are those of `DocumentSettings`."""
     arguments = [str(path), str(path.stat().st_size), json.dumps(settings)]
     command = [sys.executable, "-c", _PROGRAM, *arguments]
-    repository = Path(__file__).resolve().parents[1]
+    repository = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=repository)
     assert done.returncode == 0, done.stderr
     return Reading(*json.loads(done.stdout))

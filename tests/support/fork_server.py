@@ -1,0 +1,231 @@
+"""Python scripts started as forks of one process that has imported torch and DeepSpeed: a start takes milliseconds.
+
+A fork is a process of its own as a started one is: it has its own pid, environment, working folder, standard streams
+and signals, runs the script as `__main__`, and ends as Python ends. Only what is read while torch and DeepSpeed are
+imported is the server's: `start` refuses an environment that differs there, and its caller starts a new process.
+
+The server is started once per process of the tests, with the first script, and ends with it.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import functools
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+_IMPORTED = (
+    "torch torch.distributed deepspeed transformers mlflow webdataset trainer.loop.train launch.pretrain".split()
+)
+_READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "DS_", "TORCH", "HF_", "TRANSFORMERS_", "MLFLOW_", "NUMEXPR")
+_FIXED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+
+
+class ForkedProcess:
+    """A fork of the server, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, connection: socket.socket, pid: int, pipes: Sequence[int] = ()) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._connection = connection
+        self._pipes = [open(pipe, encoding="utf-8", errors="replace") for pipe in pipes]
+        self.stdout, self.stderr = self._pipes or (None, None)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end, and everything that it wrote to the pipes of standard output and standard error.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        with ThreadPoolExecutor() as pool:
+            reads = [pool.submit(pipe.read) for pipe in self._pipes]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+            stdout, stderr = (read.result() for read in reads)
+        for pipe in self._pipes:
+            pipe.close()
+        return stdout, stderr
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal's number; None while it runs."""
+        return self._status(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        status = self._status(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def _status(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._connection], [], [], timeout)[0]:
+            line = self._connection.recv(100)
+            self._connection.close()
+            self.returncode = int(line) if line else -signal.SIGKILL  # the server is gone
+        return self.returncode
+
+
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Whether a script with this environment finds torch and DeepSpeed imported as it would import them."""
+    return _of_imports(environment) == _of_imports(os.environ | _FIXED)
+
+
+def start(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int | None = None
+) -> ForkedProcess:
+    """Run `python ARGUMENTS` (a script and its words) in a fork, with nothing on standard input.
+
+    Both output streams go to the file descriptor `output`, or each into a pipe of its own.
+    """
+    assert can_fork(environment), "torch and DeepSpeed were imported in another environment; start a new process"
+    pipes = [os.pipe() for _ in range(2)] if output is None else []
+    files = [write for _, write in pipes] or [output, output]
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(_server())
+    request = json.dumps({"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)})
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * len(request))
+    socket.send_fds(connection, [len(request).to_bytes(8, "big")], files)
+    connection.sendall(request.encode())
+    pid = int(connection.recv(100))
+    for _, write in pipes:
+        os.close(write)
+    return ForkedProcess(connection, pid, [read for read, _ in pipes])
+
+
+def _of_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_READ_BY_IMPORTS)}
+
+
+@functools.cache
+def _server() -> str:
+    """The address of this process's server, which listens."""
+    address = f"\0clozeworks-tests-{os.getpid()}-{time.monotonic_ns()}"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", __file__, address[1:]],
+        cwd=ROOT,
+        env=os.environ | _FIXED,
+        stdin=subprocess.PIPE,  # its end tells the server that the tests are gone
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(process.kill)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "listening\n", "the fork server did not start"
+    return address
+
+
+def _serve(address: str) -> dict[str, Any] | None:
+    """Fork for every request until standard input ends; returns the request in the fork, None in the server."""
+    import threading
+
+    for name in _IMPORTED:
+        __import__(name)
+    assert threading.active_count() == 1, f"threads do not survive a fork: {threading.enumerate()}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("\0" + address)
+    listener.listen()
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    print("listening", flush=True)
+    running: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([listener, woken, sys.stdin], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            _tell_the_ended(running)
+        if listener in ready:
+            connection, _ = listener.accept()
+            request, files = _receive(connection)
+            pid = os.fork()
+            if pid == 0:
+                _become(request, files)
+                return request
+            for file in files:
+                os.close(file)
+            running[pid] = connection
+            connection.send(str(pid).encode())
+        if sys.stdin in ready:
+            return None
+
+
+def _tell_the_ended(running: dict[int, socket.socket]) -> None:
+    for pid in list(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            with running.pop(pid) as connection, contextlib.suppress(BrokenPipeError):  # where nobody waits for it
+                connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    length, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(2 * array.array("i").itemsize))
+    files = array.array("i")
+    for _, _, data in ancillary:
+        files.frombytes(data)
+    request: dict[str, Any] = json.loads(connection.recv(int.from_bytes(length, "big")))
+    return request, list(files)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Give this fork the streams, environment and folder of the request, and signals as Python has them."""
+    import random
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for given, standard in zip([null, *files], range(3), strict=True):
+        os.dup2(given, standard)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, buffering=1 if number == 2 else -1, closefd=False) for number, mode in enumerate("rww")
+    )
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    random.seed()
+
+
+def main() -> None:
+    request = _serve(sys.argv[1])
+    if request is None:
+        return
+    script = request["arguments"][0]
+    sys.argv = request["arguments"]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
