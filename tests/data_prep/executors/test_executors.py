@@ -110,7 +110,9 @@ _TASKS = textwrap.dedent(
                 print("user error:", error)
         elif sys.argv[1] == "server_killed_at_start":
             worker_server.start_worker_server()
-            server, = helpers("forkserver")
+            while not (servers := helpers("forkserver")):  # it is forked, and about to be another program
+                time.sleep(0.01)
+            server, = servers
             server.suspend()  # so that it is asked for a process, and answers nothing
             threading.Timer(0.5, server.kill).start()
             print(sorted(result for _, result in run_units(abs, [-1, -2, -3], 2)))
