@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Makes the environment (as launch/demo.sh does, with the extra [test]) and runs the tests; arguments go to pytest:
 #
-#   bash tests/run.sh                              all but the slow ones, and at the end the lines that they reach
+#   bash tests/run.sh                              all but the slow ones
 #   bash tests/run.sh tests/trainer -k masking     some
+#   bash tests/run.sh --cov                        all but the slow ones, and the lines that they reach
 #   bash tests/run.sh --cov tests/trainer          some, and the lines that they reach
 #   bash tests/run.sh -m slow                      those that take minutes or many GB
 #   bash tests/run.sh --all                        every test, and at the end the table of faults (hours on two cores)
 #   bash tests/run.sh --constraints FILE ...       with the versions of FILE, in an environment of its own
 #
-# Without arguments the run fails where its tests reach less of data_prep and trainer than pyproject.toml's floor
-# (tool.coverage.report); of a part nothing is asked. Lines of ranks and other processes count, killed ones excepted.
-# It comes in two parts, each with its summary: those that stand others beside them, then the rest; what failed in
-# either stands at the end once more. The lines that no test reaches, by file: coverage report, as the end says.
+# A whole run that counts lines (--cov; always in continuous integration, where CI is set) fails where its tests reach
+# less of data_prep and trainer than pyproject.toml's floor (tool.coverage.report). Lines of ranks and other processes
+# count, except those of killed ones. The lines that no test reaches, by file: coverage report, as the end says.
 # CLOZEWORKS_VENV names the environment's folder (default: .venv in the repository root).
 
 set -euo pipefail
@@ -46,6 +46,7 @@ fi
 
 arguments=()
 whole=1 # whether every test runs that is not slow
+coverage=
 while (($#)); do
     case $1 in
         --all) arguments+=(-m "" -p tests.fault_table --timeout 3600) whole=0 ;;
@@ -55,6 +56,7 @@ while (($#)); do
             CLOZEWORKS_VENV=${CLOZEWORKS_VENV:-$root/.venv-$(sha256sum <"$2" | cut -c1-8)}
             shift
             ;;
+        --cov) coverage=--cov ;;
         *) arguments+=("$1") whole=0 ;;
     esac
     shift
@@ -78,20 +80,16 @@ mkdir -p "${COVERAGE_FILE%/*}"
 cd "$root"
 pytest() { python -m pytest --durations=15 "$@"; }
 if ((!whole)); then
-    pytest "${arguments[@]}" --cov-fail-under=0
+    pytest ${coverage:+--cov} "${arguments[@]}" --cov-fail-under=0
     exit
 fi
-failures=$root/.pytest_cache/v/cache/lastfailed # pytest's own note, which knows those of both parts
-rm -f "$failures"
-# Tests of one process at a time share the cores, a worker on each; then come the others, which need them all.
-status=0
+# Tests wait for servers, ranks and time limits: three workers keep two cores busy.
 cores=$(env -u OMP_NUM_THREADS nproc) # which counts that variable's threads where it is set
-with_processes="spawn or launcher"
-pytest -m "not slow and not ($with_processes)" --numprocesses "$cores" --cov --cov-report= --cov-fail-under=0 || status=1
-pytest -m "not slow and ($with_processes)" --cov --cov-append --cov-report= || status=1
-echo "lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
-if ((status)); then
-    echo "failed:"
-    [[ -f $failures ]] && sed -n 's/^  "\(.*\)": true,\{0,1\}$/  \1/p' "$failures"
+workers=$((cores + (cores + 1) / 2))
+[[ -z ${CI:-} ]] || coverage=--cov
+status=0
+pytest -m "not slow" --numprocesses "$workers" --dist worksteal ${coverage:+--cov} || status=1
+if [[ $coverage ]]; then
+    echo "lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
 fi
 exit $status

@@ -23,23 +23,14 @@ PYTHON = """#!/bin/sh
 echo "$COVERAGE_FILE"
 shift 3
 for word in "$@"; do echo "$word"; done
-case $* in *"$FAILING"*)
-    mkdir -p .pytest_cache/v/cache
-    cd .pytest_cache/v/cache
-    printf '{\n  "tests/test_a.py::test_a[b-\\\\u00e9]": true,\n  "tests/test_c.py": true\n}' >lastfailed
-    exit 1 ;;
-esac
-"""
-FAILURES = """
-failed:
-  tests/test_a.py::test_a[b-\\u00e9]
-  tests/test_c.py
+case $* in *"$FAILING"*) exit 1 ;; esac
 """
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository that holds run.sh and stand-ins for what it calls."""
+    monkeypatch.delenv("CI", raising=False)
     for folder in ("tests", "launch", "venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(REPOSITORY / "tests" / "run.sh", tmp_path / "tests")
@@ -66,36 +57,31 @@ def asked(root: Path, *arguments: str) -> list[str]:
 
 
 CORES = subprocess.run(["env", "-u", "OMP_NUM_THREADS", "nproc"], capture_output=True, text=True).stdout.strip()
-FIRST = ["-m", "not slow and not (spawn or launcher)", "--numprocesses", CORES]
-FIRST += ["--cov", "--cov-report=", "--cov-fail-under=0"]
-SECOND = ["-m", "not slow and (spawn or launcher)", "--cov", "--cov-append", "--cov-report="]
+WORKERS = str(int(CORES) + (int(CORES) + 1) // 2)
+WHOLE = ["-m", "not slow", "--numprocesses", WORKERS, "--dist", "worksteal"]
 
 
-def parts(root: Path, *arguments: str) -> list[list[str]]:
-    """What is asked of the two parts of a whole run."""
-    first, second = [], asked(root, *arguments)
-    while second[0] != str(root / "venv" / "coverage" / "data"):
-        first.append(second.pop(0))
-    assert "coverage report" in second[-1]
-    return [first, second[1:-1]]
+def test_the_whole_run_is_every_test_that_is_not_slow(root: Path) -> None:
+    assert asked(root) == WHOLE
 
 
-def test_the_whole_run_is_two_parts_whose_lines_count_together_for_the_floor(root: Path) -> None:
-    assert parts(root) == [FIRST, SECOND]
+def test_lines_are_counted_on_request_and_in_continuous_integration(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *words, last = asked(root, "--cov")
+    assert words == [*WHOLE, "--cov"] and "coverage report" in last
+    monkeypatch.setenv("CI", "true")
+    assert asked(root)[:-1] == [*WHOLE, "--cov"]
 
 
-def test_a_failure_in_either_part_fails_the_run_and_keeps_no_test_from_running(root: Path) -> None:
-    for failing in ("--numprocesses", "--cov-append"):
-        answer = run(root, failing=failing)
-        assert answer.returncode == 1
-        assert "--numprocesses" in answer.stdout and "--cov-append" in answer.stdout
-        assert answer.stdout.endswith(FAILURES)
+def test_a_failure_fails_the_run(root: Path) -> None:
+    assert run(root, failing="--numprocesses").returncode == 1
     assert run(root, "tests/trainer", failing="tests/trainer").returncode == 1
 
 
 def test_with_other_versions_it_is_the_whole_run_too(root: Path) -> None:
     (root / "older.txt").write_text("torch==2.11.0\n")
-    assert parts(root, "--constraints", "older.txt") == [FIRST, SECOND]
+    assert asked(root, "--constraints", "older.txt") == WHOLE
     assert asked(root, "--constraints", "older.txt", "tests/trainer")[0] == "tests/trainer"
 
 

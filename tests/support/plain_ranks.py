@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tests.support import fork_server
-from tests.support.fork_server import ForkedProcess
+from tests.support.fork_server import Started
 from tests.support.free_ports import free_port
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
 
@@ -25,7 +23,7 @@ TROUBLED = str(Path(__file__).with_name("troubled_pretrain.py"))
 class Rank:
     """One rank's process; its output, both streams, is a file that can be read while it runs."""
 
-    process: subprocess.Popen[bytes] | ForkedProcess
+    process: Started
     log: Path
 
     @property
@@ -70,18 +68,9 @@ def start(
         log = training.folder / f"start-{len(list(training.folder.glob('start-*')))}-rank-{rank}.log"
         with open(log, "wb") as file:
             words = [script, *training.arguments(), *more, *host.settings]
-            process = _start(words, host.folder or training.folder, env | own | host.env, file)
+            process = fork_server.start(words, host.folder or training.folder, env | own | host.env, file.fileno())
         ranks.append(Rank(process, log))
     return ranks
-
-
-def _start(
-    words: list[str], folder: Path, env: dict[str, str], output: BinaryIO
-) -> subprocess.Popen[bytes] | ForkedProcess:
-    """A fork of the process that has imported torch, or a new process where its environment needs one."""
-    if fork_server.can_fork(env):
-        return fork_server.start(words, folder, env, output.fileno())
-    return subprocess.Popen([sys.executable, *words], cwd=folder, env=env, stdout=output, stderr=output)
 
 
 def finish(ranks: list[Rank], timeout: float = 300) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import fork_server
-from tests.support.fork_server import ForkedProcess
+from tests.support.fork_server import Started
 from tests.support.free_ports import free_port
 
 SCRIPT = Path(__file__).with_name("toy_training.py")
@@ -20,9 +20,7 @@ ROOT = SCRIPT.parents[2]
 MASTER_ADDR = "127.0.0.1"
 
 
-def start_ranks(
-    arguments: list[str], world_size: int, local_ranks: tuple[int, ...] | None = None
-) -> list[ForkedProcess]:
+def start_ranks(arguments: list[str], world_size: int, local_ranks: tuple[int, ...] | None = None) -> list[Started]:
     """Run `python ARGUMENTS` as the ranks of one group on this host's CPU; `local_ranks` pretends several hosts."""
     base = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -42,7 +40,7 @@ def start_ranks(
     ]
 
 
-def finish(processes: list[ForkedProcess], timeout: float = 1500) -> list[tuple[int, str, str]]:
+def finish(processes: list[Started], timeout: float = 1500) -> list[tuple[int, str, str]]:
     """(exit status, stdout, stderr) of every rank."""
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]
