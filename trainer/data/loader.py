@@ -27,7 +27,7 @@ from trainer.data.pair_rows import PairCounts
 from trainer.data.randomness import Purpose
 from trainer.data.sample_settings import check_enough_rows, masking_of, row_settings, training_samples
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import ignore_scheduler_signals
+from trainer.data.workers import block_scheduler_signals, ignore_scheduler_signals
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ class Loader:
         return self._samples.open_pass(epoch).pair_counts
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        packed_batches = iter(self._data_loader())
+        with block_scheduler_signals():
+            packed_batches = iter(self._data_loader())
         for stretch in self._stretches():
             micro_batches = []
             for _ in range(stretch.arithmetic.accumulation_steps):

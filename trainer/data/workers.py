@@ -18,15 +18,32 @@ _LOST = re.compile(
 """As torch has it: raised by its handler of SIGCHLD wherever the rank is, or where the batch is waited for."""
 
 
+_SCHEDULER_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+
+
+@contextlib.contextmanager
+def block_scheduler_signals() -> Iterator[None]:
+    """Around the start of workers: every thread of theirs inherits the mask, also one that torch starts by itself.
+
+    One thread without it would be enough for SIGTERM to end the worker. A signal to the rank meanwhile reaches another
+    thread of it, or waits.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SCHEDULER_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def ignore_scheduler_signals(worker: int) -> None:
     """Let a signal that a scheduler or a terminal sends to every process of the job pass a worker by.
 
     The rank ends its step and saves on such a signal, and needs its workers for that. So a worker ends when its rank
-    asks for it (SIGTERM from the rank itself) or is gone (DataLoader's own watch).
+    asks for it (SIGTERM from the rank itself) or is gone (DataLoader's own watch). To be started within
+    `block_scheduler_signals`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_wait_for_rank, args=(os.getppid(),), daemon=True).start()
 
 
