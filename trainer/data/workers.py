@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import NoReturn
 
 _LOST = re.compile(
@@ -44,7 +45,13 @@ def ignore_scheduler_signals(worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # In place of torch's handler, which ends the worker in whichever thread the signal arrives.
+    signal.signal(signal.SIGTERM, _pass_by)
     threading.Thread(target=_wait_for_rank, args=(os.getppid(),), daemon=True).start()
+
+
+def _pass_by(signum: int, frame: FrameType | None) -> None:
+    """A scheduler's SIGTERM in a thread that does not block it."""
 
 
 def _wait_for_rank(rank_pid: int) -> None:
