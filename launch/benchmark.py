@@ -1,6 +1,6 @@
 """Measure training steps: `benchmark.py --config FILE [--sweep] [--output FILE] [section.field=value ...]`.
 
-Tokens a second (real ones, no dead places), milliseconds a step, MFU, peak memory and the share of time spent waiting
+Tokens a second (padding not counted), milliseconds a step, MFU, peak memory and the share of time spent waiting
 for data, of whole steps as a run takes them; --sweep tries micro-batches up to the largest that fits, and --profile
 says where the time goes. Alone, or under the deepspeed launcher or torchrun on as many ranks as these start. It writes
 no checkpoint and tracks nothing.

@@ -139,12 +139,12 @@ prepare_output() {
     local wanted=${corpus:-docstrings}
     # Of a demo without a finished step nothing was made.
     if [[ -f $output/corpus.txt && $(<"$output/corpus.txt") != "$wanted" && -n $(ls -A "$output/.done") ]]; then
-        usage_error "$output holds a demo made from $(<"$output/corpus.txt"), not from $wanted; give --fresh to make it anew, or another --output"
+        usage_error "$output holds a demo made from $(<"$output/corpus.txt"), not from $wanted; give --fresh to rebuild it, or another --output"
     fi
     local made=$VOCAB_SIZE
     [[ ! -f $output/vocab_size.txt ]] || made=$(<"$output/vocab_size.txt")
     if [[ $made != "$vocab_size" && -f $output/.done/tokenizer ]]; then
-        usage_error "$output holds a demo with --vocab-size $made, not $vocab_size; give --fresh to make it anew, or another --output"
+        usage_error "$output holds a demo with --vocab-size $made, not $vocab_size; give --fresh to rebuild it, or another --output"
     fi
     printf '%s\n' "$wanted" >"$output/corpus.txt"
     printf '%s\n' "$vocab_size" >"$output/vocab_size.txt"
@@ -176,7 +176,7 @@ choose_devices() {
         export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > 3 ? cores / 2 : 1))}
     fi
     # The launcher takes CUDA_VISIBLE_DEVICES into account only where no number is given (deepspeed 0.19.8). No test tells
-    # when that is mended, for it takes GPUs.
+    # when that is fixed, for it takes GPUs.
     if [[ -z ${CUDA_VISIBLE_DEVICES:-} ]]; then launcher_options=(--num_gpus "$num_ranks"); fi
 }
 

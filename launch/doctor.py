@@ -96,7 +96,7 @@ def examine(
         yield from found
         yield from guarded("forwarding", lambda: host_checks.check_forwarding(list(hosts), device.type))
     if any(finding.level == "fail" for finding in found):
-        yield Finding("warn", "collective", "not tried until every host is well; mend what failed above")
+        yield Finding("warn", "collective", "not tried until every host is well; fix what failed above")
     elif len(hosts) > 1:
         check = host_checks.check_collective_of_hosts
         yield from guarded("collective", lambda: check(hosts, address, device.type))

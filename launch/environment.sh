@@ -205,7 +205,7 @@ _pip() {
 
 _pip_failed() {
     tail -n 15 "$1" >&2
-    _die "$2; pip's last lines are above, all of them in $1. Mend the cause (network, disk, pip's settings) and run this again"
+    _die "$2; pip's last lines are above, all of them in $1. Fix the cause (network, disk, pip's settings) and run this again"
 }
 
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then

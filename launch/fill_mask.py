@@ -1,7 +1,7 @@
 """Fill masks with a model: `fill_mask.py --model models:/NAME@ALIAS "Paris is the [MASK] of France."`.
 
 The model is a registered one, a run's, an exported folder, or a run's own checkpoint (its output_dir). Texts come from
-the command line, or line by line from standard input; one without a mask is told of and left out. `--mask-random` masks
+the command line, or line by line from standard input; one without a mask is reported and left out. `--mask-random` masks
 a word of each text itself and shows what the model makes of it. Of a text longer than the model's positions only the
 tokens around each mask are read, and a warning says so; with --json `window_tokens` is their number, else null.
 """
@@ -155,7 +155,7 @@ def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespac
 
 
 def mask_or_skip(given: Text, seed: int, model: FillMask, num_texts: int) -> MaskedText | None:
-    """Mask a word; a line without any is told of and left out, so that a file of held-out lines goes through."""
+    """Mask a word; a line without any is reported and left out, so that a file of held-out lines goes through."""
     text = given.text.replace(model.mask_token, " ")
     try:
         return mask_random_word(text, seed, model.mask_token, preferred=model.is_one_piece)

@@ -4,7 +4,7 @@
         --text-column sentence --label-column label --compare scratch,frozen,full --output fitted
 
 A file that is not given is cut from --train, by seed, every class in proportion: without --valid and --test both, a
-tenth each. The learning rate and the epoch are chosen by the valid score, scores are told of the test examples (of
+tenth each. The learning rate and the epoch are chosen by the valid score, scores are computed on the test examples (of
 the valid ones where there is --valid and no --test). OUTPUT/model loads in transformers without this project;
 OUTPUT/report.txt is what is printed at the end, OUTPUT/scores.json its figures, OUTPUT/curves.png the curves. No
 deepspeed is needed.
@@ -39,7 +39,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     data = parser.add_argument_group("labeled data: tsv, csv, jsonl or parquet")
     data.add_argument("--train", required=True, type=Path, metavar="FILE", help="examples to fit to")
     data.add_argument("--valid", type=Path, metavar="FILE", help="chooses learning rate and epoch")
-    data.add_argument("--test", type=Path, metavar="FILE", help="what scores are told of")
+    data.add_argument("--test", type=Path, metavar="FILE", help="the data the reported scores are computed on")
     data.add_argument(
         "--text-column", required=True, metavar="NAME", help="text; words (list, or parted by spaces); context"
     )
@@ -300,7 +300,7 @@ def register_fitted(folder: Path, arguments: argparse.Namespace, run_id: str | N
         registration = register(folder, arguments.register, arguments.alias, arguments.tracking_uri, run_id)
     except UserError as error:
         raise UserError(
-            f"{error}. The fitted model is whole in {folder}; once that is mended: python launch/register.py --model "
+            f"{error}. The fitted model is whole in {folder}; once that is fixed: python launch/register.py --model "
             f"{quote(str(folder))} --name {quote(arguments.register)}{alias}{server}"
         ) from error
     say(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")

@@ -39,7 +39,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--ranks",
         type=int,
         metavar="N",
-        help="ranks that --dry-run reckons with (default: those of the launcher, else 1)",
+        help="ranks that --dry-run assumes (default: those of the launcher, else 1)",
     )
     parser.add_argument(
         "--gpus",
@@ -146,7 +146,7 @@ def check_output_dir(output_dir: str) -> None:
 
 
 def world_size(arguments: argparse.Namespace) -> int:
-    """The ranks to reckon with: those of --ranks, else the launcher's, else one."""
+    """The ranks to assume: those of --ranks, else the launcher's, else one."""
     launched = os.environ.get("WORLD_SIZE", "1")
     if not launched.isdigit():
         raise UsageError(f"WORLD_SIZE={launched} in the environment is no number; start the ranks with a launcher")
@@ -160,7 +160,7 @@ def gpu_numbers(text: str) -> list[int]:
     """The numbers of --gpus."""
     words = text.split(",")
     if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"--gpus {text} is not a list of numbers such as 8,64,512; mend it")
+        raise UsageError(f"--gpus {text} is not a list of numbers such as 8,64,512; fix it")
     return [int(word) for word in words]
 
 

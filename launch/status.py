@@ -63,14 +63,14 @@ def main() -> None:
     if status is None:
         raise UserError(
             f"{arguments.output_dir} holds no status.json that can be read: no training has begun there, or it is "
-            "damaged; check the folder, or start the training again, which writes it anew"
+            "damaged; check the folder, or start the training again, which rewrites it"
         )
     if status.get("step") is None and status.get("cause") is not None:
         raise UserError(f"{arguments.output_dir}: the run {status['state']} before its first step: {status['cause']}")
     if missing := [name for name in FIGURES if status.get(name) is None]:
         raise UserError(
             f"{arguments.output_dir}/{STATUS_NAME} is damaged, without {', '.join(missing)}; start the training again, "
-            "which writes it anew"
+            "which rewrites it"
         )
     figures = summarize(status, read_history(arguments.output_dir), time.time(), is_alive(status))
     print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))

@@ -76,7 +76,7 @@ class Soak:
         self.report.left_out += [f"{fault.name}: the time was over" for fault in self.pending]
 
     def draw(self, until: float) -> None:
-        """A fault where one is due, from a pack in which every kind lies once; it is shuffled anew when it is empty."""
+        """A fault where one is due, from a pack in which every kind lies once; it is shuffled again when it is empty."""
         while self._drawn < min(self.report.minute, until) * 60 / self.fault_seconds:
             if not self._deck:
                 self._deck = self.chance.sample(self.kinds, len(self.kinds))
@@ -128,7 +128,7 @@ class Round:
         return " parameters; " in self.read() and status is not None and status["state"] == "running"
 
     def carry_out(self, phase: str, command: Callable[[], list[str]], is_done: Callable[[], bool]) -> None:
-        """Start the command until it ended well; whoever disturbs it is told in the report."""
+        """Start the command until it ended well; the report names whoever disturbs it."""
         told: list[Incident] = []
         unseen: list[Fault] = []
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -149,7 +149,7 @@ class Round:
             if fault is not None:
                 if phase != "train" or not is_done():
                     fault.check(self, output)
-                fault.mend(self)
+                fault.fix(self)
             unseen = [each for each in unseen if not each.check_next(self, output)]
             unseen += [fault] if fault is not None else []
             assert "Traceback (most recent call last)" not in output, f"round {self.number}: {phase}\n{output}"

@@ -178,4 +178,4 @@ def test_readme_shows_a_row_for_every_fault() -> None:
     assert {name: cells for name, cells in rows.items() if len(cells) != 3 or "" in cells} == {}
     assert [name for name, cells in rows.items() if cells[2] == "see the failure"] == []
     marked = [(row, in_a_cell(fault)) for row, fault, _, _ in marked_tests()]
-    assert [(row, fault) for row, fault in marked if fault not in rows[row][0]] == [], "make the table anew"
+    assert [(row, fault) for row, fault in marked if fault not in rows[row][0]] == [], "rebuild the table"

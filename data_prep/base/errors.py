@@ -1,7 +1,7 @@
-"""The errors of the whole project: what a user can mend, told in one paragraph.
+"""The errors of the whole project: what is wrong, how to fix it, and a stable code.
 
-A `UserError` names what is wrong, where, and what to do about it; commands print it without a traceback.
-Everything else that is raised is a mistake of ours and keeps its traceback.
+Commands print a `UserError` as one paragraph without a traceback: `error: WHAT (VALUE). Fix: WHAT TO DO. [CODE]`.
+Every other exception is a bug of this project and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -20,13 +20,25 @@ READER_GONE_STATUS = 141
 
 
 class UserError(Exception):
-    """Something failed on the way that the user can mend: bad input, a damaged file, a full disk."""
+    """A problem that the user can fix: bad input, a damaged file, a full disk.
+
+    Args:
+        problem: what is wrong, with the value and where it was found.
+        fix: what to do, or the exact command.
+        code: stable name of the violated rule in kebab case, such as `missing-manifest`; tests and scripts match it,
+            because sentences change.
+    """
 
     exit_status = 1
 
+    def __init__(self, problem: str, *, fix: str = "", code: str = "") -> None:
+        super().__init__(f"{problem.rstrip('. ')}. Fix: {fix.rstrip('. ')}." if fix else problem)
+        self.fix = fix
+        self.code = code
+
 
 class UsageError(UserError):
-    """The command line or the configuration is wrong; nothing was started."""
+    """A wrong command line or configuration; nothing was started."""
 
     exit_status = 2
 
@@ -90,7 +102,7 @@ def _run(command: Callable[[], None], speaks: bool) -> int:
         told = unusable_name(error) or missing_working_folder(error) if isinstance(error, OSError) else error
         if told is None:
             raise
-        message, status = f"error: {paragraph(told)}", told.exit_status
+        message, status = f"error: {paragraph(told)}{f' [{told.code}]' if told.code else ''}", told.exit_status
     except KeyboardInterrupt:
         message, status = "interrupted", 130
     except Stopped as stopped:

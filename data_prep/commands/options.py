@@ -64,7 +64,7 @@ def add_preparation(command: argparse.ArgumentParser, output_help: str = "folder
     )
     command.add_argument("--output", metavar="DIR", help=output_help)
     command.add_argument("--config", metavar="FILE", help="YAML file of settings")
-    command.add_argument("--fresh", action="store_true", help="begin anew where the output holds something else")
+    command.add_argument("--fresh", action="store_true", help="start again where the output holds something else")
     command.add_argument("--dry-run", action="store_true", help="say what would be done and write nothing")
 
 

@@ -1,6 +1,6 @@
 """`python -m data_prep remove DIR`: take a source or documents out of a data set, as a new version of it.
 
-Shards that hold any of it are written anew, without tokenizing again. The old ones stay for runs that began with an
+Shards that hold any of it are rewritten, without tokenizing again. The old ones stay for runs that began with an
 older version, until --purge deletes them. What is removed by id stays out of later additions too. Copies of a removed
 text that other sources had were dropped as duplicates when the data set was made, and do not come back.
 """
@@ -100,7 +100,7 @@ def _print_dry_run(folder: str, request: RemovalRequest | None, purge: bool) -> 
 
 def _would_remove(manifest: Manifest, found: list[Found]) -> Iterator[str]:
     size = sum(part.shard.bytes for part in found) / 1e6
-    yield f"would write {len(found)} of {len(manifest.shards)} shards anew ({size:.1f} MB), and remove"
+    yield f"would rewrite {len(found)} of {len(manifest.shards)} shards ({size:.1f} MB), and remove"
     for split in ("train", "valid"):
         mine = [part for part in found if part.shard.name.startswith(split)]
         documents, tokens = sum(len(part.numbers) for part in mine), sum(part.num_tokens for part in mine)

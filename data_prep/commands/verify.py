@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--version", metavar="N", help="number or digest of an older version to check (default: the current one)"
     )
     parser.add_argument(
-        "--write-card", action="store_true", help="write the data card anew from the manifest before the check"
+        "--write-card", action="store_true", help="rewrite the data card from the manifest before the check"
     )
     add_workers(parser)
 

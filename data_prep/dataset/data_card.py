@@ -61,7 +61,7 @@ def card_problem(folder: str, current: Manifest, own_version: str) -> str | None
     digest in it is compared then.
     """
     url = storage.join(folder, CARD_NAME)
-    where, remedy = storage.redact(url), "restore it, or write it anew with 'verify --write-card'"
+    where, remedy = storage.redact(url), "restore it, or rewrite it with 'verify --write-card'"
     if not storage.exists(url):
         return f"{where} is missing; {remedy}"
     found = storage.read_bytes(url).decode(errors="replace").split("\n")
@@ -221,7 +221,7 @@ def _settings(manifest: Manifest) -> Iterator[str]:
 
 
 def _check() -> Iterator[str]:
-    yield "`python -m data_prep verify DIR` hashes every file anew, counts all documents, sentences and tokens, and"
+    yield "`python -m data_prep verify DIR` hashes every file again, counts all documents, sentences and tokens, and"
     yield "proves that what was removed is gone; `python -m data_prep inspect DIR` shows documents. The sha256 of every"
     yield "file is in `manifest.json`, whose own name is the digest above: the sha256 of `manifest.json`."
 

@@ -1,4 +1,4 @@
-"""Taking documents out of a data set: the shards that hold them are written anew, without tokenizing, as a new version.
+"""Taking documents out of a data set: the shards that hold them are rewritten, without tokenizing, as a new version.
 
 What is unfinished lies in DATASET/.removal; a stopped removal goes on from the shards that are done, to the same bytes.
 Shards that hold nothing of it stay as they are, and the old ones stay for the versions that name them.
@@ -44,7 +44,7 @@ def remove_documents(
     """Publish a version without what the request names; returns its manifest, and whether there was anything to do.
 
     Args:
-        fresh: give up a removal that was begun and is not finished, and begin anew.
+        fresh: give up a removal that was begun and is not finished, and start again.
 
     Raises:
         UserError: nothing of that name is there, nothing would be left, a shard is damaged, the folder holds other
@@ -86,7 +86,7 @@ def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Fou
         if documents and gone == documents:
             raise UserError(
                 f"nothing would be left in the {split} split of {storage.redact(folder)}, all of whose {documents:,} "
-                "documents are to go; make a data set anew of what shall stay"
+                "documents are to go; make a new data set of what shall stay"
             )
 
 

@@ -1,4 +1,4 @@
-"""Writing a shard anew without some of its documents, and counting what was taken out; nothing is tokenized again."""
+"""Rewriting a shard without some of its documents, and counting what was taken out; nothing is tokenized again."""
 
 from __future__ import annotations
 

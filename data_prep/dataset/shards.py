@@ -1,7 +1,7 @@
 """The shard: a webdataset tar of records and the index beside it.
 
 A record is a block of whole documents. Its members are plain `.npy` arrays, so that
-`webdataset.WebDataset(url).decode()` reads a shard with none of our code. The index is told in `shard_index.py`.
+`webdataset.WebDataset(url).decode()` reads a shard with none of our code. `shard_index.py` describes the index.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def shard_name(split: Literal["train", "valid"], number: int) -> str:
     if number >= MAX_SHARDS:
         raise UserError(
             f"the {split} split would have more shards than the {MAX_SHARDS:,} that there are names for, those of its "
-            "older versions counted; make a data set anew, with a larger shards.shard_bytes"
+            "older versions counted; make a new data set, with a larger shards.shard_bytes"
         )
     return f"{split}-{number:06d}"
 

@@ -82,7 +82,7 @@ def next_version(parent: Manifest) -> int:
     """
     if parent.version == MAX_VERSION:
         raise UserError(
-            f"the data set is at version {parent.version:,}, the last that there can be; make one anew, or restore "
+            f"the data set is at version {parent.version:,}, the last that there can be; make a new one, or restore "
             f"{MANIFEST_NAME} if it was edited by hand"
         )
     return parent.version + 1

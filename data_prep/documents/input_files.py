@@ -122,7 +122,7 @@ def _length(first: str, last: str, step: str) -> int:
 def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
     """Refuse a file that has two names (symbolic links count), and two files that the manifest could not tell apart.
 
-    Hard links are told of only: tools that save space make them of equal files, and equal documents are found later.
+    Hard links are only reported: tools that save space make them of equal files, and equal documents are found later.
     """
     places: dict[str, tuple[int, str]] = {}
     names: set[str] = set()

@@ -30,7 +30,7 @@ class BadInput(UserError):
 class Fault(Exception):
     """Why something is no document: `what` is wrong with it, the `reason` to count it under, what to do about it."""
 
-    def __init__(self, what: str, reason: str, remedy: str = "mend it") -> None:
+    def __init__(self, what: str, reason: str, remedy: str = "fix it") -> None:
         super().__init__(what)
         self.what = what
         self.reason = reason

@@ -114,7 +114,7 @@ def _check_fits(settings: ShardSettings, tokenizer: Tokenizer, parent: Manifest)
     if not parent.sources or not parent.train.shards:
         raise UserError(
             f"the manifest of the data set that is added to names no {'train shard' if parent.sources else 'source'}; "
-            "restore it if it was edited by hand, or make the data set anew"
+            "restore it if it was edited by hand, or rebuild the data set"
         )
     next_version(parent)  # refuses where there is none, before work begins
     if tokenizer.fingerprint != parent.tokenizer.fingerprint:

@@ -107,7 +107,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
 
 
 def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
-    """Remove what preparations wrote into `output`, so that all ranges may begin anew.
+    """Remove what preparations wrote into `output`, so that all ranges start again.
 
     Raises:
         UserError: it is being worked on.

@@ -212,7 +212,7 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
 def _refusal(output: str, what: str, found: list[str]) -> str:
     return (
         f"{storage.redact(output)} {what}: {_listed(found)}. "
-        "Choose another output folder, or begin anew there with --fresh"
+        "Choose another output folder, or start again there with --fresh"
     )
 
 

@@ -79,7 +79,7 @@ def _shard(folder: str, manifest: Manifest, split: Literal["train", "valid"], nu
     by_number = {int(shard.name.partition(".")[0].rpartition("-")[2]): shard for shard in manifest.split(split).shards}
     if not by_number:
         raise UsageError(f"{storage.redact(folder)} has no {split} shards; choose the other --split")
-    wanted = min(by_number) if number is None else number  # `remove` writes shards anew, under numbers not used before
+    wanted = min(by_number) if number is None else number  # `remove` rewrites shards under numbers not used before
     if wanted not in by_number:
         raise UsageError(
             f"{storage.redact(folder)} has no {split} shard {number}; its {len(by_number)} {split} shards bear the "

@@ -68,7 +68,7 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Give the lease back; what goes wrong then is mended by its expiry."""
+        """Give the lease back; if that fails, the lease expires."""
         self._released.set()
         self._thread.join()
         # Not for long: where the store is down, the user waits for the message that says so.
@@ -99,7 +99,7 @@ class Lease:
         interval = self._seconds / _RENEWALS_A_LEASE
         while not self._lost and not self._released.wait(interval):
             began_at = time.monotonic()
-            # What goes wrong is told by check(), once nothing has gone right for the lease's time.
+            # check() reports failures once no renewal has succeeded for the lease's time.
             with contextlib.suppress(UserError):
                 if self._renew(interval):
                     self._renewed_at = began_at

@@ -72,7 +72,7 @@ def refuse_unread(pattern: str, files: Sequence[str], folders: Sequence[str], se
 def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...], was_found: bool = False) -> Iterator[str]:
     """Paths below `folder` that match; `above` are the folders that `**` came through.
 
-    What may not be looked at below a folder that `was_found` by a wildcard, such as a disk's lost+found, is told of.
+    Reports what may not be read below a folder that `was_found` by a wildcard, such as a disk's lost+found.
     """
     first, rest = parts[0], parts[1:]
     if not glob.has_magic(first):

@@ -235,7 +235,7 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
 def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path | None = None) -> Path:
     """The folder itself if it is local, else a copy of those of its files that bear one of the names.
 
-    The copy is made anew when the tag of one of them in the store changes. What else is there stays there: beside a
+    The copy is replaced when the tag of one of them in the store changes. What else is there stays there: beside a
     tokenizer there may lie a model.
 
     Raises:

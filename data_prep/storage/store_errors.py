@@ -1,4 +1,4 @@
-"""What a store's refusal means: whether trying again helps, and what a user is told.
+"""What a store's refusal means: whether trying again helps, and the message for the user.
 
 The stores' packages are extras, so their exceptions are known by what they carry (a response, a status, the
 names of their classes) and not by their types.

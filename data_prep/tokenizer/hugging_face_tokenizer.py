@@ -43,7 +43,7 @@ def write_hugging_face_tokenizer(
     """Write tokenizer.json and tokenizer_config.json for the tokenizer in `folder`, there or into `output`.
 
     `model_max_length` is the longest input of the model it goes with, in tokens. Of a foreign tokenizer all but that
-    stays as it came, and transformers is told to take tokenizer.json as it is.
+    stays as it came, and transformers takes tokenizer.json as it is.
     """
     tokenizer = Tokenizer.load(folder)
     if isinstance(tokenizer, ForeignTokenizer):

@@ -10,7 +10,7 @@
 #   --nodes N          nodes, or a range such as 3-4: the run goes on with as many as the job is given (default: 1)
 #   --gpus N           GPUs, and so ranks, of each node (default: 8)
 #   --cpus N           CPUs of each node (default: 8 for each GPU)
-#   --grace SECONDS    how long before the end of its time the job is told to save (default: 300)
+#   --grace SECONDS    how long before the end of its time the job gets the signal to save (default: 300)
 #   --requeues N       how often the job goes back into the queue at most (default: 100)
 #   --sbatch OPTION    an option for sbatch; as often as needed
 #   --dry-run          show what would be submitted, and check ARGUMENTS

@@ -42,7 +42,7 @@ ALL = "DEFAULT"
 
 
 class Contestant:
-    """One model in training in a precision, with a kernel that it is told to use."""
+    """One model in training in a precision, with a given kernel."""
 
     def __init__(self, config: RunConfig, kernel: Kernel, shard_set: ShardSet, ranks: Ranks) -> None:
         self.precision, self.kernel = config.training.precision, kernel

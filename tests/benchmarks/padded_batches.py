@@ -13,12 +13,12 @@ def to_padded(batch: Batch) -> dict[str, torch.Tensor]:
     Returns:
         input_ids, attention_mask, token_type_ids, labels: (S, longest sequence) int64, the labels -100 where nothing
         is predicted; next_sentence_label: (S,) int64, -100 for a sequence that is not judged (its forward takes it
-        only where the batch has pairs). Dead places are left out.
+        only where the batch has pairs). Padding is left out.
     """
     total = batch.input_ids.numel()
     starts = torch.unique(batch.cu_seqlens.long())[:-1]  # unused entries repeat the total
     lengths = torch.diff(starts, append=starts.new_tensor([total]))
-    alive = batch.input_ids[starts] != batch.pad_token_id  # a row's dead places are a sequence of their own, of [PAD]
+    alive = batch.input_ids[starts] != batch.pad_token_id  # a row's padding is a sequence of their own, of [PAD]
     starts, lengths = starts[alive], lengths[alive]
 
     labels = torch.full_like(batch.input_ids, IGNORED)

@@ -53,7 +53,7 @@ def grouped_rows(shard_set: ShardSet, split: Split, length: int, most_rows: int 
 
 
 class GroupedRows(Dataset[dict[str, torch.Tensor]]):
-    """Rows as the data collator takes them; the [CLS] and [SEP] among them are told, as `run_mlm.py` has it."""
+    """Rows as the data collator takes them; the [CLS] and [SEP] among them are marked, as `run_mlm.py` has it."""
 
     def __init__(self, rows: np.ndarray, special_ids: Sequence[int]) -> None:
         self._rows, self._special_ids = rows, list(special_ids)

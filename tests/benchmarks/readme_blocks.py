@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end of benchmarks
 
 
 def rewritten(text: str, reports: Reports) -> str:
-    """README with every block made anew.
+    """README with every block regenerated.
 
     Raises:
         UserError: a block has a name that nothing here makes, or its report is missing.

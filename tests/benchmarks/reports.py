@@ -51,7 +51,7 @@ class Row:
 
 Report = dict[str, Any]
 _IMPLIED = ("avx", "avx512_fp16", "asimd")
-"""Instruction sets on which no figure here depends beside those that imply them or are told."""
+"""Instruction sets on which no figure here depends beside those that imply them or are named."""
 _WRITTEN_TO = ("--work", "--results", "--output", "--environment")
 
 

@@ -207,7 +207,7 @@ def test_a_rearranged_folder_is_refused_or_gives_a_whole_checkpoint_of_the_run(
             raise
 
     found = read_or_refuse(read_and_keep_the_refusal, output_dir, outside)
-    assert found is not None or refusals or not markers, "a run that has checkpoints would silently begin anew"
+    assert found is not None or refusals or not markers, "a run that has checkpoints would silently start from nothing"
     assert not any(SECRET in refusal for refusal in refusals)
     if found is not None:
         step = found[0].state.step

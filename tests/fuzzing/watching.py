@@ -52,7 +52,7 @@ def read_or_refuse(read: Callable[[], Result], *folders: Path) -> Result | None:
         with _watched(folders):
             return read()
     except UserError as error:
-        message = paragraph(error)  # as it is told
+        message = paragraph(error)  # as it is printed
         assert message and not set(message) & set("\n\r\x1b\x00\u202e"), f"not one paragraph: {message[:300]!r}"
         assert len(message) <= _LONGEST_MESSAGE, f"a message of {len(message)} characters: {message[:300]!r}"
         return None

@@ -133,7 +133,7 @@ def test_a_comparison_shows_counts_scores_and_failures(
     assert not Path("mlflow.db").exists()
 
 
-@pytest.mark.slow  # a process of its own, which imports torch and transformers anew
+@pytest.mark.slow  # a process of its own, which imports torch and transformers again
 @pytest.mark.spawn
 def test_fitting_and_predicting_do_without_deepspeed(tiny_hugging_face: Path, labeled: Path) -> None:
     arguments = ["--model", str(tiny_hugging_face), "--task", "classification", "--train", str(labeled)]

@@ -164,7 +164,7 @@ def test_the_start_survives_the_signal_on_which_the_ranks_save():
 
 
 def test_the_hook_that_has_the_ranks_save_does_not_find_its_own_shell():
-    """A hook that signals itself ends at once, and the pod is told to end while its ranks still save."""
+    """A hook that signals itself ends at once, and the pod is asked to end while its ranks still save."""
     from launch.kubernetes.train_job import PRETRAIN, SAVE
 
     patterns = re.findall(r"-f '([^']+)'", SAVE)

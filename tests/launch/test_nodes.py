@@ -64,7 +64,7 @@ def test_plain_words_stay_readable():
 @pytest.mark.fault(
     row="47b",
     fault="secrets in the environment of a start on several hosts",
-    required="they are neither handed on nor on any command line, and their names are told",
+    required="they are neither handed on nor on any command line, and their names are reported",
 )
 def test_secrets_go_neither_into_the_environment_nor_onto_a_command_line():
     environment = {

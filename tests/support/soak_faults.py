@@ -1,6 +1,6 @@
 """What a fault of a soak is, and those of preparation, disk, server and registration.
 
-Each strikes the command of its phase, knows what has to follow, and mends what people mend before they start it again.
+Each strikes the command of its phase, knows what has to follow, and fixes what people fix before they start it again.
 `soak_rank_faults.py` has those of ranks, launchers and checkpoints.
 """
 
@@ -50,7 +50,7 @@ class Fault(abc.ABC):
         """Assert the same of the next start of the command; False where that did not come so far."""
         return True
 
-    def mend(self, at: Round) -> None:  # noqa: B027 - most leave nothing for people to do
+    def fix(self, at: Round) -> None:  # noqa: B027 - most leave nothing for people to do
         """Do what people do before they start the same command again."""
 
     def is_time(self, at: Round) -> bool:
@@ -102,7 +102,7 @@ class FullDisk(Fault):
             while True:
                 file.write(bytes(1 << 12))
 
-    def mend(self, at: Round) -> None:
+    def fix(self, at: Round) -> None:
         self._filler(at).unlink(missing_ok=True)
 
     def _filler(self, at: Round) -> Path:
@@ -132,7 +132,7 @@ class FullDiskInTraining(FullDisk):
             return None
         self.fill(at)
         wait(lambda: at.process.poll() is not None or "WAS NOT SAVED" in at.read())
-        self.mend(at)
+        self.fix(at)
         what = "a save failed, the training went on" if at.process.poll() is None else "the training ended"
         return f"full after step {self.step}: {what}"
 
@@ -195,7 +195,7 @@ class ShardCut(Fault):
     def check(self, at: Round, output: str) -> None:
         assert at.process.returncode != 0 and self.path.name in output, output
 
-    def mend(self, at: Round) -> None:
+    def fix(self, at: Round) -> None:
         self.path.write_bytes(self.whole)
 
 

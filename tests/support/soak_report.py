@@ -22,7 +22,7 @@ class Incident:
 
 @dataclass
 class SoakReport:
-    """What a soak did; written anew with every change, so that it can be read meanwhile."""
+    """What a soak did; rewritten with every change, so that it can be read meanwhile."""
 
     path: Path
     seed: int

@@ -106,10 +106,10 @@ class TwoNodes:
         return f"-F {self.folder}/ssh_config"
 
     def cut(self) -> None:
-        """Lose every packet in both directions; neither side is told, as when a switch dies."""
+        """Lose every packet in both directions; neither side is notified, as when a switch dies."""
         _ip("-n", f"{self.nodes[0].namespace}-switch", "link", "set", "dev", "bridge0", "down")
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         """Join the hosts again."""
         _ip("-n", f"{self.nodes[0].namespace}-switch", "link", "set", "dev", "bridge0", "up")
 

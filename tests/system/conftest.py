@@ -1,4 +1,4 @@
-"""Starting real trainings in processes of their own, and reading what they left."""
+"""Starting real runs in processes of their own, and reading what they left."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Training:
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory, small_shards: Path) -> Iterator[Callable[..., Training]]:
-    """Make trainings on the small shards, each in a folder of its own."""
+    """Make runs on the small shards, each in a folder of its own."""
     made: list[Training] = []
 
     def make(*overrides: str, **env: str) -> Training:

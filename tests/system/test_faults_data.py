@@ -370,6 +370,6 @@ def test_row_22_a_full_cache_disk_evicts(
 
 
 def training_of(run: Training, folder: Path) -> Training:
-    """The same settings, begun anew in another folder."""
+    """The same settings, started again in another folder."""
     folder.mkdir()
     return dataclasses.replace(run, folder=folder)

@@ -1,4 +1,4 @@
-"""Rows 28 and 28b: ranks and launchers that are told to stop, once and twice, and launchers that are killed."""
+"""Rows 28 and 28b: ranks and launchers that are asked to stop, once and twice, and launchers that are killed."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_row_28_ranks_under_torchrun_save_and_leave_with_their_status(number, tr
         pytest.param("deepspeed.launcher.launch", signal.SIGKILL, 0, marks=pytest.mark.slow),
         pytest.param("torch.distributed.run", signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
     ],
-    ids=["the launcher is told to end", "launch.py is killed", "torchrun is killed"],
+    ids=["the launcher gets SIGTERM", "launch.py is killed", "torchrun is killed"],
 )
 def test_row_28b_ranks_whose_launcher_is_gone_save_and_leave(module, number, returned, training, observed):
     orphaned = training(*ENDLESS)

@@ -157,7 +157,7 @@ def test_row_31_a_link_cut_for_good_ends_both_sides_and_the_same_command_goes_on
         wait_until_all_left(run, nodes, HEARTBEAT_SECONDS + LEAVING_SECONDS)
         assert process.wait(timeout=60) != 0
     finally:
-        nodes.mend()
+        nodes.reconnect()
     status = read_status(run.output_dir)
     assert status["state"] == "failed" and "rank 1 (node-b, process " in status["cause"], status
     seconds = status["written_at"] - cut_at
@@ -187,7 +187,7 @@ def test_row_31_a_link_that_is_away_for_ten_seconds(heartbeat, training, nodes, 
     wait_for_step(run, process, 50)
     nodes.cut()
     time.sleep(10)
-    nodes.mend()
+    nodes.reconnect()
     returned = process.wait(timeout=300)
     wait_until_all_left(run, nodes, LEAVING_SECONDS)
     starts = [event for event in read_history(run.output_dir) if event["event"] == "started"]

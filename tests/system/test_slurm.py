@@ -1,4 +1,4 @@
-"""launch/slurm/pretrain.sh with real trainings: stand-ins for sbatch, srun and scontrol, two "nodes" of a rank each."""
+"""launch/slurm/pretrain.sh with real runs: stand-ins for sbatch, srun and scontrol, two "nodes" of a rank each."""
 
 from __future__ import annotations
 

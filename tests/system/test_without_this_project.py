@@ -103,7 +103,7 @@ def test_a_plain_environment_loads_the_pulled_folder(exported: Path, database: s
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=300)
     python = tmp_path / "venv" / "bin" / "python"
     pins = [f"{name}=={version(name).partition('+')[0]}" for name in ("transformers", "tokenizers", "numpy")]
-    pins.append(f"torch=={version('torch')}")  # with its +cpu, lest gigabytes of CUDA come
+    pins.append(f"torch=={version('torch')}")  # with its +cpu, or gigabytes of CUDA would come
     install = [python, "-m", "pip", "install", "--quiet", *pins, "sentence-transformers"]
     installed = subprocess.run(install, capture_output=True, text=True, timeout=1800)
     if installed.returncode:

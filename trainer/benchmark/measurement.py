@@ -26,7 +26,7 @@ from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 
 @dataclass(frozen=True)
 class Measurement:
-    """One batch shape over `num_steps` timed steps; tokens are real ones of all ranks, no dead places."""
+    """One batch shape over `num_steps` timed steps; tokens are those of all ranks, padding not counted."""
 
     micro_batch_tokens: int
     global_batch_tokens: int

@@ -94,7 +94,7 @@ class Uploader:
     def close(self, mark: Callable[[str], None] = lambda doing: None) -> bool:
         """Wait for what is under way, at most `checkpoint.upload_wait_seconds`; whether all was copied.
 
-        `mark` is told again and again that it waits (`trainer/distributed/watchdog.py`).
+        `mark` is called again and again while it waits (`trainer/distributed/watchdog.py`).
         """
         deadline = time.monotonic() + self._settings.upload_wait_seconds
         with self._changed:

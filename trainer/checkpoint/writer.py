@@ -2,7 +2,7 @@
 
 The order of a save: every rank's file (temporary name, flushed, renamed); agreement; state.json; the marker. A save
 that fails on any rank is none on all of them, and the last good checkpoint stays. Old ones go only once a newer one is
-complete, their marker first. The layout is told in `trainer/checkpoint/format.py`.
+complete, their marker first. `trainer/checkpoint/format.py` describes the layout.
 """
 
 from __future__ import annotations

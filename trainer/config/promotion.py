@@ -70,7 +70,7 @@ def check_metrics(conditions: tuple[Condition, ...], scores: Mapping[str, float]
     missing = sorted({each.metric for each in conditions} - scores.keys())
     if missing:
         known = ", ".join(sorted(scores)) or "none"
-        raise UsageError(f"--if asks for {', '.join(missing)}, which the model has not (its scores: {known}); mend it")
+        raise UsageError(f"--if asks for {', '.join(missing)}, which the model has not (its scores: {known}); fix it")
 
 
 def judge(

@@ -181,7 +181,7 @@ def _check_task(config: RunConfig) -> None:
         )
     if config.init_from is not None and config.model.output_bias == "frequencies":
         raise ValueError(
-            "model.output_bias=frequencies begins the MLM decoder's bias anew, and init_from brings a trained one; "
+            "model.output_bias=frequencies initializes the MLM decoder's bias, and init_from brings a trained one; "
             "set model.output_bias=zeros"
         )
 

@@ -98,14 +98,14 @@ class TrackingSettings(Settings):
 class LoggingSettings(Settings):
     """What a person sees."""
 
-    every_steps: PositiveInt = Field(10, description="steps between console lines; a stage's last step is told too")
+    every_steps: PositiveInt = Field(10, description="steps between console lines; a stage's last step is logged too")
     peak_flops_per_device: PositiveFloat | None = Field(
         None,
         description="operations a second that MFU divides by; by default the data sheet's for a known GPU in bf16 or "
         "fp16, and no MFU elsewhere",
     )
     gpu_hour_price: Annotated[float, Field(ge=0.0)] | None = Field(
-        None, description="price of one device for an hour, in any currency; status.py and doctor.py reckon with it"
+        None, description="price of one device for an hour, in any currency; status.py and doctor.py estimate costs with it"
     )
 
 
@@ -121,7 +121,7 @@ class HealthSettings(Settings):
         8.0, description="a loss so many standard deviations above the running median is a spike; null looks for none"
     )
     spike_window_steps: Annotated[int, Field(ge=20)] = Field(
-        200, description="steps of the running medians, by which spikes and plateaus are told"
+        200, description="steps of the running medians, by which spikes and plateaus are recognized"
     )
     plateau_steps: PositiveInt = Field(
         5000,

@@ -92,9 +92,9 @@ def assemble_rows(
     shape: RowShape,
     special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS,
 ) -> Rows:
-    """Lay segments into rows with their special tokens; what they leave of a row are dead places.
+    """Lay segments into rows with their special tokens; the rest of a row is padding.
 
-    Dead places hold [PAD] and are a sequence of their own; rows without segments are dead altogether.
+    Padding holds [PAD] and is a sequence of its own; rows without segments are all padding.
 
     Args:
         tokens: (sum(segments.lengths),) ids, as `read_segments` gives them.
@@ -143,7 +143,7 @@ def _token_types(firsts: np.ndarray, segments: Segments, num_places: int) -> np.
         return np.zeros(num_places, np.int64)
     steps = np.zeros(num_places + 1, np.int64)
     steps[firsts[of_b]] = 1
-    steps[firsts[of_b] + segments.lengths[of_b] + 1] = -1  # a [CLS], a dead place or the end: never another B
+    steps[firsts[of_b] + segments.lengths[of_b] + 1] = -1  # a [CLS], padding or the end: never another B
     return np.cumsum(steps[:-1])
 
 

@@ -16,7 +16,7 @@ IGNORED = -100
 class Batch:
     """One micro-batch of R rows of L places; T = R * L.
 
-    Sequences (a document's piece, or a sentence pair, or the dead places that close a row) never cross a row, never
+    Sequences (a document's piece, or a sentence pair, or the padding that closes a row) never cross a row, never
     attend to each other, and each counts its positions from 0. The capacity S of `cu_seqlens` follows the number of
     sequences that the micro-batch really holds (`assembly.sequence_capacity`); unused entries repeat T. The other
     capacities are per row, so nothing overflows: P = R * ceil(mlm_probability * L) predictions, C pairs (0 without
@@ -44,7 +44,7 @@ class Batch:
     num_unreadable_rows: int = 0
     """Rows that are dead because their shard is damaged (`data.on_corrupt_shard=skip`)."""
     pad_token_id: int = PAD_TOKEN_ID
-    """What the dead places hold."""
+    """The id that padding holds."""
     has_segment_b: bool = True
     """False where `token_type_ids` are known to be 0 throughout, so that no model has to look."""
 
@@ -54,7 +54,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Places that hold a token; the dead places that close a row are left out."""
+        """Slots that hold a token; the padding that closes a row is left out."""
         return int((self.input_ids != self.pad_token_id).sum())
 
     @property

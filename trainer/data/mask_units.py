@@ -122,7 +122,7 @@ def _units(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray) -> _Uni
 
 
 def _cumulated(sizes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Sums of sizes up to and with each unit, begun anew at each row; rows ascend."""
+    """Sums of sizes up to and with each unit, restarted at each row; rows ascend."""
     sums: np.ndarray = np.cumsum(sizes)
     opens = np.flatnonzero(np.diff(rows, prepend=-1))
     sums -= np.repeat(sums[opens] - sizes[opens], np.diff(opens, append=len(rows)))

@@ -225,7 +225,7 @@ def shut_down(ranks: Ranks, exit_status: int = 0) -> NoReturn:
 
     The process ends by `os._exit`, because gloo's threads sometimes abort a process that returns from its main
     function (1 in 14 with torch 2.13), which would turn a good run into a failed one. That is too rare for a test to
-    tell when it is mended: let some hundred processes return, and count.
+    tell when it is fixed: let some hundred processes return, and count.
     """
     leave_groups(ranks)
     end_process(exit_status)

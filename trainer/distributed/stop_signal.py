@@ -58,7 +58,7 @@ class StopSignal:
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         threading.Thread(target=self._read, args=(reading,), name="stop-signal", daemon=True).start()
-        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)  # first, lest a signal is lost between
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)  # first, or a signal would be lost between
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not this process's
         for number in _NUMBERS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:

@@ -143,7 +143,7 @@ class Watchdog:
         """Where a collective fails within it, end the run over the ranks that are lost; else the error goes on.
 
         Raises:
-            UserError: a rank has left with an error of its own, which is told here too.
+            UserError: a rank has left with an error of its own, which is raised here too.
         """
         try:
             yield

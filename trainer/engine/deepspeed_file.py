@@ -35,7 +35,7 @@ def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
     if is_too_deep:
         raise UsageError(
             f"--deepspeed_config {path} is nested more than {_MOST_LEVELS} levels deep, as no setting of DeepSpeed is; "
-            "mend the file"
+            "fix the file"
         )
     if not isinstance(values, dict):
         raise UsageError(f"--deepspeed_config {path} holds no JSON object at its top")

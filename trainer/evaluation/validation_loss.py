@@ -23,7 +23,7 @@ from trainer.engine.engine import Engine
 from trainer.model.pretraining import PredictionScores
 
 MAX_SOURCES = 50
-"""Sources with figures of their own, those with most predictions; the others are told together, as `OTHERS`."""
+"""Sources with figures of their own, those with most predictions; the others are reported together, as `OTHERS`."""
 OTHERS = "others"
 NUM_SUMS = 7
 """Of MLM: loss, right at first, right among five, predictions; of sentence pairs: loss, right, pairs."""

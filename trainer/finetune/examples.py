@@ -70,7 +70,7 @@ def read_examples(
             try:
                 values.append(parse(*arguments))
             except (ValueError, TypeError, OverflowError) as error:
-                raise UserError(f"{path}, row {row:,}, column {name!r}: {error}; mend the row or take it out") from None
+                raise UserError(f"{path}, row {row:,}, column {name!r}: {error}; fix the row or remove it") from None
         return values
 
     texts = parsed(columns.text, "--text-column", parse_text)

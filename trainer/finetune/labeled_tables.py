@@ -55,7 +55,7 @@ def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
         )
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{path} cannot be read as a {path.suffix[1:]} table ({reason}); mend the file{unquoted}"
+            f"{path} cannot be read as a {path.suffix[1:]} table ({reason}); fix the file{unquoted}"
         ) from None
 
 
@@ -172,7 +172,7 @@ def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
         try:
             value = json.loads(line, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number:,}, is not a JSON object ({error}); mend the line") from None
+            raise UserError(f"{path}, line {number:,}, is not a JSON object ({error}); fix the line") from None
         if not isinstance(value, dict):
             raise UserError(
                 f"{path}, line {number:,}, holds {type(value).__name__} and not a JSON object; write one object with "

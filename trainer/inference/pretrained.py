@@ -98,7 +98,7 @@ def load_config(folder: Path) -> Any:
     num_labels = read_config(folder).get("num_labels", 2)
     if isinstance(num_labels, int) and num_labels > MOST_LABELS:  # a name is made for each
         raise UserError(
-            f"{folder / 'config.json'} says num_labels={num_labels!r:.40}, and that is at most {MOST_LABELS:,}; mend "
+            f"{folder / 'config.json'} says num_labels={num_labels!r:.40}, and that is at most {MOST_LABELS:,}; fix "
             "the file, or copy or export the model again"
         )
     with quiet_transformers():
@@ -165,7 +165,7 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     ):
         if not isinstance(length, int | float) or not length >= SHORTEST:
             raise UserError(
-                f"{folder} takes {length!r} tokens by its {name}, and that has to be a number from {SHORTEST} up; mend "
+                f"{folder} takes {length!r} tokens by its {name}, and that has to be a number from {SHORTEST} up; fix "
                 "the file, or take another model"
             )
     return int(min(positions, longest))
@@ -225,7 +225,7 @@ def _check_numbers(config: Any, folder: Path) -> None:
         else:
             continue
         raise UserError(
-            f"{folder / 'config.json'} says {name}={value!r:.40}, and that has to be {rule}; mend the file, or copy or "
+            f"{folder / 'config.json'} says {name}={value!r:.40}, and that has to be {rule}; fix the file, or copy or "
             "export the model again"
         )
 

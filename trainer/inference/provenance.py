@@ -36,7 +36,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     except ValidationError as error:
         raise UserError(
             f"{folder / PROVENANCE_FILE} is not as an export wrote it ({first_problem(error)}); export the model "
-            "again, or mend it"
+            "again, or fix it"
         ) from None
     return provenance
 

@@ -47,7 +47,7 @@ def branched(state: TrainState, branch: Branch) -> TrainState:
 
 
 def leave_stored_course(url: str, step: int) -> None:
-    """Remove from the store the checkpoints of later steps, lest an empty disk goes on from one of them.
+    """Remove from the store the checkpoints of later steps, or an empty disk would resume from one of them.
 
     Raises:
         UserError: the store refuses.

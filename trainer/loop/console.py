@@ -54,7 +54,7 @@ def evaluation_line(
 
 
 def groups_line(metrics: dict[str, float]) -> str | None:
-    """The MLM loss by component, source and length; None where no two groups of a kind are told apart."""
+    """The MLM loss by component, source and length; None where there are no two groups of a kind."""
     parts = []
     for kind in ("component", "source", "length"):
         prefix, suffix = f"valid/{kind}/", "/mlm_loss"

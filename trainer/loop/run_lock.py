@@ -32,7 +32,7 @@ class IsHeldElsewhere(IsHeld):
 
 @contextlib.contextmanager
 def only_training(output_dir: str, ranks: Ranks, mark: Callable[[str], None]) -> Iterator[None]:
-    """Keep other trainings from the folder while the block runs; all ranks call it alike.
+    """Keep other runs from the folder while the block runs; all ranks call it alike.
 
     `mark` hears of every second of waiting, in which no rank stays in a collective.
 

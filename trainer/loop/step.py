@@ -87,7 +87,7 @@ def take_step(
 ) -> StepResult:
     """Forward and backward over this rank's micro-batches, then the update.
 
-    `step` is the number of completed steps; `mark` is told what comes next (`trainer/distributed/watchdog.py`).
+    `step` is the number of completed steps; `mark` takes what comes next (`trainer/distributed/watchdog.py`).
     """
     mark(f"step {step + 1}: counting")
     counts = count_globally(global_batch, ranks, requests)

@@ -148,7 +148,7 @@ class Health:
         self.num_spikes = 0
 
     def observe(self, step: int, samples: SampleRange, metrics: Mapping[str, float]) -> list[str]:
-        """What is to be said of the metrics of a step; the same trouble is told once, spikes every time."""
+        """Return the warnings about the metrics of a step: each trouble once, spikes every time."""
         loss = metrics.get("train/loss", math.nan)
         if not math.isfinite(loss):  # counted where the step was taken; no part of any median
             return []

@@ -25,7 +25,7 @@ class WordEmbeddings(nn.Embedding):
     """The word matrix (padded_vocab_size, hidden_size): the input table, and the decoder of the MLM head.
 
     Both uses are calls of this one module, because DeepSpeed ZeRO-3 gathers a module's own weights around its
-    call. [PAD], whichever id it is, gets no gradient through the table: no loss depends on dead places.
+    call. [PAD], whichever id it is, gets no gradient through the table: no loss depends on padding.
     """
 
     def forward(self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None) -> torch.Tensor:

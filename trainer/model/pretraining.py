@@ -110,7 +110,7 @@ class PretrainingModel(nn.Module):
         return logits
 
     def initialize(self, seed: int) -> None:
-        """Set every weight anew from `seed`, the same on every device."""
+        """Initialize every weight from `seed`, the same on every device."""
         initialize(self, seed, self.config)
 
     def set_output_bias(self, token_counts: torch.Tensor) -> None:
@@ -118,7 +118,7 @@ class PretrainingModel(nn.Module):
 
         Args:
             token_counts: (vocab_size,) int64, how often each piece stands in the training data; the special tokens and
-                the rows that pad the vocabulary are reckoned as pieces that stand there less than once.
+                the rows that pad the vocabulary count as pieces that occur less than once.
         """
         counts = torch.full((self.config.padded_vocab_size,), 0.5, dtype=torch.float64)
         counts[: len(token_counts)] += token_counts

@@ -24,7 +24,7 @@ class Finding:
 
 
 def guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """The findings of a check; an error that the user can mend is one too."""
+    """The findings of a check; an error that the user can fix is one too."""
     found: list[Finding] = []
     try:
         found.extend(check())

@@ -35,7 +35,7 @@ def read_hostfile(path: str) -> dict[str, int]:
         match = _HOST_LINE.fullmatch(text)
         if match is None or match[1] in hosts:
             shown = repr(text[:_SHOWN_CHARACTERS])
-            raise UsageError(f"hostfile {path}, line {number}: {shown} is not 'HOST slots=N', each host once; mend it")
+            raise UsageError(f"hostfile {path}, line {number}: {shown} is not 'HOST slots=N', each host once; fix it")
         if _HOST.fullmatch(match[1]) is None or match[1].startswith("-"):
             raise UsageError(
                 f"hostfile {path}, line {number}: {match[1][:_SHOWN_CHARACTERS]!r} is no name of a host; use letters, "

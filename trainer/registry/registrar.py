@@ -67,7 +67,7 @@ class Registrar:
                 self.submit(step, step_folder(self._output_dir, step))
 
     def go_back(self, step: int) -> None:
-        """Forget what was registered of later steps, which a new course takes anew; before anything is submitted."""
+        """Forget what was registered of later steps, which a new branch registers again; call it before anything is submitted."""
         notes = _read_notes(self._output_dir)
         text = "".join(json.dumps(note) + "\n" for note in notes if note["step"] <= step)
         self._registered = {each for each in self._registered if each <= step}
@@ -86,7 +86,7 @@ class Registrar:
     def stop_after_current(self, mark: Callable[[str], None]) -> None:
         """Wait for the registration under way alone: the rest is noted, and the run's next start does it.
 
-        `mark` is told again and again that it waits (`trainer/distributed/watchdog.py`).
+        `mark` is called again and again while it waits (`trainer/distributed/watchdog.py`).
         """
         with contextlib.suppress(queue.Empty):
             while True:

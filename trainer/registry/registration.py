@@ -150,7 +150,7 @@ def _upload_or_fail(client: MlflowClient, model: LoggedModel, folder: Path, name
     try:
         _upload(client, model, folder, name)
     except BaseException:
-        with contextlib.suppress(Exception):  # the server may be gone; what broke the upload is what is told
+        with contextlib.suppress(Exception):  # the server may be gone; what broke the upload is reported
             client.finalize_logged_model(model.model_id, "FAILED")
         raise
     client.finalize_logged_model(model.model_id, "READY")

@@ -102,5 +102,5 @@ def _fitted_length(folder: Path, facts: dict[str, Any]) -> int | None:
     """Tokens at which fitting cut a text; None where its file does not say."""
     length = facts.get("max_length")
     if length is not None and not isinstance(length, int):
-        raise UserError(f"{folder / FINETUNE_FILE} has max_length={length!r}, which is no number of tokens; mend it")
+        raise UserError(f"{folder / FINETUNE_FILE} has max_length={length!r}, which is no number of tokens; fix it")
     return length

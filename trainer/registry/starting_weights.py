@@ -85,7 +85,7 @@ def load_initial_weights(
     lines = [
         f"beginning with the weights of {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"
     ]
-    lines += [f"initialized anew, since it lacks them: {', '.join(fresh)}"] if fresh else []
+    lines += [f"newly initialized, since it lacks them: {', '.join(fresh)}"] if fresh else []
     return InitialWeights(lines + ([found.note] if found.note else []), found.data_lineage)
 
 

@@ -145,7 +145,7 @@ def import_mlflow() -> None:
             raise
         raise MlflowNotInstalled from None
 
-    for name in ("mlflow", "alembic"):  # the creation of a database is told in many lines
+    for name in ("mlflow", "alembic"):  # they log the creation of a database in many lines
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
@@ -169,7 +169,7 @@ def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator
     except (MlflowException, SQLAlchemyError, OSError) as error:
         unmoved = ". No alias was moved" if moves_alias else ""
         raise UserError(
-            f"{doing} at {storage.hide_secrets(uri)} failed: {short(error)}{unmoved}; mend that and run the same again"
+            f"{doing} at {storage.hide_secrets(uri)} failed: {short(error)}{unmoved}; fix that and run the same command again"
         ) from error
     finally:
         logger.setLevel(level)

@@ -19,7 +19,7 @@ class SystemMetrics:
     """Shares of time are those since the last reading."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """`folder` is on the disk whose room is told."""
+        """`folder` is on the disk whose free space is reported."""
         self._folder, self._device = folder, device
         self._network = psutil.net_io_counters()
         psutil.cpu_percent()  # the first reading is from here on
@@ -32,7 +32,7 @@ class SystemMetrics:
             "system_memory_usage_megabytes": (memory.total - memory.available) / MEGABYTE,
             "system_memory_usage_percentage": memory.percent,
         }
-        with contextlib.suppress(OSError):  # the folder was removed; the next save makes it anew
+        with contextlib.suppress(OSError):  # the folder was removed; the next save creates it again
             disk = psutil.disk_usage(str(self._folder))
             metrics |= {"disk_usage_percentage": disk.percent, "disk_available_megabytes": disk.free / MEGABYTE}
         if network is not None and self._network is not None:  # None in a container without interfaces

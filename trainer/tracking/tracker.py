@@ -83,8 +83,8 @@ class Tracker:
         self._delivery = Delivery(journal, tracking_uri, self._warn)
         self.server_answers = False
         """Whether the last word with the server went well."""
-        self._told: str | None = None  # the failure that was last told, so that it is told once
-        self._disk_told = False
+        self._reported: str | None = None  # the last failure that was reported, so that each is reported once
+        self._disk_reported = False
         self._deadline = math.inf
         self._closing = threading.Event()
         self._tried = threading.Event()
@@ -173,11 +173,11 @@ class Tracker:
         """Record the values of a step; what an earlier process recorded for a key and step is not taken again."""
         try:
             self._journal.append(step, dict(metrics))
-            self._disk_told = False
+            self._disk_reported = False
         except OSError as error:
-            if not self._disk_told:
+            if not self._disk_reported:
                 self._warn(f"{self._journal.points_path} cannot be written ({error.strerror}); training goes on")
-            self._disk_told = True
+            self._disk_reported = True
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record settings, nested ones under dotted names; a run keeps the first value of each."""
@@ -228,7 +228,7 @@ class Tracker:
         return self._delivery.is_complete
 
     def close(self, status: RunStatus, timeout_seconds: float = CLOSE_SECONDS, tell: bool = True) -> None:
-        """Set the run's status and send what is left, at most for `timeout_seconds`; what then is left is told."""
+        """Set the run's status and send what is left, at most for `timeout_seconds`; what is left then is reported."""
         if self._closing.is_set():
             return
         self._best_effort(lambda: self._journal.update(status=status, ended_at=now()))
@@ -268,16 +268,16 @@ class Tracker:
             self._delivery.send()
         except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does: the training goes on
             kind = str(error) if isinstance(error, UserError) else type(error).__name__
-            if kind != self._told:
+            if kind != self._reported:
                 self._warn(
                     f"tracking at {self.tracking_uri}: {short(error)}. Training goes on; points are kept in "
-                    f"{self._journal.folder} and sent as soon as that is mended"
+                    f"{self._journal.folder} and sent as soon as that is fixed"
                 )
-            self._told = kind
+            self._reported = kind
             return False
-        if self._told is not None:
+        if self._reported is not None:
             self._warn(f"tracking at {self.tracking_uri} works again; everything kept was sent")
-        self._told = None
+        self._reported = None
         return True
 
     def _best_effort(self, action: Callable[[], None]) -> None:

@@ -47,7 +47,7 @@ def test_a_note_that_is_not_utf_8_is_refused_before_anything_is_removed(command:
 def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
     before = files(folder)
     assert command("remove", folder, "--source", "south", "--dry-run") == 0
-    assert "would write 4 of 4 shards anew" in command.output and files(folder) == before
+    assert "would rewrite 4 of 4 shards" in command.output and files(folder) == before
     assert command("remove", folder, "--source", "south", "--workers", 1) == 0
     assert "removed source 'south': 80 documents" in command.output and "--purge deletes them" in command.output
     assert command("verify", folder, "--workers", 1) == 0

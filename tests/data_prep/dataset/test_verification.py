@@ -44,7 +44,7 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def forge_shard(folder: Path, change: Callable[[Record], Record]) -> None:
-    """Write the first train shard anew from changed records, with a manifest that vouches for it."""
+    """Rewrite the first train shard from changed records, with a manifest that vouches for it."""
     records = [change(record) for _, record, _ in list(read_records(folder / "train-000000.tar"))]
     shard = write_shard(str(folder), "train-000000", records)
     edit_manifest(folder, lambda values: values["train"]["shards"].__setitem__(0, shard.model_dump(mode="json")))

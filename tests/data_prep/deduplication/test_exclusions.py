@@ -43,7 +43,7 @@ def test_no_flipped_byte_excludes_other_documents(tmp_path: Path) -> None:
 
 
 def refused(path: Path, expected: list[list[int]]) -> list[int]:
-    """The destinations whose ids are told to be damaged; those of the others are as they were written."""
+    """The destinations whose ids are reported as damaged; those of the others are as they were written."""
     damaged = []
     for destination, ids in enumerate(expected):
         try:

@@ -1,4 +1,4 @@
-"""What documents say of their language: nothing at all, or what is no code, is told."""
+"""What documents say of their language: nothing at all, or what is no code, is reported."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _TASKS = textwrap.dedent(
         os.kill(os.getpid(), signal.SIGKILL)
 
     def refused(unit):
-        raise UserError(f"unit {unit} is bad; mend it")
+        raise UserError(f"unit {unit} is bad; fix it")
 
     def endless(folder):
         (folder / f"worker-{os.getpid()}").touch()
@@ -227,7 +227,7 @@ def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
 @pytest.mark.spawn
 def test_a_workers_error_reaches_the_caller(script: Path) -> None:
     output, _ = _start(script, "refused").communicate(timeout=60)
-    assert "is bad; mend it" in output
+    assert "is bad; fix it" in output
 
 
 @pytest.mark.spawn

@@ -1,4 +1,4 @@
-"""Phases: what is done is not done again, the largest first, and results that nobody sees are told."""
+"""Phases: what is done is not done again, the largest first, and results that nobody sees are reported."""
 
 from __future__ import annotations
 

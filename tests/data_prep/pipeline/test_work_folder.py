@@ -291,7 +291,7 @@ def stopped_after_units(count: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def rewrite(path: Path, data: bytes) -> None:
-    """Write the file anew as tools that keep times do: of equal size, with the time of writing that it had."""
+    """Rewrite the file as tools that keep times do: of equal size, with the time of writing that it had."""
     status = path.stat()
     assert len(data) == status.st_size
     path.write_bytes(data)

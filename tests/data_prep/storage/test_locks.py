@@ -40,7 +40,7 @@ def another_process_holds(folder: Path, name: str = "") -> Iterator[subprocess.P
 
 
 def refused(folder: Path, name: str = "", shared: bool = False) -> str:
-    """What a command that wants the lock is told."""
+    """The message for a command that wants the lock."""
     with pytest.raises(UserError, match="wait until it ends") as caught, storage.hold_lock(folder, name, shared):
         pass
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""Patterns of files: what matches is read, or the user is told why it is not."""
+"""Patterns of files: what matches is read, or an error says why it is not."""
 
 from __future__ import annotations
 

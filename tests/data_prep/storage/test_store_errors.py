@@ -1,4 +1,4 @@
-"""Errors of stores: which are worth another attempt, and what the user is told of the others."""
+"""Errors of stores: which are worth another attempt, and the message for the user about the others."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def keys(count: int, seed: int = 0) -> np.ndarray:
 
 
 def text_rows(num_rows: int, length: int, seed: int = 0) -> np.ndarray:
-    """Rows of [CLS] tokens [SEP] with some dead places at the end of every other row."""
+    """Rows of [CLS] tokens [SEP] with some padding at the end of every other row."""
     rows = np.random.default_rng(seed).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, (num_rows, length))
     rows[:, 0], rows[:, -1] = CLS_TOKEN_ID, SEP_TOKEN_ID
     rows[::2, -3:] = PAD_TOKEN_ID

@@ -19,7 +19,7 @@ from trainer.distributed.shared_folder import refuse_unshared
 
 @pytest.fixture
 def refusals(monkeypatch: pytest.MonkeyPatch):
-    """What each rank is told where rank N has folder N under the name of the output directory; "" where it goes on."""
+    """Each rank's message where rank N has folder N under the name of the output directory; "" where it goes on."""
 
     def run(*folders: Path, patience: float = 0.3) -> list[tuple[str, int]]:
         monkeypatch.setattr(shared_folder, "PATIENCE_SECONDS", patience)

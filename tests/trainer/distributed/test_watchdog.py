@@ -74,7 +74,7 @@ def test_a_rank_that_compiles_has_its_time_and_no_more():
 
 
 class CountingStore:
-    """The words that are told, as they come."""
+    """The messages, as they come."""
 
     def __init__(self) -> None:
         self.words: list[dict[str, object]] = []
@@ -132,7 +132,7 @@ def test_a_stopped_rank_is_named_and_the_others_leave_with_their_stacks(tmp_path
     first, second, third = run_ranks("one stops", tmp_path, world_size=3, stopped=2)
     assert first[0] == second[0] == LOST_RANK_EXIT_STATUS and third[0] == -signal.SIGKILL
     assert "error: rank 2 (" in first[2] and "last at fetching batch 3) has not been heard of for 6 s" in first[2]
-    assert "told: rank 2" in first[1] and "told: rank 2" in second[1], "every node is told who it is"
+    assert "told: rank 2" in first[1] and "told: rank 2" in second[1], "every node names it"
     assert "error:" not in second[2], "one rank of a node speaks"
     for rank, (_, _, stderr) in enumerate((first, second)):
         lines = stderr.splitlines()

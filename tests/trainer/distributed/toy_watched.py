@@ -60,7 +60,7 @@ def main() -> None:
             torch.distributed.all_reduce(torch.zeros(1))
     watchdog.mark("fetching batch 3")
     beat = watchdog._beat
-    while watchdog._beat < beat + 2:  # until it is told
+    while watchdog._beat < beat + 2:  # until it hears of it
         time.sleep(0.01)
     if rank == troubled:
         if "stops" in mode:

@@ -77,7 +77,7 @@ def test_lengths_and_names_are_fit_for_mlflow():
 def test_no_two_sources_share_a_name_of_metrics():
     assert metric_names(["wiki-2", "wiki", "news-2020", "news"]) == ["wiki-2", "wiki", "news-2020", "news"]
     assert metric_names(["a-2", "a", "a", "a", "a-2"]) == ["a-2", "a", "a-3", "a-4", "a-2-2"]
-    assert metric_names(["others", "others-2"]) == ["others-2", "others-2-2"], "others is what the rest is told as"
+    assert metric_names(["others", "others-2"]) == ["others-2", "others-2-2"], "the rest is reported as others"
 
 
 def test_perplexity_of_a_diverged_loss_is_infinite_and_no_error():

@@ -1,4 +1,4 @@
-"""Tables of every format give the same cells, and what cannot be read is told with the remedy."""
+"""Tables of every format give the same cells, and what cannot be read is reported with the remedy."""
 
 from __future__ import annotations
 

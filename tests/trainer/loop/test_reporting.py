@@ -1,4 +1,4 @@
-"""What is told of an evaluation, and what of it goes into the checkpoint."""
+"""What is reported of an evaluation, and what of it goes into the checkpoint."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ def test_a_state_with_an_evaluation_that_is_not_finite_can_be_read_again(
         "valid/mlm_accuracy_top5": 0.5,
     }
     assert TrainState.model_validate_json(state.model_dump_json()) == state
-    assert told == metrics, "MLflow is told all of it"
+    assert told == metrics, "MLflow gets all of it"

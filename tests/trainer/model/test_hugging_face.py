@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 """Relative to the largest entry of each tensor; fp32 keeps 6e-8 and sums run in another order."""
 
 INPUTS = {
-    "padded": ([9, 10, 13], 16),  # one document a row, dead places behind it
+    "padded": ([9, 10, 13], 16),  # one document a row, padding behind it
     "packed": ([5, 7, 4, 11, 5, 16, 3, 2], 16),
     "length one": ([1, 1, 6, 1], 8),
     "longer than the window": ([32, 20, 12], 32),

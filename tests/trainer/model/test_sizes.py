@@ -131,7 +131,7 @@ def test_operations_are_those_that_torch_counts(
     share = batch.masked_positions.numel() / batch.input_ids.numel()
     counted = counted_flops(config, make_model(config, next_sentence), batch, monkeypatch)
     expected = flops_per_token(config, 32, share) * 96
-    pairs = flops_per_token(config, 32, share, next_sentence=True) * 96 - expected  # reckoned at one pair a row
+    pairs = flops_per_token(config, 32, share, next_sentence=True) * 96 - expected  # computed for one pair a row
     expected += pairs * batch.cls_positions.numel() / 3 if next_sentence else 0.0
     assert counted == pytest.approx(expected, rel=1e-6)
 
@@ -233,7 +233,7 @@ def test_checkpointing_keeps_every_blocks_input_and_one_block(tiny_config, make_
     batch = pack(make_documents([16] * 16), 16).batch
     expected = activation_bytes(config, batch.input_ids.numel(), 4, activation_checkpointing=True)
     measured = measured_activations(make_model(config, activation_checkpointing=True), batch)
-    # The one block is made anew in the backward, which is not seen here.
+    # The one block is computed again in the backward, which is not seen here.
     assert sum(measured.values()) == pytest.approx(expected["checkpoints"] + expected["embeddings"], rel=0.05)
     one = activation_bytes(config.model_copy(update={"num_hidden_layers": 1}), batch.input_ids.numel(), 4, False)
     assert expected["attention"] == one["attention"] and expected["feed_forward"] == one["feed_forward"]
