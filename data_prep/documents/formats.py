@@ -110,10 +110,8 @@ def parquet_rows(rows: ParquetRows, limit: int, fields: Fields, rejects: Rejects
     except Fault as fault:
         rejects.bad("", fault, rows.num_rows)  # of an empty file under the policy `skip` nothing
         return
-    texts = {fields.text, fields.language}
-    for number, values in enumerate(
-        rows.values(names, [name for name in names if name not in texts]), rows.first_row + 1
-    ):
+    others = [name for name in names if name not in (fields.text, fields.language)]
+    for number, values in enumerate(rows.values(names, others), rows.first_row + 1):
         text = values[0]
         if text is not None and len(text) > limit:
             rejects.too_long(len(text))
