@@ -75,6 +75,7 @@ class DocumentReader:
         self.beyond = NOTHING_BEYOND
         self.num_rows: int | None = None
         self.languages = DocumentLanguages()
+        self.is_quiet = False
         self.unit = unit
         self._settings = settings
         self._fields = _fields(settings, text_field, source)
@@ -102,7 +103,8 @@ class DocumentReader:
             if error.spoils_file and self._settings.on_bad_input == "skip":
                 self._rejects.warn_spoiled(error)
             raise
-        self._rejects.warn()
+        if not self.is_quiet:
+            self._rejects.warn()
 
     def _documents(self) -> Iterator[Document]:
         ending, compression = file_format(self.unit.url)

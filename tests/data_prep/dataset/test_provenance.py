@@ -1,4 +1,4 @@
-"""The provenance sidecar: sorted and byte-reproducible, checked against the manifest, rewritten without removed rows."""
+"""The provenance sidecar: sorted, byte-reproducible, checked against the manifest, rewritten without removed rows."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from data_prep.config.preparation_config import load_config
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest
 from data_prep.pipeline.plan import make_plan
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
 
 NOTHING = {"shards": [], "documents": 0, "sentences": 0, "tokens": 0, "unigram_entropy_nats": None}
 
@@ -24,8 +25,8 @@ def test_more_shards_than_there_are_names_for_are_refused(
     config = load_config(None, ["shards.shard_bytes=100"], [str(small_corpus)])
     tokenizer = Tokenizer.load(small_tokenizer)
     assert len(make_plan(config, tokenizer).destinations) > 100
-    monkeypatch.setattr("data_prep.pipeline.plan.MAX_SHARDS", 100)
-    with pytest.raises(UsageError, match=r"shards.shard_bytes=100 would make [\d,]+ shards .* may be 100; raise it"):
+    monkeypatch.setattr("data_prep.pipeline.scale.MAX_SHARDS", 100)
+    with pytest.raises(UsageError, match=r"shards.shard_bytes=100 makes [\d,]+ shards", check=coded("too-many-shards")):
         make_plan(config, tokenizer)
 
 
