@@ -24,7 +24,7 @@ from data_prep.estimate.estimate_report import estimate_report
 from data_prep.estimate.startup import measure_start
 from data_prep.pipeline.preparation import map_range, prepare_shards
 from data_prep.pipeline.repair import find_damage, repair
-from data_prep.pipeline.scale import scale_plan
+from data_prep.pipeline.scale_plan import scale_plan
 from data_prep.pipeline.shard_range import ShardRange
 from data_prep.reports.stats_report import table_lines
 from data_prep.reports.tables import source_table, split_table, step_table

@@ -18,7 +18,7 @@ from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.documents.input_units import InputUnit
 from data_prep.filters.registry import described_filters
 from data_prep.pipeline.destinations import Destinations
-from data_prep.pipeline.scale import plan_destinations
+from data_prep.pipeline.scale_plan import plan_destinations
 from data_prep.pipeline.units import Unit, group_parts, text_growth, unit_bytes_for
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer

@@ -163,7 +163,7 @@ def test_ranges_and_merge_on_the_command_line(
     rest += ["shards.unit_bytes=30000", "shards.min_shards=2"]
     assert command("shards", "--shard-range", "2/2", *rest) == 0 and "range 2/2 is done" in command.output
     assert command("shards", "--shard-range", "2/2", *rest) == 0 and "range 2/2 was done already" in command.output
-    assert command("merge", *rest) == 1 and "share of --shard-range 1/2;" in command.errors
+    assert command("merge", *rest) == 1 and "share of --shard-range 1/2." in command.errors
     assert command("merge", *rest, "--dry-run") == 0 and "units are not read yet" in command.output
     assert command("shards", "--shard-range", "1/2", *rest, "--fresh") == 2 and "--fresh in one range" in command.errors
     assert command("merge", *rest, "--fresh", "--dry-run") == 0 and (output / ".work").exists()

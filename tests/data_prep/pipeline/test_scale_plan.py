@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from data_prep.config.preparation_config import PreparationConfig
-from data_prep.pipeline import aggregation, scale, units
+from data_prep.pipeline import aggregation, units
+from data_prep.pipeline import scale_plan as scale
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
-from data_prep.pipeline.scale import file_opens, scale_plan
+from data_prep.pipeline.scale_plan import file_opens, scale_plan
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 
