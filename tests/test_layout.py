@@ -37,6 +37,7 @@ SEAMS = {
     "sentencex": ("data_prep", 1),
     "dask": ("data_prep", 1),
     "distributed": ("data_prep", 1),
+    "cloudpickle": ("data_prep", 2),
     "pyarrow": ("data_prep", 1),
     "rensa": ("data_prep", 1),
     "tenacity": ("data_prep", 1),
