@@ -50,7 +50,7 @@ SEAMS = {
 # before it alone.
 ORDER = {
     "data_prep": (
-        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "tokenizer_training", "dataset",
+        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training", "dataset",
         "deduplication", "pipeline", "estimate", "reports", "commands",
     ),
     "trainer": (

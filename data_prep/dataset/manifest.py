@@ -25,6 +25,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
     STEPS,
+    UNKNOWN_STEP,
     FileRecord,
     InputRecord,
     ManifestPart,
@@ -34,6 +35,7 @@ from data_prep.dataset.manifest_records import (
     SplitRecord,
     StepRecord,
     TokenizerRecord,
+    step_of,
 )
 from data_prep.storage import storage
 
@@ -115,7 +117,13 @@ class Manifest(ManifestPart):
         totals: Counter[str] = Counter()
         for source in self.sources:
             totals.update(source.dropped)
-        return {reason: totals[reason] for reasons in STEPS.values() for reason in reasons if totals[reason]}
+        order = [reason for reasons in STEPS.values() for reason in reasons]
+        steps = [*STEPS, UNKNOWN_STEP]
+
+        def place(reason: str) -> tuple[int, int, str]:
+            return steps.index(step_of(reason)), order.index(reason) if reason in order else 0, reason
+
+        return {reason: totals[reason] for reason in sorted(totals, key=place) if totals[reason]}
 
     @property
     def cut_words(self) -> int:
@@ -124,12 +132,16 @@ class Manifest(ManifestPart):
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
-        """What each step took in, dropped and gave out; the last gives out what the shards hold."""
+        """What each step took in, dropped and gave out; the last gives out what the shards hold.
+
+        The step of reasons that no step has is there where there are such.
+        """
         dropped = self.dropped
         left = sum(source.documents for source in self.sources) + sum(dropped.values())
         records = []
-        for name, reasons in STEPS.items():
-            here = {reason: dropped[reason] for reason in reasons if reason in dropped}
+        optional = {"filtering", UNKNOWN_STEP} - {step_of(reason) for reason in dropped}
+        for name in (step for step in (*STEPS, UNKNOWN_STEP) if step not in optional):
+            here = {reason: count for reason, count in dropped.items() if step_of(reason) == name}
             records.append(
                 StepRecord(name=name, documents_in=left, dropped=here, documents_out=left - sum(here.values()))
             )

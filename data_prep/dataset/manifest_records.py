@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from data_prep.base.validation import FileName, Sha256
+from data_prep.filters.reasons import is_filter_reason
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
 STEPS: dict[str, tuple[str, ...]] = {
@@ -32,11 +33,26 @@ STEPS: dict[str, tuple[str, ...]] = {
         "unreadable",
         "too many marks",
     ),
+    "filtering": (),
     "cleaning": ("empty", "too short", "too long"),
     "deduplication": ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
     "removal": ("removed",),
 }
-"""The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`."""
+"""The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`.
+
+Filtering has the reasons of `documents.filters`, which users name: `step_of` knows them.
+"""
+UNKNOWN_STEP = "unknown"
+"""The step of reasons that no step has, in manifests that another release or a hand wrote."""
+
+
+def step_of(reason: str) -> str:
+    """The step that leaves documents out for a reason."""
+    if is_filter_reason(reason):
+        return "filtering"
+    return next((step for step, reasons in STEPS.items() if reason in reasons), UNKNOWN_STEP)
+
+
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 ShardFileName = Annotated[str, Field(pattern=r"^(train|valid)-[0-9]{6}\.tar$")]
 

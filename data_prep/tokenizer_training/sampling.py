@@ -22,10 +22,10 @@ from typing import TextIO, TypeVar
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
-from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.executors import run_units
+from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.storage import storage
 from data_prep.text.cleaning import clean_paragraphs
 from data_prep.text.sentences import check_language
@@ -231,11 +231,11 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
     """Give every cleaned document of the unit, with its language, to `take`, and count."""
     counts = CorpusCounts()
     settings = task.documents
-    reader = DocumentReader(task.unit, settings, task.text_field)
+    reader = FilteredReader(task.unit, settings, task.source, task.text_field)
     try:
-        for text, own_language in reader:
-            language = language_label(own_language or task.language)
-            cleaned = "\n".join(clean_paragraphs(text, task.settings.normalization))
+        for document in reader:
+            language = language_label(document.language or task.language)
+            cleaned = "\n".join(clean_paragraphs(document.text, task.settings.normalization))
             reason = _why_dropped(cleaned, settings)
             if reason is not None:
                 counts.dropped[task.source, reason] += 1
