@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -117,6 +117,14 @@ def rows_to_remove(table: pa.Table, gone: np.ndarray, source: str | None = None)
     if source is not None:
         found |= pc.equal(table["source"], source).to_numpy().astype(bool)
     return found
+
+
+def find_rows(table: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
+    """Return the rows of a sidecar whose `column` is one of the values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return table.filter(pc.is_in(table[column], value_set=pa.array(values, pa.string())))
 
 
 def _order(row: ProvenanceRow) -> tuple[object, ...]:

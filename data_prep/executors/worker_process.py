@@ -199,7 +199,7 @@ def _without_main_module() -> Iterator[None]:
             described: dict[str, object] = describe(name, *arguments)
             return {key: value for key, value in described.items() if not key.startswith("init_main_from")}
 
-        multiprocessing.spawn.get_preparation_data = describe_without_main  # type: ignore[assignment]
+        multiprocessing.spawn.get_preparation_data = describe_without_main
         try:
             yield
         finally:
