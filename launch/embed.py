@@ -86,7 +86,7 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
     """The texts of --input, or of standard input."""
     path: Path | None = arguments.input
     if path is not None and path.suffix in TABLES:
-        from trainer.finetune.examples import Columns, read_examples, text_of
+        from trainer.finetuning.examples import Columns, read_examples, text_of
 
         quoting = not arguments.no_quoting
         return read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting).texts
@@ -131,7 +131,7 @@ def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
     else:
         import pandas
 
-        from trainer.finetune.labeled_tables import write_table
+        from trainer.finetuning.labeled_tables import write_table
 
         write_table(pandas.DataFrame({"text": texts, "embedding": list(vectors)}), path)
 

@@ -24,9 +24,9 @@ from launch.options import add_model, add_no_quoting, add_tracking_uri, check_ne
 
 if TYPE_CHECKING:
     from trainer.config.run_settings import TrackingSettings
-    from trainer.finetune.experiment import Best, Experiment
-    from trainer.finetune.experiment_runs import ExperimentRuns
-    from trainer.finetune.task_data import Files
+    from trainer.finetuning.experiment import Best, Experiment
+    from trainer.finetuning.experiment_runs import ExperimentRuns
+    from trainer.finetuning.task_data import Files
 
 TASKS = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
 VARIANTS = ("scratch", "frozen", "full")
@@ -95,11 +95,11 @@ def main() -> None:
     variants = chosen_variants(arguments)
     check_arguments(arguments)
     tracking = None if arguments.no_tracking else tracking_settings(arguments)
-    from trainer.finetune.examples import Columns
-    from trainer.finetune.experiment import Best, prepare
-    from trainer.finetune.experiment_runs import ExperimentRuns
-    from trainer.finetune.fit import FitSettings
-    from trainer.finetune.preview import describe, estimate_lines, estimate_seconds
+    from trainer.finetuning.examples import Columns
+    from trainer.finetuning.experiment import Best, prepare
+    from trainer.finetuning.experiment_runs import ExperimentRuns
+    from trainer.finetuning.fit import FitSettings
+    from trainer.finetuning.preview import describe, estimate_lines, estimate_seconds
     from trainer.registry.pulled_model import pull
 
     experiment = prepare(
@@ -134,8 +134,8 @@ def main() -> None:
 
 def fit_all(arguments: argparse.Namespace, experiment: Experiment, runs: ExperimentRuns, best: Best) -> Path:
     """Fit every variant, report, and save the best model; returns its folder."""
-    from trainer.finetune.comparison import draw_comparison, log_results, progress_line, report_lines, write_scores
-    from trainer.finetune.experiment import run_variant
+    from trainer.finetuning.comparison import draw_comparison, log_results, progress_line, report_lines, write_scores
+    from trainer.finetuning.experiment import run_variant
 
     output: Path = arguments.output
     runs.parent.log_params(run_params(arguments, experiment))
@@ -160,7 +160,7 @@ def fit_all(arguments: argparse.Namespace, experiment: Experiment, runs: Experim
 
 def files_of(arguments: argparse.Namespace) -> Files:
     """The files of labeled data."""
-    from trainer.finetune.task_data import Files
+    from trainer.finetuning.task_data import Files
 
     return Files(arguments.train, arguments.valid, arguments.test, not arguments.no_quoting)
 
@@ -199,7 +199,7 @@ def run_params(arguments: argparse.Namespace, experiment: Experiment) -> dict[st
 def save_best(best: Best, arguments: argparse.Namespace, experiment: Experiment, run_id: str | None) -> Path:
     """Save the best model with what made it; returns its folder."""
     from data_prep.storage import storage
-    from trainer.finetune.fitted_model import FitFacts, save_fitted_model
+    from trainer.finetuning.fitted_model import FitFacts, save_fitted_model
     from trainer.registry.pulled_model import is_address
 
     assert best.model is not None and best.fit is not None, "there was a fit"
@@ -258,9 +258,9 @@ def check_arguments(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--learning-rates {rate:g} is no learning rate; give numbers such as 5e-5")
     if arguments.alias and not arguments.register:
         raise UsageError("--alias points to a registered model; give --register NAME too")
-    from trainer.finetune.labeled_tables import check_readable
-    from trainer.finetune.task_data import task_of_columns
-    from trainer.finetune.tasks import choosing_metric
+    from trainer.finetuning.labeled_tables import check_readable
+    from trainer.finetuning.task_data import task_of_columns
+    from trainer.finetuning.tasks import choosing_metric
 
     choosing_metric(task_of_columns(arguments.task, arguments.pair_column), arguments.metric)
     for path in (arguments.train, arguments.valid, arguments.test):

@@ -81,7 +81,7 @@ def main() -> None:
     elif arguments.model is not None:
         register_folder(arguments.model, conditions, arguments)
     else:
-        from trainer.export.export import export_checkpoint
+        from trainer.hf_export.export import export_checkpoint
 
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             folder = Path(temporary) / arguments.name  # the model card takes its title from here

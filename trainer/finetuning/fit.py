@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from data_prep.base.errors import UserError
-from trainer.finetune.tasks import Output
+from trainer.finetuning.tasks import Output
 from trainer.inference.batches import Collator, row_length
 from trainer.inference.pretrained import Row
 from trainer.model.quiet_transformers import quiet_transformers

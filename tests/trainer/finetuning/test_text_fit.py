@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.finetune.text_fit import TextFit, fit_lines, measure_text, pretraining_fit, warnings_of
+from trainer.finetuning.text_fit import TextFit, fit_lines, measure_text, pretraining_fit, warnings_of
 from trainer.inference.pretrained import Preprocessor
 
 

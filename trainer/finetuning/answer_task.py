@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.finetune.examples import Examples, text_of
-from trainer.finetune.scores import answer_f1, answer_scores
-from trainer.finetune.tasks import Encoded, Output, Prediction, Task, num_longer, softmax
+from trainer.finetuning.examples import Examples, text_of
+from trainer.finetuning.scores import answer_f1, answer_scores
+from trainer.finetuning.tasks import Encoded, Output, Prediction, Task, num_longer, softmax
 from trainer.inference.pretrained import Preprocessor, Row
 
 MAX_ANSWER_TOKENS = 30

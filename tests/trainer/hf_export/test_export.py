@@ -19,9 +19,9 @@ from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.foreign_tokenizers import WRITERS
 from trainer.config.families import MODERNBERT_OPTIONS
 from trainer.config.run_config import RunConfig
-from trainer.export import exported_files, parity
-from trainer.export.export import export_model
-from trainer.export.model_card import TrainingFacts, model_card
+from trainer.hf_export import exported_files, parity
+from trainer.hf_export.export import export_model
+from trainer.hf_export.model_card import TrainingFacts, model_card
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.quiet_transformers import quiet_transformers
 

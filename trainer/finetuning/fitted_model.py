@@ -19,10 +19,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from data_prep.base.errors import UserError
 from data_prep.base.validation import first_problem
 from data_prep.storage import storage
-from trainer.finetune.examples import Columns, Examples
-from trainer.finetune.fit import predict
-from trainer.finetune.task_data import make_task
-from trainer.finetune.tasks import Prediction, Task, TaskName
+from trainer.finetuning.examples import Columns, Examples
+from trainer.finetuning.fit import predict
+from trainer.finetuning.task_data import make_task
+from trainer.finetuning.tasks import Prediction, Task, TaskName
 from trainer.inference.batches import Collator
 from trainer.inference.model_folder import FINETUNE_FILE, read_json
 from trainer.inference.pretrained import SHORTEST, Preprocessor, load_config, load_pretrained

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.finetune.answer_task import Answer, AnswerTask
-from trainer.finetune.examples import Examples
-from trainer.finetune.tasks import IGNORED, ClassificationTask, Output, Prediction, TokenTask
+from trainer.finetuning.answer_task import Answer, AnswerTask
+from trainer.finetuning.examples import Examples
+from trainer.finetuning.tasks import IGNORED, ClassificationTask, Output, Prediction, TokenTask
 from trainer.inference.pretrained import Preprocessor
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import counted
-from trainer.finetune.answer_task import AnswerTask
-from trainer.finetune.examples import Columns, Examples, read_examples
-from trainer.finetune.tasks import ClassificationTask, Encoded, RegressionTask, Task, TokenTask
+from trainer.finetuning.answer_task import AnswerTask
+from trainer.finetuning.examples import Columns, Examples, read_examples
+from trainer.finetuning.tasks import ClassificationTask, Encoded, RegressionTask, Task, TokenTask
 from trainer.inference.pretrained import Preprocessor
 from trainer.model.quiet_transformers import quiet_transformers
 

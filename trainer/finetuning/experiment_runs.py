@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data_prep.base.errors import UserError
 from trainer.config.run_settings import TrackingSettings
-from trainer.finetune.fit import Point
+from trainer.finetuning.fit import Point
 from trainer.tracking.sync import sync
 from trainer.tracking.tracker import (
     CLOSE_SECONDS,

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep.base.errors import UsageError
-from trainer.finetune.examples import Examples, text_of
-from trainer.finetune.labeled_tables import is_missing
-from trainer.finetune.scores import classification_scores, regression_scores, tagging_scores
+from trainer.finetuning.examples import Examples, text_of
+from trainer.finetuning.labeled_tables import is_missing
+from trainer.finetuning.scores import classification_scores, regression_scores, tagging_scores
 from trainer.inference.pretrained import Preprocessor, Row
 
 TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]

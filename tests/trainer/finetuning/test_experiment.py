@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.finetune import frozen
-from trainer.finetune.examples import Columns
-from trainer.finetune.experiment import FROZEN_RATES, Experiment, prepare, usual_rates
-from trainer.finetune.fit import FitSettings
-from trainer.finetune.task_data import Files
+from trainer.finetuning import frozen
+from trainer.finetuning.examples import Columns
+from trainer.finetuning.experiment import FROZEN_RATES, Experiment, prepare, usual_rates
+from trainer.finetuning.fit import FitSettings
+from trainer.finetuning.task_data import Files
 
 
 @pytest.mark.parametrize(("hidden_size", "published"), [(768, (2e-5, 5e-5)), (1024, (2e-5, 5e-5))])

@@ -13,7 +13,7 @@ from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.toy_run import CONFIG, make_run, make_tokenizer, make_weights
 from trainer.checkpoint.format import step_folder
-from trainer.export.export_source import read_source
+from trainer.hf_export.export_source import read_source
 from trainer.metrics.status import write_status
 
 ROOT = Path(__file__).parents[3]

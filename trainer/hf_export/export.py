@@ -25,10 +25,10 @@ from safetensors import SafetensorError
 from data_prep.base.errors import UsageError, UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.run_config import RunConfig
-from trainer.export.export_source import read_source
-from trainer.export.exported_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
-from trainer.export.model_card import TrainingFacts
-from trainer.export.parity import ParityReport, check_export
+from trainer.hf_export.export_source import read_source
+from trainer.hf_export.exported_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
+from trainer.hf_export.model_card import TrainingFacts
+from trainer.hf_export.parity import ParityReport, check_export
 from trainer.model.hugging_face import family_in_transformers
 from trainer.model.pretraining import PretrainingModel
 

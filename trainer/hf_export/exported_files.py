@@ -18,8 +18,8 @@ from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokeni
 from data_prep.tokenizer.tokenizer import MODEL_NAME, Tokenizer
 from data_prep.tokenizer.tokenizer_report import REPORT_NAME
 from trainer.config.run_config import RunConfig, without_secrets
-from trainer.export.model_card import TrainingFacts, model_card
-from trainer.export.parity import ParityReport
+from trainer.hf_export.model_card import TrainingFacts, model_card
+from trainer.hf_export.parity import ParityReport
 from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.finetune.examples import Columns
-from trainer.finetune.task_data import (
+from trainer.finetuning.examples import Columns
+from trainer.finetuning.task_data import (
     Files,
     class_names,
     count_swallowing,

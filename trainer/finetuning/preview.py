@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from data_prep.base.terminal import counted, duration
-from trainer.finetune.experiment import Experiment, make_model
-from trainer.finetune.fit import groups_by_length
-from trainer.finetune.frozen import encoder_taken_out, store_hidden_states
-from trainer.finetune.task_data import data_lines
-from trainer.finetune.text_fit import fit_lines, measure_text, pretraining_fit
+from trainer.finetuning.experiment import Experiment, make_model
+from trainer.finetuning.fit import groups_by_length
+from trainer.finetuning.frozen import encoder_taken_out, store_hidden_states
+from trainer.finetuning.task_data import data_lines
+from trainer.finetuning.text_fit import fit_lines, measure_text, pretraining_fit
 from trainer.inference.batches import Collator, row_length
 from trainer.inference.pretrained import Row
 

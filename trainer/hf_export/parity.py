@@ -21,7 +21,7 @@ from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
 from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
 from data_prep.tokenizer.special_tokens import PAD_TOKEN_ID
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.export.parity_samples import (
+from trainer.hf_export.parity_samples import (
     MASK_TEXTS,
     SAMPLE_TEXTS,
     Encoded,

@@ -14,16 +14,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data_prep.base.errors import UserError
-from trainer.finetune import experiment
-from trainer.finetune import fit as fitting
-from trainer.finetune.comparison import rate_lines
-from trainer.finetune.examples import Examples
-from trainer.finetune.experiment import Best, Experiment, Fit, make_model, run_variant
-from trainer.finetune.experiment_runs import ExperimentRuns, FitRun
-from trainer.finetune.fit import Diverged, FitSettings, fit, predict
-from trainer.finetune.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
-from trainer.finetune.preview import closed_forms, estimate_seconds, letters_line, trainable_parameters
-from trainer.finetune.task_data import TaskData, encode_task, make_task
+from trainer.finetuning import experiment
+from trainer.finetuning import fit as fitting
+from trainer.finetuning.comparison import rate_lines
+from trainer.finetuning.examples import Examples
+from trainer.finetuning.experiment import Best, Experiment, Fit, make_model, run_variant
+from trainer.finetuning.experiment_runs import ExperimentRuns, FitRun
+from trainer.finetuning.fit import Diverged, FitSettings, fit, predict
+from trainer.finetuning.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
+from trainer.finetuning.preview import closed_forms, estimate_seconds, letters_line, trainable_parameters
+from trainer.finetuning.task_data import TaskData, encode_task, make_task
 from trainer.inference.batches import Collator
 from trainer.inference.pretrained import Preprocessor
 from trainer.tracking.tracker import NullTracker

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UserError
-from trainer.finetune.labeled_tables import column, is_missing, read_table
+from trainer.finetuning.labeled_tables import column, is_missing, read_table
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from data_prep.base.terminal import counted, duration
-from trainer.finetune.experiment import Experiment, Fit, VariantResult
-from trainer.finetune.task_data import TaskData
+from trainer.finetuning.experiment import Experiment, Fit, VariantResult
+from trainer.finetuning.task_data import TaskData
 from trainer.inference.fill_mask import shorten
 from trainer.tracking.figures import Curve, draw_curves
 from trainer.tracking.tracker import MetricLog

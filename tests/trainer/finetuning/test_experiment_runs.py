@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.tracked_runs import all_runs
 from trainer.config.run_settings import TrackingSettings
-from trainer.finetune.experiment_runs import ExperimentRuns
-from trainer.finetune.fit import Point
+from trainer.finetuning.experiment_runs import ExperimentRuns
+from trainer.finetuning.fit import Point
 from trainer.tracking.delivery import Delivery
 
 POINT = Point(1.0, 8, "valid/accuracy", 0.5)

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.finetune.labeled_tables import check_readable, column, is_missing, read_table, write_table
+from trainer.finetuning.labeled_tables import check_readable, column, is_missing, read_table, write_table
 
 ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
 

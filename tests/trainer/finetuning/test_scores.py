@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from trainer.finetune.scores import (
+from trainer.finetuning.scores import (
     Entity,
     answer_f1,
     answer_scores,

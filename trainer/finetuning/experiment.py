@@ -20,12 +20,12 @@ import transformers
 from transformers import PreTrainedModel
 
 from data_prep.base.errors import UsageError
-from trainer.finetune.examples import Columns
-from trainer.finetune.experiment_runs import FitRun
-from trainer.finetune.fit import Diverged, FitSettings, Point, Score, fit, order, predict
-from trainer.finetune.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
-from trainer.finetune.task_data import Files, TaskData, count_swallowing, encode_task, read_task
-from trainer.finetune.tasks import Prediction, choosing_metric
+from trainer.finetuning.examples import Columns
+from trainer.finetuning.experiment_runs import FitRun
+from trainer.finetuning.fit import Diverged, FitSettings, Point, Score, fit, order, predict
+from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
+from trainer.finetuning.task_data import Files, TaskData, count_swallowing, encode_task, read_task
+from trainer.finetuning.tasks import Prediction, choosing_metric
 from trainer.inference.batches import Collator
 from trainer.inference.pretrained import Preprocessor, Row, load_config, load_pretrained, refuse_random_weights
 

@@ -18,7 +18,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.format import STATE_NAME, SavedState, list_steps, read_state, step_folder
 from trainer.checkpoint.pieces import read_weights
 from trainer.config.run_config import RunConfig, without_registry
-from trainer.export.model_card import TrainingFacts
+from trainer.hf_export.model_card import TrainingFacts
 from trainer.metrics.status import read_status
 from trainer.tracking.journal import GIT_TAG, LINEAGE_TAG, read_record
 

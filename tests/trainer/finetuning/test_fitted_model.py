@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
-from trainer.finetune.answer_task import Answer
-from trainer.finetune.examples import Examples
-from trainer.finetune.experiment import Experiment, make_model
-from trainer.finetune.fitted_model import FitFacts, FittedModel, save_fitted_model
-from trainer.finetune.task_data import encode_task, make_task
+from trainer.finetuning.answer_task import Answer
+from trainer.finetuning.examples import Examples
+from trainer.finetuning.experiment import Experiment, make_model
+from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
+from trainer.finetuning.task_data import encode_task, make_task
 from trainer.inference.model_folder import check_model_folder
 from trainer.inference.pretrained import Preprocessor
 from trainer.inference.provenance import read_provenance

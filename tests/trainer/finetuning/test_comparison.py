@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.finetune.comparison import score_lines
-from trainer.finetune.experiment import Fit, VariantResult
+from trainer.finetuning.comparison import score_lines
+from trainer.finetuning.experiment import Fit, VariantResult
 
 
 def result(variant: str, **scores: float) -> VariantResult:
