@@ -70,9 +70,8 @@ def main() -> None:
     # The table of embeddings can be looked at with no texts; nothing is waited for then.
     texts = input_texts(arguments) if arguments.neighbors is None or arguments.input is not None else []
     from trainer.inference.embedding import Embedder
-    from trainer.registry.pulled_model import pull
 
-    embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    embedder = Embedder(arguments.model, tracking_uri=arguments.tracking_uri)
     if arguments.neighbors is not None:
         show_neighbors(embedder, texts, arguments)
         return

@@ -47,7 +47,7 @@ def main() -> None:
     arguments = parse_arguments()
     from trainer.finetuning.fitted_model import FittedModel
     from trainer.finetuning.labeled_tables import check_suffix, write_table
-    from trainer.registry.pulled_model import pull
+    from trainer.inference.pulled_model import pull
 
     check_suffix(arguments.output)
     check_new_file(arguments.output, "--output")

@@ -28,7 +28,7 @@ from trainer.inference.fill_mask import FillMask
 from trainer.inference.model_folder import FINETUNE_FILE
 from trainer.inference.next_sentence import NextSentence
 from trainer.inference.provenance import PROVENANCE_FILE, data_lineage, read_provenance
-from trainer.registry.pulled_model import pull
+from trainer.inference.pulled_model import pull
 
 WEIGHTS, CONFIG, TOKENIZER, TOKENIZER_CONFIG = (
     *("model.safetensors", "config.json"),

@@ -20,8 +20,8 @@ from launch import embed, fill_mask, finetune, predict
 from tests.support.mlflow_servers import run_mlflow_server
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export import export_model
+from trainer.inference.pulled_model import pull
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.pulled_model import pull
 from trainer.registry.registration import register
 
 NUM_ROWS = 2000

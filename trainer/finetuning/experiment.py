@@ -104,7 +104,7 @@ class Best:
 
 
 def prepare(
-    encoder: Path,
+    open_encoder: Callable[[], Path],
     task: str,
     files: Files,
     columns: Columns,
@@ -117,13 +117,16 @@ def prepare(
     num_seeds: int = 3,
     settings: FitSettings,
 ) -> Experiment:
-    """Read and encode the data, and settle what the fits share; without `learning_rates` usual ones are tried.
+    """Read the data, open the encoder's directory, encode, and settle what the fits share.
+
+    Without `learning_rates` usual ones are tried.
 
     Raises:
         UserError: the files, the columns, the metric, the model or the memory do not fit the task.
     """
     found, examples = read_task(task, files, columns, split_seed)
     metric = choosing_metric(found, metric)
+    encoder = open_encoder()
     preprocessor = Preprocessor.load(encoder)
     if max_length is not None and max_length > preprocessor.max_length:
         raise UsageError(

@@ -44,12 +44,12 @@ class ExportReport:
     parity: ParityReport
 
 
-def export_checkpoint(checkpoint: Path, output: Path) -> ExportReport:
-    """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest one, to the new `output`.
+def export_checkpoint(checkpoint: str | Path, output: str | Path) -> ExportReport:
+    """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest one, to the new directory `output`.
 
     Raises:
-        UserError: the folder is no checkpoint or damaged, or `export_model` refuses.
-        UsageError: `output` is there and not empty.
+        UserError: `checkpoint` is not a checkpoint or is damaged, or `export_model` refuses.
+        UsageError: `output` exists and is not empty.
     """
     check_output(Path(output))  # before anything large is read
     source = read_source(Path(checkpoint))

@@ -38,7 +38,7 @@ def prepare_tagging(encoder: Path, path: Path, variants: tuple[str, ...] = ("ful
     settings = FitSettings(epochs=1, batch_size=8)
     columns = Columns("words", None, "tags")
     task = "token_classification"
-    return prepare(encoder, task, Files(path), columns, variants, num_seeds=1, settings=settings, **more)
+    return prepare(lambda: encoder, task, Files(path), columns, variants, num_seeds=1, settings=settings, **more)
 
 
 def test_rates_asked_for_are_taken_once_each_in_their_order(tiny_hugging_face: Path, tmp_path: Path) -> None:

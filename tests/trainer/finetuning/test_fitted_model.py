@@ -21,8 +21,8 @@ from trainer.finetuning.task_data import encode_task, make_task
 from trainer.inference.model_folder import check_model_folder
 from trainer.inference.pretrained import Preprocessor
 from trainer.inference.provenance import read_provenance
+from trainer.inference.pulled_model import pull
 from trainer.registry.model_versions import ModelVersion, trained_on
-from trainer.registry.pulled_model import pull
 from trainer.registry.registration import provenance_tags, register
 from trainer.tracking.mlflow_server import connect
 

@@ -1,4 +1,7 @@
-"""Pulling a model out of the MLflow registry: a version becomes a Hugging Face folder again, checked on the way."""
+"""The Hugging Face folder of any model that a user may name: a directory, a run, a registry address, a name on the Hub.
+
+A registered version becomes a Hugging Face folder again and is checked on the way; a run or a checkpoint is exported.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from typing import TYPE_CHECKING
 
 import regex
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
+from trainer.checkpoint.format import STATE_NAME
+from trainer.config.hub_names import hub_name
+from trainer.inference.hub_models import download_from_hub
 from trainer.inference.model_folder import check_model_folder, folder_digest
 from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
 
@@ -20,60 +26,125 @@ if TYPE_CHECKING:
 EXPORT_FOLDER = "hf"
 TAG_PREFIX = "clozeworks."
 DIGEST_TAG = TAG_PREFIX + "folder_sha256"
+ADDRESSES = "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID/PATH"
+_ADDRESS = regex.compile(r"models:/(?:(m-[0-9a-f]{32})|([^/@:]+)(?:@([^/@]+)|/(\d+|latest)))")
 
 
-def pull(model_uri: str, destination: Path | None = None, tracking_uri: str | None = None) -> Path:
-    """The Hugging Face folder of a model: downloaded to `destination` (else a temporary folder), or a local one as is.
+def hugging_face_folder(model: str | Path, tracking_uri: str | None = None, name: str = "model") -> Path:
+    """Return the Hugging Face folder of a model; a run or a checkpoint is exported to a temporary folder `name`.
+
+    Raises:
+        UserError: as `pull` and `export_checkpoint`.
+    """
+    if not is_checkpoint(model):
+        return pull(model, tracking_uri=tracking_uri)
+    from trainer.hf_export.export import export_checkpoint
+
+    return export_checkpoint(model, _temporary_folder() / name).output
+
+
+def pull(model: str | Path, destination: Path | None = None, tracking_uri: str | None = None) -> Path:
+    """Return the Hugging Face folder of a model, checked: a local one as it is, one on the Hub from its cache.
+
+    A registered model is downloaded to `destination`, by default a temporary folder.
 
     Raises:
         UserError: there is no such model, it changed on the way, or it holds pickles or asks for code of its own.
     """
-    if not is_address(model_uri):
-        folder = Path(model_uri)
-        if not folder.is_dir():
-            raise UserError(
-                f"{model_uri} is neither a folder nor a model's address; give an exported folder, models:/NAME@ALIAS, "
-                "models:/NAME/VERSION or runs:/RUN_ID/PATH"
-            )
+    if not is_address(model):
+        folder = local_or_hub_folder(model)
         check_model_folder(folder)
         return folder
+    model_uri = str(model)
+    check_address(model_uri)
     if destination is not None and destination.exists() and any(destination.iterdir()):
-        raise UserError(f"{destination} is not empty; give another folder for the model, or empty it")
+        raise UserError(
+            f"the destination {destination} of {model_uri} is not empty",
+            fix="give another directory, or empty it",
+            code="output-not-empty",
+        )
     uri = resolve_tracking_uri(tracking_uri)
     with registry_client(uri, f"pulling {model_uri}") as client:
         artifact_uri, digest = find_model(client, model_uri)
         return download(artifact_uri, digest, model_uri, uri, destination)
 
 
-def is_address(model: str) -> bool:
-    """Whether `model` is an address of MLflow's, not a folder."""
-    return model.startswith(("models:/", "runs:/"))
+def local_or_hub_folder(model: str | Path, with_weights: bool = True) -> Path:
+    """Return the directory `model`, or the cached download of the model on the Hub of that name.
+
+    Raises:
+        UserError: there is neither, or the download fails.
+    """
+    check_model_name(model)
+    return Path(model) if Path(model).is_dir() else download_from_hub(str(model), with_weights)
+
+
+def check_model_name(model: str | Path) -> None:
+    """Refuse what cannot name a model, before anything is loaded or downloaded.
+
+    Raises:
+        UsageError: it is a malformed MLflow address, or neither a directory nor a possible name on the Hub.
+    """
+    if is_address(model):
+        check_address(str(model))
+    elif not Path(model).is_dir() and hub_name(str(model)) is None:
+        is_file = Path(model).exists()
+        raise UsageError(
+            f"{model} is a file, not the directory of a model" if is_file else f"{model} does not exist",
+            fix=f"give a run's output_dir, an exported directory, {ADDRESSES}, or a name on the Hugging Face Hub",
+            code="unknown-model",
+        )
+
+
+def is_checkpoint(model: str | Path) -> bool:
+    """Whether `model` is a run's output directory or one of its checkpoints."""
+    return (Path(model) / "checkpoints").is_dir() or (Path(model) / STATE_NAME).is_file()
+
+
+def is_address(model: str | Path) -> bool:
+    """Whether `model` is an MLflow address, not a directory."""
+    return str(model).startswith(("models:/", "runs:/"))
+
+
+def check_address(model_uri: str) -> None:
+    """Refuse a malformed MLflow address, before any server is contacted.
+
+    Raises:
+        UsageError: it is malformed.
+    """
+    if not model_uri.startswith("runs:/") and _ADDRESS.fullmatch(model_uri) is None:
+        raise UsageError(f"{model_uri} is not a model address", fix=f"write {ADDRESSES}", code="invalid-model-address")
 
 
 def check_is_there(model_uri: str, tracking_uri: str | None = None) -> None:
-    """Look whether an address leads to files, without downloading them.
+    """Check that an address leads to files, without downloading them.
 
     Raises:
         UserError: there is no such model, it has no files, or the registry does not answer.
     """
+    check_address(model_uri)
     uri = resolve_tracking_uri(tracking_uri)
     with registry_client(uri, f"looking for {model_uri}") as client:
         from mlflow.artifacts import list_artifacts
 
         artifact_uri, _ = find_model(client, model_uri)
         if not list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri):
-            raise UserError(f"{model_uri} holds no files; give the address of a model that was registered whole")
+            raise UserError(
+                f"{model_uri} holds no files",
+                fix="give the address of a model that was registered completely",
+                code="model-without-files",
+            )
 
 
 def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
-    """Where the folder of a model lies, and the digest it was registered with; aliases are resolved once, here."""
+    """Return the address of a model's files and the digest at registration; aliases are resolved once, here."""
     if model_uri.startswith("runs:/"):
         return model_uri, None
     from mlflow.exceptions import MlflowException
 
-    match = regex.fullmatch(r"models:/(?:(m-[0-9a-f]{32})|([^/@:]+)(?:@([^/@]+)|/(\d+|latest)))", model_uri)
-    if match is None:
-        raise UserError(f"{model_uri} is no address of a model; write models:/NAME@ALIAS or models:/NAME/VERSION")
+    check_address(model_uri)
+    match = _ADDRESS.fullmatch(model_uri)
+    assert match is not None, "checked"
     model_id, name, alias, number = match.groups()
     try:
         if model_id:
@@ -84,7 +155,11 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
-        raise UserError(f"there is no {model_uri}; {_what_there_is(client, name)}") from None
+        raise UserError(
+            f"{model_uri} does not exist; {_what_there_is(client, name)}",
+            fix="give a model that exists, or set --tracking-uri to the server that has it",
+            code="unknown-model",
+        ) from None
     return f"models:/{name}/{version.version}", version.tags.get(DIGEST_TAG)
 
 
@@ -111,7 +186,11 @@ def download(artifact_uri: str, digest: str | None, model_uri: str, uri: str, de
             folder = _from_pipeline(folder)
         check_model_folder(folder, strict=True, name=model_uri)
         if digest is not None and source != artifact_uri and folder_digest(folder) != digest:
-            raise UserError(f"{model_uri} is not what was registered: its files have another sha256; register it again")
+            raise UserError(
+                f"the files of {model_uri} differ from the registered ones (sha256)",
+                fix="register the model again",
+                code="model-changed",
+            )
         if destination.exists():
             destination.rmdir()
         shutil.move(str(folder), destination)
