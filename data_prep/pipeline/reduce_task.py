@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import PieceText, RecordCounts
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.provenance import ProvenanceRow, write_provenance
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
 from data_prep.dataset.shard_index import starts_of
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.dataset.state_files import read_state, write_state
