@@ -41,6 +41,8 @@ SEAMS = {
     "rensa": ("data_prep", 1),
     "tenacity": ("data_prep", 1),
     "braceexpand": ("data_prep", 1),
+    "py3langid": ("data_prep", 1),
+    "datatrove": ("data_prep", 1),
     "deepspeed": ("trainer", 4),
     "mlflow": ("trainer", 5),
 }

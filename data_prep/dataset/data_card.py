@@ -215,9 +215,9 @@ def _settings(manifest: Manifest) -> Iterator[str]:
     for number, config in enumerate([manifest.config, *manifest.config.get("additions", [])]):
         names = ", ".join(escaped(source["name"]) for source in config.get("sources", []))
         yield f"- {'first preparation' if number == 0 else f'addition {number}'} ({names or 'no source named'})"
-        for name in ("deduplication", "documents", "shards"):
-            if name in config:
-                yield f"  - {name}: {_values(config[name])}"
+        for name, values in config.items():  # whatever sections there are: none has to be entered here
+            if isinstance(values, dict):
+                yield f"  - {escaped(name)}: {_values(values)}"
 
 
 def _check() -> Iterator[str]:

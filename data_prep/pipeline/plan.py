@@ -16,7 +16,7 @@ from data_prep.dataset.shards import MAX_SHARDS
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.documents.input_units import InputUnit, file_format
-from data_prep.filters.registry import described_filters
+from data_prep.filters.registry import configured_filters, described_filters
 from data_prep.pipeline.map_task import Destinations
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -84,6 +84,7 @@ def make_plan(
     """
     if parent is not None:
         _check_fits(config.shards, tokenizer, parent)
+    configured_filters(config.documents)  # what is wrong with them is found before work begins
     inputs = find_inputs(config) if inputs is None else inputs
     units = find_units(inputs, config)
     bytes_per_token = np.dtype(tokenizer.token_dtype).itemsize
