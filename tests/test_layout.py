@@ -37,7 +37,7 @@ SEAMS = {
     "sentencex": ("data_prep", 1),
     "dask": ("data_prep", 1),
     "distributed": ("data_prep", 1),
-    "pyarrow": ("data_prep", 1),
+    "pyarrow": ("data_prep", 2),
     "rensa": ("data_prep", 1),
     "tenacity": ("data_prep", 1),
     "braceexpand": ("data_prep", 1),

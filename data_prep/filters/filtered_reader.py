@@ -101,9 +101,10 @@ class FilteredReader(DocumentReader):
         except UnusableDocument as error:
             if self._skips:
                 return UNUSABLE
-            message = f"{self._named(document)}: filter {step.name!r}: {error}"
-            advice = "; correct it, or leave such documents out with documents.on_bad_input=skip"
-            raise BadInput(message + advice) from None
+            raise BadInput(
+                f"{self._named(document)}: filter {step.name!r}: {error}",
+                fix="correct it, or leave such documents out with documents.on_bad_input=skip",
+            ) from None
         except Exception as error:  # whatever a user's function raises is the user's to fix
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error})"

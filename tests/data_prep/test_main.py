@@ -83,7 +83,7 @@ def test_a_dry_run_of_shards_writes_nothing(
     [
         (["--input", "{tmp}/missing.jsonl"], 2, "no input file matches"),
         (["--input", "{tmp}"], 2, "is a folder"),
-        (["--input", "{tmp}/report.pdf"], 2, "an ending that is not read here"),
+        (["--input", "{tmp}/report.pdf"], 2, "unsupported file type"),
         (["--input", "{tmp}/empty.jsonl"], 1, "nothing is left of the inputs"),
         ([], 2, "no input is named"),
         (["--input", "{corpus}", "documents.text_field=body"], 1, "has no field 'body' (its fields: text)"),
