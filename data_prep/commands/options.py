@@ -80,6 +80,11 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--add-to", metavar="DATASET", help="add the sources to this data set, instead of --output; with its tokenizer"
     )
+    command.add_argument(
+        "--keep-dropped",
+        metavar="DIR",
+        help="also write the documents that filters and length limits drop, with the reasons, to this folder or URL",
+    )
     most = DocumentSettings().worker_memory_bytes
     add_workers(
         command,
@@ -141,6 +146,8 @@ def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Reques
         raise UsageError(f"output {output} is a file; name a folder")
     _check_holds_no_tokenizer(output, arguments.tokenizer)
     config = _with_source_name(configured(arguments, overrides), arguments)
+    if arguments.keep_dropped is not None:
+        config = config.model_copy(update={"keep_dropped": arguments.keep_dropped})
     parent = None if arguments.add_to is None else read_manifest(output)
     tokenizer = arguments.tokenizer or storage.join(output, TOKENIZER_FOLDER)
     return Request(config, find_inputs(config), tokenizer, parent, output)

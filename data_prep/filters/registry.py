@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.source_digest import function_digest, module_digest
 from data_prep.config.preparation_config import DocumentSettings, FilterFunction, FilterSettings
 from data_prep.documents.document import Document
-from data_prep.filters.source_digest import function_digest, module_digest
 from data_prep.storage import storage
 
 ENTRY_POINTS = "clozeworks.filters"

@@ -14,6 +14,7 @@ from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfi
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.shards import MAX_SHARDS
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
+from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.documents.input_units import InputUnit, growth_of
 from data_prep.filters.registry import configured_filters, described_filters
@@ -52,6 +53,7 @@ class Plan:
         values = self.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
         documents = values["documents"]
         documents["filters"] = described_filters(self.config.documents.filters)
+        documents["formats"] = described_formats(file.url for file in self.inputs)
         for name in ("id_field", "url_field", "metadata_fields", "filters", "formats"):
             if not documents[name]:
                 del documents[name]  # as in data sets made before there were these settings

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from data_prep.base.errors import UsageError
+from data_prep.base.source_digest import module_digest
 from data_prep.documents.formats.arrow_format import ArrowFormat
 from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
 from data_prep.documents.formats.custom_format import CustomFormat
@@ -33,7 +34,7 @@ _of_settings: dict[str, Format] = {}
 
 
 def use_formats(formats: Mapping[str, str]) -> None:
-    """Read files of these endings by these formats (`module:function`) in this process, as `documents.formats` says.
+    """From now on read files of these endings by these formats (`module:function`) in this process.
 
     Raises:
         UsageError: an ending is that of a built-in format, or a format cannot be imported.
@@ -41,8 +42,6 @@ def use_formats(formats: Mapping[str, str]) -> None:
     for ending, path in formats.items():
         if ending not in _of_settings or getattr(_of_settings[ending], "path", None) != path:
             _of_settings[ending] = _custom(ending, path)
-    for ending in set(_of_settings) - set(formats):
-        del _of_settings[ending]
 
 
 def format_of(url: str) -> tuple[Format, str, str]:
@@ -77,6 +76,17 @@ def is_supported(url: str) -> bool:
 def format_by_ending(ending: str) -> Format:
     """The format of an ending that `format_of` gave."""
     return format_of(f"x{ending}")[0]
+
+
+def described_formats(urls: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The identity of the users' own formats among those of the files, by ending: name and source digest."""
+    described = {}
+    for item, ending, _ in map(format_of, urls):
+        path = getattr(item, "path", None)
+        if path is not None and ending not in described:
+            module = importlib.import_module(path.partition(":")[0])
+            described[ending] = {"name": path, "source_sha256": module_digest(module) or ""}
+    return described
 
 
 def sniffed(head: bytes) -> Format | None:

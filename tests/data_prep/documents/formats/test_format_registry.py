@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("own_formats", None)
     yield tmp_path
-    format_registry.use_formats({})
+    format_registry._of_settings.clear()
     format_registry._installed.cache_clear()
 
 
@@ -67,6 +67,7 @@ def test_a_function_and_a_class_read_files_of_their_ending(folder: Path) -> None
     for name in ("a.pairs", "a.pairs.gz"):
         assert read(folder / name, formats=formats, id_field="title") == expected
     assert read(folder / "a.pairs", formats={".pairs": "own_formats:Whole"})[0].text == content.decode().upper()
+    format_registry._of_settings.clear()
     with pytest.raises(UserError, check=coded("unsupported-file-type")):
         read(folder / "a.pairs")
 
