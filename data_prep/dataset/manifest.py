@@ -15,8 +15,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import to_jsonable_python
@@ -69,6 +71,17 @@ class Manifest(ManifestPart):
     version: Annotated[int, Field(ge=1, le=MAX_VERSION)] = Field(1, description="counts the manifests of this folder")
     parent: str | None = Field(None, description="digest of the version before, from which this one was made")
     removals: tuple[RemovalRecord, ...] = Field((), description="what was removed, in this and all earlier versions")
+    detached_provenance: tuple[FileRecord, ...] = Field(
+        (), description="provenance of dropped copies whose shard holds no document; left out in JSON where none is"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_no_detached_provenance(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests from before there was provenance keep their digest.
+        values: dict[str, Any] = serialize(self)
+        if not self.detached_provenance:
+            del values["detached_provenance"]
+        return values
 
     @field_validator("config")
     @classmethod
@@ -102,6 +115,17 @@ class Manifest(ManifestPart):
     def shards(self) -> tuple[ShardRecord, ...]:
         """All shards, train first."""
         return (*self.train.shards, *self.valid.shards)
+
+    @property
+    def provenance_files(self) -> tuple[FileRecord, ...]:
+        """All provenance sidecars, in the order of the shards; empty where the configuration names no such field."""
+        of_shards = (shard.provenance for shard in self.shards)
+        return (*(file for file in of_shards if file is not None), *self.detached_provenance)
+
+    @property
+    def has_source_budgets(self) -> bool:
+        """Whether a source has a weight, max_tokens or epochs; each shard then holds one source."""
+        return any(shard.source is not None for shard in self.shards)
 
     @property
     def removed_sources(self) -> frozenset[str]:

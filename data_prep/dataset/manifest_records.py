@@ -82,6 +82,22 @@ class ShardRecord(FileRecord):
     sentences: Count
     tokens: Count
     min_document_tokens: Count = Field(description="tokens of the shortest document")
+    source: str | None = Field(
+        None, description="name of the one source of its documents, where sources have weights or budgets"
+    )
+    provenance: FileRecord | None = Field(
+        None, description="Parquet: id, URL and metadata of every document read, dropped copies included"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests that have neither keep their digest.
+        return _without_unset(serialize(self), ("source", "provenance"))
+
+
+def _without_unset(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The values without those of these names that are None, 0 or empty."""
+    return {name: value for name, value in values.items() if name not in names or value}
 
 
 class SplitRecord(ManifestPart):
@@ -148,13 +164,18 @@ class SourceRecord(ManifestPart):
         0, description="words read that were so long that they were encoded in parts; left out in JSON where none was"
     )
 
+    weight: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="its share of the training samples relative to the other sources' weights"
+    )
+    max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
+    epochs: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="how often a training run uses each of its documents"
+    )
+
     @model_serializer(mode="wrap")
-    def _without_no_cut_words(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests from before words were cut keep their digest.
-        values: dict[str, Any] = serialize(self)
-        if not self.cut_words:
-            del values["cut_words"]
-        return values
+    def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests that have none of them keep their digest.
+        return _without_unset(serialize(self), ("cut_words", "weight", "max_tokens", "epochs"))
 
 
 class StepRecord(ManifestPart):

@@ -24,7 +24,7 @@ from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
-from data_prep.executors.executors import run_units
+from data_prep.executors.executors import Executor, run_units
 from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.storage import storage
 from data_prep.text.cleaning import clean_paragraphs
@@ -82,7 +82,7 @@ class CorpusCounts:
 
 
 def draw_sample(
-    config: PreparationConfig, units: Sequence[InputUnit], work_folder: str | Path, num_workers: int
+    config: PreparationConfig, units: Sequence[InputUnit], work_folder: str | Path, executor: Executor | int
 ) -> tuple[TrainingSample, CorpusCounts]:
     """Read all units; return the sample that `config.tokenizer` asks for, and what the corpus is made of.
 
@@ -99,7 +99,7 @@ def draw_sample(
     multipliers = None
     if settings.sampling_alpha < 1:
         shares = CorpusCounts()
-        for counts in _run("counting", count_unit, tasks, num_workers):
+        for counts in _run("counting", count_unit, tasks, executor):
             shares.add(counts)
         multipliers = tempering(shares.bytes_by(settings.sampling_by), settings.sampling_alpha)
         tasks = [replace(task, multipliers=multipliers) for task in tasks]
@@ -108,7 +108,7 @@ def draw_sample(
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         with _writing(work):
             work.mkdir(parents=True)
-        for counts, path in _run("sampling", sample_unit, tasks, num_workers):
+        for counts, path in _run("sampling", sample_unit, tasks, executor):
             totals.add(counts)
             for warning in counts.warnings:
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
@@ -188,10 +188,10 @@ def _task(config: PreparationConfig, number: int, unit: InputUnit, work: Path) -
 
 
 def _run(
-    title: str, function: Callable[[SampleTask], Result], tasks: Sequence[SampleTask], num_workers: int
+    title: str, function: Callable[[SampleTask], Result], tasks: Sequence[SampleTask], executor: Executor | int
 ) -> Iterator[Result]:
     with Progress(title, sum(task.unit.bytes for task in tasks), "MB", 1e6) as progress:
-        for task, result in run_units(function, tasks, num_workers):
+        for task, result in run_units(function, tasks, executor):
             yield result
             progress.add(task.unit.bytes)
 
