@@ -18,7 +18,7 @@ from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
 from data_prep.documents.documents import beyond_sha256, unit_sha256
-from data_prep.documents.input_units import InputUnit, file_format
+from data_prep.documents.input_units import InputUnit, has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
@@ -187,7 +187,7 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
             dropped.update(reader.dropped)
             if part.whole and not num_read and not reader.dropped:
                 dropped["empty file"] += 1
-            if file_format(part.url)[0] != ".txt":  # has no fields
+            if has_fields(part.url):
                 languages.merge(reader.languages)
             reads.append(PartRead(reader.sha256, *reader.beyond))
         cut_words = batches.finish()

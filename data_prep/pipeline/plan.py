@@ -14,12 +14,13 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig, ShardSettings
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
+from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.documents.input_units import InputUnit
-from data_prep.filters.registry import described_filters
+from data_prep.documents.input_units import InputUnit, growth_of
+from data_prep.filters.registry import configured_filters, described_filters
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.scale_plan import plan_destinations
-from data_prep.pipeline.units import Unit, group_parts, text_growth, unit_bytes_for
+from data_prep.pipeline.units import Unit, group_parts, unit_bytes_for
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -54,7 +55,8 @@ class Plan:
         values = self.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
         documents = values["documents"]
         documents["filters"] = described_filters(self.config.documents.filters)
-        for name in ("id_field", "url_field", "metadata_fields", "filters"):
+        documents["formats"] = described_formats(file.url for file in self.inputs)
+        for name in ("id_field", "url_field", "metadata_fields", "filters", "formats"):
             if not documents[name]:
                 del documents[name]  # as in data sets made before there were these settings
         for source in values["sources"]:
@@ -92,6 +94,7 @@ def make_plan(
     """
     if parent is not None:
         _check_fits(config.shards, tokenizer, parent)
+    configured_filters(config.documents)  # what is wrong with them is found before work begins
     inputs = find_inputs(config) if inputs is None else inputs
     unit_bytes = unit_bytes_for(text_bytes(inputs), config.shards.unit_bytes)
     shards = config.shards.model_copy(update={"unit_bytes": unit_bytes})
@@ -106,7 +109,7 @@ def make_plan(
 
 def text_bytes(inputs: Sequence[InputFile]) -> float:
     """About how much text the files hold, judged by their sizes alone."""
-    return sum(file.bytes * text_growth(file.url) for file in inputs)
+    return sum(file.bytes * growth_of(file.url) for file in inputs)
 
 
 def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> list[float]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from data_prep.documents.input_units import InputUnit, file_format
+from data_prep.documents.input_units import InputUnit, growth_of
 
 MAX_UNITS = 4096
 """A unit holds at least this part of a large corpus; there are up to twice as many, since parts do not fill all."""
 MAX_PARTS = 4096
 """Files, or parts of files, in a unit; bounds the size of a task."""
-_COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,11 @@ def group_parts(parts: Sequence[InputUnit], unit_bytes: int) -> tuple[Unit, ...]
     return tuple(Unit(tuple(group)) for group in _groups(parts, unit_bytes))
 
 
-def text_growth(url: str) -> float:
-    """About how many bytes of text a byte of the file holds, by its name."""
-    ending, compression = file_format(url)
-    return _COMPRESSED_GROWTH if compression or ending == ".parquet" else 1.0
-
-
 def _groups(parts: Sequence[InputUnit], unit_bytes: int) -> Iterator[list[InputUnit]]:
     group: list[InputUnit] = []
     held = 0.0
     for part in parts:
-        size = part.bytes * text_growth(part.url)
+        size = part.bytes * growth_of(part.url)
         if group and (part.source != group[0].source or held + size > unit_bytes or len(group) >= MAX_PARTS):
             yield group
             group, held = [], 0.0
