@@ -1,0 +1,211 @@
+"""Sources with shards of their own and provenance sidecars through all of preparation, recounted from the files."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
+from data_prep.dataset.shards import read_records
+from data_prep.pipeline import scale_plan
+from data_prep.pipeline.encoding import document_id
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.text.cleaning import Normalization, normalize
+from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.data_prep_command import files_of
+
+WORDS = (
+    "river village teacher engine letter garden winter morning harbour library machine question answer mountain "
+    "student doctor kitchen window painting journey market theory number method experiment language history forest"
+).split()
+FIELDS = {"id_field": "id", "url_field": "url", "metadata_fields": ["score"]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer)
+
+
+def texts(count: int, seed: int) -> list[str]:
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=100)) + "." for _ in range(count)]
+
+
+def identity(text: str) -> int:
+    return document_id(normalize(text, Normalization()))
+
+
+def write(folder: Path, name: str, lines: list[str]) -> str:
+    path = folder / f"{name}.jsonl"
+    rows = [{"text": t, "id": n, "url": f"https://{name}/{n}", "score": n % 3} for n, t in enumerate(lines)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def make(
+    tokenizer: Tokenizer,
+    folder: Path,
+    sources: list[dict[str, object]],
+    near: bool = False,
+    workers: int = 1,
+    parent: Manifest | None = None,
+    **documents: object,
+) -> Manifest:
+    config = PreparationConfig.model_validate(
+        {
+            "sources": sources,
+            "documents": documents,
+            "deduplication": {"near": near, "threshold": 0.6},
+            "shards": {"min_shards": 4, "valid_fraction": 0.2, "unit_bytes": 5000},
+        }
+    )
+    return prepare_shards(make_plan(config, tokenizer, parent), tokenizer, str(folder), workers)[0]
+
+
+def rows_of(folder: Path) -> list[ProvenanceRow]:
+    files = read_manifest(str(folder)).provenance_files
+    return [ProvenanceRow(**row) for file in files for row in read_provenance(str(folder), file).to_pylist()]
+
+
+def recounted(folder: Path) -> dict[str, Counter[str]]:
+    """Documents and tokens of each source, and the names of the shards that hold it, from the shards' records."""
+    manifest = read_manifest(str(folder))
+    names = [source.name for source in manifest.sources]
+    found: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for shard in manifest.shards:
+        for _, record, _ in read_records(folder / shard.name):
+            lengths = np.diff(record.documents.astype(np.int64), append=len(record.tokens))
+            for number in np.unique(record.sources).tolist():
+                mine = record.sources == number
+                found[names[number]].update(documents=int(mine.sum()), tokens=int(lengths[mine].sum()))
+                found[names[number]][shard.name] += int(mine.sum())
+    return found
+
+
+def weighted(tmp_path: Path, near: bool = False) -> list[dict[str, object]]:
+    books, web = texts(60, 1), texts(200, 2)
+    near_copies = [text.replace("river", "rivers", 1) for text in books[30:34]] if near else []
+    return [
+        {"name": "books", "input": write(tmp_path, "books", [*books, books[0]]), "epochs": 3},
+        {"name": "web", "input": write(tmp_path, "web", [*web, *books[:10], *web[:5], *near_copies]), "weight": 2.5},
+        {"name": "code", "input": write(tmp_path, "code", texts(5, 3)), "max_tokens": 1000},
+    ]
+
+
+def test_a_shard_holds_one_source_and_a_text_of_two_sources_stays_in_the_first(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    manifest = make(tokenizer, tmp_path / "out", weighted(tmp_path))
+    found = recounted(tmp_path / "out")
+    assert manifest.has_source_budgets
+    assert [(s.name, s.weight, s.max_tokens, s.epochs) for s in manifest.sources] == [
+        ("books", None, None, 3.0),
+        ("web", 2.5, None, None),
+        ("code", None, 1000, None),
+    ]
+    for source in manifest.sources:
+        counts = found[source.name]
+        assert (counts.pop("documents"), counts.pop("tokens")) == (source.documents, source.tokens)
+        assert set(counts) == {shard.name for shard in manifest.shards if shard.source == source.name}
+        mine = [shard for shard in manifest.shards if shard.source == source.name]
+        assert sum(shard.tokens for shard in mine) == source.tokens and source.tokens > 0
+    assert [source.documents for source in manifest.sources] == [60, 200, 5]
+    assert [source.dropped for source in manifest.sources] == [{"duplicate": 1}, {"duplicate": 15}, {}]
+    # Several shards of a source, and the split is that of the text alone.
+    assert len([shard for shard in manifest.train.shards if shard.source == "web"]) > 1
+    for shard in manifest.shards:
+        for _, record, _ in read_records(tmp_path / "out" / shard.name):
+            assert (record.document_ids >> np.uint64(32) < 0.2 * 2**32).tolist() == [shard.name[0] == "v"] * len(
+                record.document_ids
+            )
+
+
+def test_without_a_budget_sources_share_shards(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    sources = [{key: value for key, value in s.items() if key in ("name", "input")} for s in weighted(tmp_path)]
+    manifest = make(tokenizer, tmp_path / "out", sources)
+    assert not manifest.has_source_budgets and '"weight"' not in manifest.to_json()
+    assert max(len(counts) - 2 for counts in recounted(tmp_path / "out").values()) >= 5
+
+
+@pytest.mark.parametrize("shape", ["direct", "gathered", "sources"])
+def test_every_document_read_has_a_row_that_names_what_stands_for_it(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    monkeypatch.setattr(scale_plan, "MAX_DIRECT_OPENS", 0 if shape == "gathered" else 1 << 40)
+    sources = weighted(tmp_path, near=True)
+    if shape != "sources":
+        sources = [{key: value for key, value in source.items() if key in ("name", "input")} for source in sources]
+    manifest = make(tokenizer, tmp_path / "out", sources, near=True, **FIELDS)
+    assert manifest.dropped == {"duplicate": 16, "near duplicate": 4}
+    rows = {(row.source, row.id): row for row in rows_of(tmp_path / "out")}
+    books, web = texts(60, 1), texts(200, 2)
+    assert len(rows) == len(rows_of(tmp_path / "out")) == 61 + 219 + 5
+    kept = {
+        int(n)
+        for shard in manifest.shards
+        for _, r, _ in read_records(tmp_path / "out" / shard.name)
+        for n in r.document_ids
+    }
+    assert {row.kept_as for row in rows.values()} == kept
+    for number, text in enumerate(books):
+        row = rows["books", str(number)]
+        assert (row.document_id, row.kept_as) == (identity(text), identity(text))
+        assert row.url == f"https://books/{number}" and row.metadata == json.dumps({"score": number % 3}).replace(
+            " ", ""
+        )
+    assert rows["books", "60"].kept_as == identity(books[0]) == rows["web", "200"].kept_as
+    assert rows["web", "210"].kept_as == identity(web[0])
+    for number in range(4):
+        row = rows["web", str(215 + number)]
+        assert row.document_id == identity(books[30 + number].replace("river", "rivers", 1)) != row.kept_as
+        assert row.kept_as == identity(books[30 + number])
+    listed = {file.name for file in manifest.provenance_files}
+    assert listed == {path.name for path in (tmp_path / "out").glob("*.parquet")}
+    assert all(shard.provenance and shard.provenance.name[:12] == shard.name[:12] for shard in manifest.shards)
+
+
+@pytest.mark.parametrize("has_budget", [False, True])
+def test_workers_and_order_change_no_byte(tokenizer: Tokenizer, tmp_path: Path, has_budget: bool) -> None:
+    sources = weighted(tmp_path, near=True)
+    if not has_budget:
+        sources = [{key: value for key, value in source.items() if key in ("name", "input")} for source in sources]
+    made = []
+    for workers in (1, 2):
+        make(tokenizer, tmp_path / f"out{workers}", sources, True, workers, **FIELDS)
+        made.append(files_of(tmp_path / f"out{workers}"))
+    assert made[0] == made[1]
+
+
+def test_an_addition_of_copies_alone_keeps_their_rows(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    books = texts(40, 1)
+    make(tokenizer, tmp_path / "out", [{"name": "books", "input": write(tmp_path, "books", books)}], **FIELDS)
+    parent = read_manifest(str(tmp_path / "out"))
+    copies = [{"name": "copies", "input": write(tmp_path, "copies", books[:6])}]
+    manifest = make(tokenizer, tmp_path / "out", copies, parent=parent, **FIELDS)
+    assert manifest.shards == parent.shards and manifest.detached_provenance
+    assert {(row.source, row.url, row.kept_as) for row in rows_of(tmp_path / "out") if row.source == "copies"} == {
+        ("copies", f"https://copies/{number}", identity(text)) for number, text in enumerate(books[:6])
+    }
+
+
+def test_a_held_out_document_takes_its_row_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lines = [text for text in texts(60, 4) if identity(text) >> 32 >= 0.2 * 2**32][:8]
+    for name, repeats in (("one", 1), ("two", 2)):
+        source = {"name": "web", "input": write(tmp_path, f"web{name}", lines * repeats)}
+        manifest = make(tokenizer, tmp_path / name, [source], **FIELDS)
+        (shard,) = manifest.valid.shards
+        smallest = min(map(identity, lines))
+        assert shard.documents == 1 and shard.provenance is not None
+        valid = read_provenance(str(tmp_path / name), shard.provenance)
+        assert valid["document_id"].to_pylist() == [smallest] * repeats
+        found = Counter(row.document_id for row in rows_of(tmp_path / name))
+        assert found == {identity(text): repeats for text in lines}
+        assert manifest.dropped == ({} if repeats == 1 else {"duplicate": 8})
