@@ -28,7 +28,9 @@ def check_source_names(parent: Manifest, names: Collection[str]) -> None:
     for name in sorted(set(names) & {source.name for source in parent.sources}):
         was = "had, and lost by 'remove'," if name in parent.removed_sources else "has already"
         raise UsageError(
-            f"source {name!r} is one that the data set {was} under this name; give what is added a name of its own"
+            f"source {name!r} is one that the data set {was} under this name",
+            fix="give what is added a name of its own",
+            code="source-name-taken",
         )
 
 
@@ -63,7 +65,9 @@ def _removed_ids_in(folder: str, file: FileRecord) -> np.ndarray:
     found = read_tensors(folder, file).get(REMOVED_IDS)
     if found is None or found.ndim != 1 or found.dtype != np.uint64:
         where = storage.redact(storage.join(folder, file.name))
-        raise UserError(f"{where} holds no ids of documents; restore it, or make the shards again")
+        raise UserError(
+            f"{where} holds no ids of documents", fix="restore it, or make the shards again", code="damaged-removed-ids"
+        )
     return found
 
 

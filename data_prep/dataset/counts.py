@@ -121,15 +121,16 @@ def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
     where = storage.redact(url)
     remedy = "restore it, or make the shards again"
     if not storage.exists(url):
-        raise UserError(f"{where} is missing; {remedy}")
+        raise UserError(f"{where} is missing", fix=remedy, code="missing-data-file")
     data = storage.read_bytes(url)
     found = hashlib.sha256(data).hexdigest()
     if found != record.sha256:
-        raise UserError(f"{where} has other content: its sha256 is {found}, the manifest's {record.sha256}; {remedy}")
+        problem = f"{where} has other content: its sha256 is {found}, the manifest's {record.sha256}"
+        raise UserError(problem, fix=remedy, code="checksum-mismatch")
     try:
         return safetensors.numpy.load(data)
     except TENSOR_FAULTS as error:
-        raise UserError(f"{where} is damaged ({error}); {remedy}") from None
+        raise UserError(f"{where} is damaged ({error})", fix=remedy, code="damaged-counts") from None
 
 
 def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
@@ -143,7 +144,11 @@ def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
     for name in ("train", "valid"):
         if name not in counts or counts[name].shape != shape or counts[name].dtype != np.int64:
             where = storage.redact(storage.join(folder, manifest.token_counts.name))
-            raise UserError(f"{where} holds no count of every token id in {name}; make the shards again")
+            raise UserError(
+                f"{where} holds no count of every token id in {name}",
+                fix="make the shards again",
+                code="damaged-counts",
+            )
     return counts
 
 
@@ -158,6 +163,8 @@ def piece_text(tokenizer_url: str, fingerprint: str) -> PieceText:
     if tokenizer.fingerprint != fingerprint:
         raise UserError(
             f"{storage.redact(tokenizer_url)} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the "
-            f"shards were made with {fingerprint}; copy the right one there, or make the shards again"
+            f"shards were made with {fingerprint}",
+            fix="copy the right one there, or make the shards again",
+            code="other-tokenizer",
         )
     return PieceText.of(tokenizer)

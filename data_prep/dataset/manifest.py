@@ -190,12 +190,15 @@ def read_manifest(folder: str, digest: str | None = None) -> Manifest:
         UnknownVersion: no version that is kept has that digest.
     """
     if meant := storage.folder_of_file(folder):
-        raise UsageError(f"{folder} is a file; name the folder of a data set, such as {meant}")
+        raise UsageError(
+            f"{folder} is a file, not the folder of a data set", fix=f"name {meant}", code="file-instead-of-folder"
+        )
     url = storage.join(folder, MANIFEST_NAME)
     if not storage.exists(url):
         raise UserError(
-            f"{storage.redact(folder)} holds no {MANIFEST_NAME}, so it is no complete shard set; "
-            "make one with 'python -m data_prep shards', or run it again if it was stopped"
+            f"{storage.redact(folder)} holds no {MANIFEST_NAME}, so it is no complete shard set",
+            fix="make one with 'python -m data_prep shards', or run that command again if it was stopped",
+            code="missing-manifest",
         )
     current = _parse(url)
     if digest is None or current.digest == digest:
@@ -206,8 +209,9 @@ def read_manifest(folder: str, digest: str | None = None) -> Manifest:
             return version
     known = ", ".join(f"{version.version} ({version.digest[:16]})" for version in versions)
     raise UnknownVersion(
-        f"{storage.redact(folder)} holds no version with the manifest digest {digest[:16]}, only {known}; "
-        "it was deleted by 'remove --purge', or this is another data set"
+        f"{storage.redact(folder)} holds no version with the manifest digest {digest[:16]}, only {known}",
+        fix="name the data set that holds it, or a version that 'remove --purge' has not deleted",
+        code="unknown-version",
     )
 
 
@@ -251,14 +255,15 @@ def _parse(url: str, remedy: str = _RESTORE) -> Manifest:
         values = json.loads(storage.read_bytes(url))
         json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # NaN and half characters have no digest
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); it was damaged or edited, {remedy}") from None
+        raise UserError(f"{where} is not JSON ({error})", fix=remedy, code="damaged-manifest") from None
     version = values.get("format_version") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{where} has format version {str(version)[:20]} and this release reads {FORMAT_VERSION}; "
-            f"use the release that wrote it, or {remedy}"
+            f"{where} has format version {str(version)[:20]} and this release reads {FORMAT_VERSION}",
+            fix=f"use the release that wrote it, or {remedy}",
+            code="format-version",
         )
     try:
         return Manifest.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{where} is damaged ({first_problem(error)}); {remedy}") from None
+        raise UserError(f"{where} is damaged ({first_problem(error)})", fix=remedy, code="damaged-manifest") from None

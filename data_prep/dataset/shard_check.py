@@ -73,7 +73,7 @@ def _sound_copy(task: CheckTask, index: ShardIndex, cache: Path) -> Path:
     url = storage.join(task.folder, task.shard.name)
     where = storage.redact(url)
     if not storage.exists(url):
-        raise UserError(f"{where} is missing; {_REMEDY}")
+        raise UserError(f"{where} is missing", fix=_REMEDY, code="missing-data-file")
     found = storage.size(url)
     if storage.is_remote(url) and found == task.shard.bytes:
         return storage.local_copy(url, cache, task.shard.sha256)  # hashes what it fetches
@@ -85,7 +85,7 @@ def _sound_copy(task: CheckTask, index: ShardIndex, cache: Path) -> Path:
             return storage.local_path(url)
         what = f"has other content: its sha256 is {sha256}, the manifest's {task.shard.sha256}"
     reason = "" if storage.is_remote(url) else f" ({_diagnosis(task, storage.local_path(url), index)})"
-    raise UserError(f"{where} {what}{reason}; {_REMEDY}")
+    raise UserError(f"{where} {what}{reason}", fix=_REMEDY, code="checksum-mismatch")
 
 
 def _diagnosis(task: CheckTask, path: Path, index: ShardIndex) -> str:
@@ -113,17 +113,21 @@ def _check_records(task: CheckTask, path: Path, index: ShardIndex, counts: Recor
     for key, record, offset in read_records(path):
         problem = record_problem(record, task)
         if problem:
-            raise UserError(f"{where} record {key} {problem}; make the shards again")
+            raise UserError(f"{where} record {key} {problem}", fix="make the shards again", code="damaged-shard")
         counts.add(record)
         parts.append(index_of(record, offset))
     found_index = join_indexes(parts)
     for field in dataclasses.fields(ShardIndex):
         if not np.array_equal(getattr(index, field.name), getattr(found_index, field.name)):
-            raise UserError(f"{where} and its index disagree on {field.name}; make the shards again")
+            raise UserError(
+                f"{where} and its index disagree on {field.name}", fix="make the shards again", code="damaged-index"
+            )
     shortest = int(index.document_lengths.min(initial=np.iinfo(np.uint32).max)) if parts else 0
     if shortest != task.shard.min_document_tokens:
         raise UserError(
-            f"{where} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}; {_REMEDY}"
+            f"{where} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}",
+            fix=_REMEDY,
+            code="damaged-index",
         )
 
 

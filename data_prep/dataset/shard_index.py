@@ -15,6 +15,8 @@ from data_prep.storage import storage
 TENSOR_FAULTS = (safetensors.SafetensorError, ValueError, TypeError, LookupError)
 """What reading a safetensors file may raise: a KeyError, for one, where its numbers are of a type unknown to numpy."""
 
+_RESTORE = "restore it from a copy, or make the shards again"
+
 
 @dataclass(frozen=True)
 class ShardIndex:
@@ -59,21 +61,22 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
     url = storage.join(folder, shard.index.name)
     where = storage.redact(url)
     if not storage.exists(url):
-        raise UserError(f"{where} is missing, which its shard set needs; restore it, or make the shards again")
+        raise UserError(f"{where} is missing, which its shard set needs", fix=_RESTORE, code="missing-data-file")
     data = storage.read_bytes(url)
     found = hashlib.sha256(data).hexdigest()
     if found != shard.index.sha256:
         raise UserError(
-            f"{where} is damaged: its sha256 is {found} and the manifest says {shard.index.sha256}; "
-            "restore it, or make the shards again"
+            f"{where} is damaged: its sha256 is {found} and the manifest says {shard.index.sha256}",
+            fix=_RESTORE,
+            code="checksum-mismatch",
         )
     try:
         index = ShardIndex(**safetensors.numpy.load(data))
     except TENSOR_FAULTS as error:
-        raise UserError(f"{where} is no index of a shard ({error}); make the shards again") from None
+        raise UserError(f"{where} is no index of a shard ({error})", fix=_RESTORE, code="damaged-index") from None
     problem = _index_problem(index, shard)
     if problem:
-        raise UserError(f"{where} {problem}; make the shards again")
+        raise UserError(f"{where} {problem}", fix=_RESTORE, code="damaged-index")
     return index
 
 

@@ -74,7 +74,9 @@ def shard_name(split: Literal["train", "valid"], number: int) -> str:
     if number >= MAX_SHARDS:
         raise UserError(
             f"the {split} split would have more shards than the {MAX_SHARDS:,} that there are names for, those of its "
-            "older versions counted; make a new data set, with a larger shards.shard_bytes"
+            "older versions counted",
+            fix="make a new data set with a larger shards.shard_bytes",
+            code="too-many-shards",
         )
     return f"{split}-{number:06d}"
 
@@ -123,10 +125,10 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
                 match = _MEMBER_NAME.fullmatch(member.name)
                 # A sparse member of a few bytes, or one said to be so by a pax header, may read as any number of zeros.
                 if not match or member.type != tarfile.REGTYPE or member.issparse() or member.pax_headers:
-                    raise UserError(f"{path} holds {member.name!r}, which no shard has; make the shards again")
+                    raise _damaged(f"{path} holds {member.name!r}, which no shard has")
                 stem, field = match.groups()
                 if field in waiting or ((stem != key) if waiting else (key is not None and stem <= key)):
-                    raise UserError(f"{path} has record {stem!r} out of its place; make the shards again")
+                    raise _damaged(f"{path} has record {stem!r} out of its place")
                 key = stem
                 waiting[field], header_bytes = _read_array(tar, member, path)
                 offset = member.offset_data + header_bytes if field == "tokens" else offset
@@ -134,9 +136,9 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
                     yield key, Record(**waiting), offset or 0
                     waiting = {}
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:  # the last two: of pax headers
-        raise UserError(f"{path} is damaged ({error}); restore it, or make the shards again") from None
+        raise _damaged(f"{path} is damaged ({error})") from None
     if waiting:
-        raise UserError(f"{path} ends within record {key!r}; restore it, or make the shards again")
+        raise _damaged(f"{path} ends within record {key!r}")
 
 
 def index_of(record: Record, token_offset: int) -> ShardIndex:
@@ -152,6 +154,10 @@ def index_of(record: Record, token_offset: int) -> ShardIndex:
         record_document_counts=np.array([len(record.documents)], np.uint32),
         token_offsets=np.array([token_offset], np.uint64),
     )
+
+
+def _damaged(problem: str) -> UserError:
+    return UserError(problem, fix="restore it from a copy, or make the shards again", code="damaged-shard")
 
 
 def _write_records(file: BinaryIO, prefix: str, records: Iterable[Record]) -> Iterator[ShardIndex]:
@@ -202,21 +208,18 @@ def _read_array(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str | Path)
     numpy's own reader evaluates the header as an expression, which a crafted one exhausts.
     """
     if member.offset_data + member.size > Path(path).stat().st_size:
-        raise UserError(f"{path} ends within {member.name!r}; restore it, or make the shards again")
+        raise _damaged(f"{path} ends within {member.name!r}")
     file = tar.extractfile(member)
     assert file is not None
     data = file.read()
     header = _NPY_HEADER.match(data)
     field = member.name.partition(".")[2].removesuffix(".npy")
     if header is None or int.from_bytes(header[1], "little") + 10 != header.end():
-        raise UserError(f"{path} holds a damaged array {member.name!r}; make the shards again")
+        raise _damaged(f"{path} holds a damaged array {member.name!r}")
     dtype, length = np.dtype(header[2].decode()), int(header[3])
     if (
         dtype not in [np.dtype(kind) for kind in _MEMBER_DTYPES[field]]
         or length * dtype.itemsize != len(data) - header.end()
     ):
-        raise UserError(
-            f"{path} holds {member.name!r} of type {dtype} and {length} values, which no shard has; "
-            "make the shards again"
-        )
+        raise _damaged(f"{path} holds {member.name!r} of type {dtype} and {length} values, which no shard has")
     return np.frombuffer(data, dtype, offset=header.end()), header.end()

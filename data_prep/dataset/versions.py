@@ -48,7 +48,9 @@ def publish(folder: str, manifest: Manifest) -> None:
             if manifest.parent != current.digest:
                 raise UserError(
                     f"{storage.redact(folder)} was changed by another command: its version is {current.version} "
-                    f"({current.digest[:16]}), and not what this one began with; run the same command again"
+                    f"({current.digest[:16]}), and not what this one began with",
+                    fix="run the same command again",
+                    code="version-changed",
                 )
             url = storage.join(folder, older_version_name(current.version))
             storage.write_bytes(url, current.to_json().encode())
@@ -69,8 +71,9 @@ def select_version(folder: str, version: str) -> Manifest:
             return manifest
     known = ", ".join(f"{manifest.version} ({manifest.digest[:16]})" for manifest in versions)
     raise UserError(
-        f"{storage.redact(folder)} holds no version {version}, only {known}; give the number or the digest of one of "
-        "them ('remove --purge' deletes older ones)"
+        f"{storage.redact(folder)} holds no version {version}, only {known}",
+        fix="give the number or the digest of one of them ('remove --purge' deletes older ones)",
+        code="unknown-version",
     )
 
 
@@ -82,8 +85,9 @@ def next_version(parent: Manifest) -> int:
     """
     if parent.version == MAX_VERSION:
         raise UserError(
-            f"the data set is at version {parent.version:,}, the last that there can be; make a new one, or restore "
-            f"{MANIFEST_NAME} if it was edited by hand"
+            f"the data set is at version {parent.version:,}, the last that there can be",
+            fix=f"make a new one, or restore {MANIFEST_NAME} if it was edited by hand",
+            code="too-many-versions",
         )
     return parent.version + 1
 
@@ -162,8 +166,9 @@ def refuse_unfinished(folder: str, work_folders: Collection[str]) -> None:
     for name in storage.list_names(folder):
         if name in work_folders:
             raise UserError(
-                f"{storage.redact(folder)} holds unfinished work of the command '{_COMMANDS[name]}'; run that command "
-                "again until it ends, or give it up with its --fresh"
+                f"{storage.redact(folder)} holds unfinished work of the command '{_COMMANDS[name]}'",
+                fix="run that command again until it ends, or give it up with its --fresh",
+                code="unfinished-work",
             )
 
 

@@ -98,7 +98,9 @@ def cached_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
     if tokenizer.fingerprint != fingerprint:
         raise UserError(
             f"tokenizer {storage.redact(folder)} changed while shards were made: its fingerprint is "
-            f"{tokenizer.fingerprint} and was {fingerprint}; run the command again with --fresh"
+            f"{tokenizer.fingerprint} and was {fingerprint}",
+            fix="run the command again with --fresh",
+            code="tokenizer-changed",
         )
     keep_tokenizer(tokenizer, folder)
     return tokenizer

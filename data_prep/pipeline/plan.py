@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig, ShardSettings
+from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
 from data_prep.documents.formats.format_registry import described_formats
@@ -93,7 +93,7 @@ def make_plan(
         UserError: what is added would not fit the parent, or nothing can be added to that.
     """
     if parent is not None:
-        _check_fits(config.shards, tokenizer, parent)
+        _check_fits(config, tokenizer, parent)
     configured_filters(config.documents)  # what is wrong with them is found before work begins
     inputs = find_inputs(config) if inputs is None else inputs
     unit_bytes = unit_bytes_for(text_bytes(inputs), config.shards.unit_bytes)
@@ -102,7 +102,12 @@ def make_plan(
     units = group_parts(parts, unit_bytes)
     token_bytes = np.dtype(tokenizer.token_dtype).itemsize
     destinations = plan_destinations(
-        config, _text_of_sources(config, inputs), token_bytes, len(units), parent is not None
+        config,
+        _text_of_sources(config, inputs),
+        token_bytes,
+        len(units),
+        is_addition=parent is not None,
+        has_source_shards=parent is not None and parent.has_source_budgets,
     )
     return Plan(config, tokenizer.fingerprint, inputs, parts, units, destinations, parent)
 
@@ -130,8 +135,9 @@ def check_output_apart(plan: Plan, output: str) -> None:
     for file in plan.inputs:
         if storage.canonical(file.url).startswith(folder):
             raise UsageError(
-                f"input {storage.redact(file.url)} lies in the output folder {storage.redact(output)}; choose an "
-                "output apart from the inputs"
+                f"input {storage.redact(file.url)} lies in the output folder {storage.redact(output)}",
+                fix="choose an output apart from the inputs",
+                code="input-in-output",
             )
 
 
@@ -140,22 +146,35 @@ def absolute(url: str) -> str:
     return url if storage.is_remote(url) else os.path.abspath(storage.local_path(url))
 
 
-def _check_fits(settings: ShardSettings, tokenizer: Tokenizer, parent: Manifest) -> None:
+def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest) -> None:
+    settings = config.shards
     if not parent.sources or not parent.train.shards:
         raise UserError(
-            f"the manifest of the data set that is added to names no {'train shard' if parent.sources else 'source'}; "
-            "restore it if it was edited by hand, or rebuild the data set"
+            f"the manifest of the data set that is added to names no {'train shard' if parent.sources else 'source'}",
+            fix="restore it if it was edited by hand, or rebuild the data set",
+            code="nothing-to-add-to",
         )
     next_version(parent)  # refuses where there is none, before work begins
     if tokenizer.fingerprint != parent.tokenizer.fingerprint:
         raise UserError(
             f"the data set was made with another tokenizer: its fingerprint is {parent.tokenizer.fingerprint} and that "
-            f"of the tokenizer given is {tokenizer.fingerprint}; give the data set's own, which is the default"
+            f"of the tokenizer given is {tokenizer.fingerprint}",
+            fix="give the data set's own, which is the default",
+            code="other-tokenizer",
+        )
+    budgeted = [source.name for source in config.sources if source.has_budget]
+    if budgeted and not parent.has_source_budgets:
+        raise UsageError(
+            f"source {budgeted[0]} has a weight, max_tokens or epochs, and the shards of the data set that is added to "
+            "hold several sources each",
+            fix="take the setting away, or make the data set again with it",
+            code="budget-in-addition",
         )
     fraction = parent.config.get("shards", {}).get("valid_fraction", settings.valid_fraction)
     if fraction != settings.valid_fraction:
         raise UsageError(
             f"shards.valid_fraction={settings.valid_fraction:g} and the data set that is added to has {fraction:g}, so "
-            "a text could be held out in one and trained on in the other; "
-            f"give shards.valid_fraction={fraction:g}"
+            "a text could be held out in one and trained on in the other",
+            fix=f"give shards.valid_fraction={fraction:g}",
+            code="other-valid-fraction",
         )

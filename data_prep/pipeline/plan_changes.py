@@ -80,8 +80,9 @@ def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
         digests_then = (digests[number] for number in plan.parts_of[file.url])
         if storage.size(file.url) != file.bytes or any(map(operator.ne, digests_now, digests_then)):
             raise UserError(
-                f"input {storage.redact(file.url)} changed while it was read; "
-                "run the command again with --fresh once it is complete"
+                f"input {storage.redact(file.url)} changed while it was read",
+                fix="run the command again with --fresh once it is complete",
+                code="input-changed",
             )
 
 

@@ -143,8 +143,9 @@ def _check_sizes(manifest: Manifest, output: str) -> None:
     if problems:
         shown = "; ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else "")
         raise UserError(
-            f"{storage.redact(output)} was finished and is damaged: {shown}. Fix: run the same command with --repair, "
-            "which rebuilds what is damaged, or restore the files from a copy"
+            f"{storage.redact(output)} was finished and is damaged: {shown}",
+            fix="run the same command with --repair, which rebuilds what is damaged, or restore the files from a copy",
+            code="damaged-data-set",
         )
 
 

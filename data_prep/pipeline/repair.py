@@ -62,12 +62,14 @@ def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | i
                 storage.copy(_url(output, file.name, REPAIR_WORK), _url(output, file.name))
                 replaced.append(file.name)
             others = [shard.name for shard in shards if shard not in built]
+        others += [file.name for file in manifest.detached_provenance if file.name in damaged]
         storage.remove(storage.join(output, REPAIR_WORK))
         if others:
             raise UserError(
                 f"{storage.redact(output)}: {_listed(others)} cannot be rebuilt by this command, since "
-                f"'shards --add-to' or 'remove' wrote it (rebuilt: {_listed(replaced) or 'nothing'}). Fix: restore it "
-                "from a copy, or make the data set again"
+                f"'shards --add-to' or 'remove' wrote it (rebuilt: {_listed(replaced) or 'nothing'})",
+                fix="restore it from a copy, or make the data set again",
+                code="not-rebuildable",
             )
         if manifest.token_counts.name in damaged:
             _rewrite_token_counts(output, manifest, executor)
@@ -78,14 +80,17 @@ def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | i
 def _manifest(plan: Plan, output: str) -> Manifest:
     if plan.parent is not None:
         raise UsageError(
-            "--repair and --add-to contradict each other. Fix: repair with the command that made the data set, with "
-            "its --output; restore the shards of an addition from a copy"
+            "--repair and --add-to contradict each other",
+            fix="repair with the command that made the data set and its --output; restore the shards of an addition "
+            "from a copy",
+            code="contradicting-arguments",
         )
     manifest = finished_manifest(plan, output)
     if manifest is None:
         raise UserError(
-            f"{storage.redact(output)} holds no {MANIFEST_NAME}, so there is nothing to repair. Fix: run the same "
-            "command without --repair, which makes the data set or resumes it"
+            f"{storage.redact(output)} holds no {MANIFEST_NAME}, so there is nothing to repair",
+            fix="run the same command without --repair, which makes the data set or resumes it",
+            code="missing-manifest",
         )
     return manifest
 
@@ -140,8 +145,9 @@ def _rebuild(
         if content_problem(FileTask(work, file)) is not None:
             raise UserError(
                 f"{storage.redact(output)}: {file.name}, made once more, is not the one that {MANIFEST_NAME} names, so "
-                f"nothing was replaced (the data set was made with clozeworks {manifest.clozeworks_version}). Fix: "
-                "restore it from a copy, or make the data set again with --fresh"
+                f"nothing was replaced (the data set was made with clozeworks {manifest.clozeworks_version})",
+                fix="restore it from a copy, or make the data set again with --fresh",
+                code="rebuilt-differently",
             )
     return built
 
@@ -157,8 +163,9 @@ def _check_inputs(plan: Plan, manifest: Manifest, digests: Sequence[str]) -> Non
         url = storage.redact(file.url)
         if file_fingerprint([digests[number] for number in plan.parts_of[file.url]]) != fingerprints[url]:
             raise UserError(
-                f"input {url} has other content than when the data set was made, so nothing was replaced. Fix: restore "
-                "the input, or make the data set again with --fresh"
+                f"input {url} has other content than when the data set was made, so nothing was replaced",
+                fix="restore the input, or make the data set again with --fresh",
+                code="input-changed",
             )
 
 
@@ -174,7 +181,9 @@ def _rewrite_token_counts(output: str, manifest: Manifest, executor: Executor | 
     if record != manifest.token_counts:
         raise UserError(
             f"{storage.redact(output)}: {record.name} cannot be made of the shards: they hold other tokens than "
-            f"{MANIFEST_NAME} names. Fix: restore it from a copy, or make the data set again with --fresh"
+            f"{MANIFEST_NAME} names",
+            fix="restore it from a copy, or make the data set again with --fresh",
+            code="rebuilt-differently",
         )
     storage.write_bytes(_url(output, record.name), data)
 

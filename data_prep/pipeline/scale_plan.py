@@ -61,9 +61,18 @@ def scale_plan(num_tokens: float, config: PreparationConfig, token_bytes: int = 
 
 
 def plan_destinations(
-    config: PreparationConfig, text_bytes: Sequence[float], token_bytes: int, num_units: int, is_addition: bool
+    config: PreparationConfig,
+    text_bytes: Sequence[float],
+    token_bytes: int,
+    num_units: int,
+    is_addition: bool,
+    has_source_shards: bool = False,
 ) -> Destinations:
     """As many shards as text of this size of each source about fills; an addition has no need of `min_shards`.
+
+    Args:
+        text_bytes: of each source.
+        has_source_shards: sources have shards of their own though none has a budget.
 
     Raises:
         UsageError: there would be too many shards.
@@ -78,7 +87,7 @@ def plan_destinations(
         return num_train, max(1, round(shards * settings.valid_fraction))
 
     of_sources: tuple[tuple[int, int], ...] = ()
-    if any(source.has_budget for source in config.sources):
+    if has_source_shards or any(source.has_budget for source in config.sources):
         shares = (size / max(all_bytes, 1.0) for size in text_bytes)
         of_sources = tuple(
             shards_of(size, max(1.0, share * min_train)) for size, share in zip(text_bytes, shares, strict=True)

@@ -84,7 +84,9 @@ def begin_work(plan: Plan, output: str) -> int:
     if plan.parent is None and any(SHARD_NAME.fullmatch(name) for name in storage.list_names(output)):
         raise UserError(
             f"{storage.redact(output)} holds shards and neither {MANIFEST_NAME} nor unfinished work, so they cannot be "
-            "gone on with; choose another folder, or remove them with --fresh"
+            "completed",
+            fix="choose another folder, or remove them with --fresh",
+            code="shards-without-manifest",
         )
     first_shard = 0 if plan.parent is None else next_shard_number(output)
     write_state(url, {**mine, "first_shard": first_shard})

@@ -8,6 +8,7 @@ The same command goes on, does nothing twice, and gives the bytes of a run that 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -28,11 +29,33 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.spawn
 
 
+# Shards of one source each, which are gathered in groups first, and a sidecar beside each of them.
+SOURCES_AND_SIDECARS = ("documents.id_field=id", "documents.url_field=url", "deduplication.near=true")
+
+
+def with_copies(corpus: Path, folder: Path) -> Path:
+    """A configuration of the corpus as two sources with budgets, the second with copies of the first."""
+    lines = corpus.read_text().splitlines()
+    for name, part in (("one", lines[:120]), ("two", lines[100:])):
+        rows = [
+            {**json.loads(line), "id": number, "url": f"https://{name}/{number}"} for number, line in enumerate(part)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [
+        {"name": "one", "input": str(folder / "one.jsonl"), "epochs": 2},
+        {"name": "two", "input": str(folder / "two.jsonl"), "weight": 3},
+    ]
+    path = folder / "sources.yaml"
+    path.write_text(json.dumps({"sources": sources}))
+    return path
+
+
 class Run:
     """The command that is killed, in a process group of its own."""
 
     def __init__(self, corpus: Path, tokenizer: Path, *overrides: str) -> None:
-        self._words = [sys.executable, "-m", "data_prep", "shards", "--input", str(corpus), "--workers", "2"]
+        given = "--config" if corpus.suffix == ".yaml" else "--input"
+        self._words = [sys.executable, "-m", "data_prep", "shards", given, str(corpus), "--workers", "2"]
         self._words += ["--tokenizer", str(tokenizer), *overrides]
         self._words += ["shards.min_shards=6", "shards.valid_fraction=0.2", "shards.unit_bytes=2000"]
 
@@ -88,10 +111,15 @@ def marks(work: Path) -> dict[str, tuple[int, int]]:
     fault="SIGKILL of the command at 4 random moments, one after another",
     required="the same command ends with byte-identical shards and manifest; finished units not redone",
 )
+@pytest.mark.parametrize("settings", [(), SOURCES_AND_SIDECARS], ids=["plain", "sources and sidecars"])
 def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_stopped(
-    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None]
+    small_corpus: Path,
+    small_tokenizer: Path,
+    tmp_path: Path,
+    observed: Callable[..., None],
+    settings: tuple[str, ...],
 ) -> None:
-    run = Run(small_corpus, small_tokenizer)
+    run = Run(with_copies(small_corpus, tmp_path) if settings else small_corpus, small_tokenizer, *settings)
     duration = run.to_the_end(tmp_path / "whole")
     generator = random.Random(7)
     num_finished = []

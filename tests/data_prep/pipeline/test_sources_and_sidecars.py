@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
@@ -21,6 +22,7 @@ from data_prep.pipeline.preparation import prepare_shards
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 
 WORDS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer mountain "
@@ -209,3 +211,23 @@ def test_a_held_out_document_takes_its_row_along(tokenizer: Tokenizer, tmp_path:
         found = Counter(row.document_id for row in rows_of(tmp_path / name))
         assert found == {identity(text): repeats for text in lines}
         assert manifest.dropped == ({} if repeats == 1 else {"duplicate": 8})
+
+
+def test_an_addition_has_shards_of_its_source_where_the_data_set_has(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    make(tokenizer, tmp_path / "out", weighted(tmp_path))
+    parent = read_manifest(str(tmp_path / "out"))
+    new = [{"name": "new", "input": write(tmp_path, "new", [*texts(30, 9), texts(60, 1)[3]])}]
+    manifest = make(tokenizer, tmp_path / "out", new, parent=parent)
+    assert manifest.sources[3].dropped == {"in the data set already": 1} and manifest.sources[3].documents == 30
+    counts = recounted(tmp_path / "out")["new"]
+    mine = [shard for shard in manifest.shards if shard.source == "new"]
+    assert counts["documents"] == sum(shard.documents for shard in mine) == 30
+    assert all(shard.source is not None for shard in manifest.shards)
+
+
+def test_a_budget_does_not_join_a_data_set_without(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    make(tokenizer, tmp_path / "out", [{"name": "web", "input": write(tmp_path, "web", texts(40, 1))}])
+    parent = read_manifest(str(tmp_path / "out"))
+    new = [{"name": "new", "input": write(tmp_path, "new", texts(9, 2)), "weight": 2}]
+    with pytest.raises(UsageError, check=coded("budget-in-addition")):
+        make(tokenizer, tmp_path / "out", new, parent=parent)
