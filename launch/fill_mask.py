@@ -1,9 +1,9 @@
 """Fill masks with a model: `fill_mask.py --model models:/NAME@ALIAS "Paris is the [MASK] of France."`.
 
 The model is a registered one, a run's, an exported folder, or a run's own checkpoint (its output_dir). Texts come from
-the command line, or line by line from standard input; one without a mask is reported and left out. `--mask-random` masks
-a word of each text itself and shows what the model makes of it. Of a text longer than the model's positions only the
-tokens around each mask are read, and a warning says so; with --json `window_tokens` is their number, else null.
+the command line, or line by line from standard input; one without a mask is reported and left out. `--mask-random`
+masks a word of each text itself and shows what the model makes of it. Of a text longer than the model's positions only
+the tokens around each mask are read, and a warning says so; with --json `window_tokens` is their number, else null.
 """
 
 from __future__ import annotations
