@@ -4,7 +4,7 @@
     python tests/benchmarks/downstream.py --labeled DIR --shards DIR --work DIR --results FILE     (pretrains first)
 
 Each task is one run of `launch/finetune.py --compare scratch,frozen,full --seeds 3`: the first seed tries the learning
-rates, the epoch is chosen by the valid score, and scores are computed on the test examples. Means and standard deviations
+rates, the valid score selects the epoch, and scores are computed on the test examples. Means and standard deviations
 are over the seeds. --labeled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv). Train files
 are cut to their first --rows rows, one experiment for each number, of which a tenth is the valid split; scores are of
 SST-2's and MRPC's `dev.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the
