@@ -37,6 +37,7 @@ SEAMS = {
     "sentencex": ("data_prep", 1),
     "dask": ("data_prep", 1),
     "distributed": ("data_prep", 1),
+    "cloudpickle": ("data_prep", 3),
     "pyarrow": ("data_prep", 1),
     "rensa": ("data_prep", 1),
     "tenacity": ("data_prep", 1),
@@ -49,12 +50,12 @@ SEAMS = {
 # before it alone.
 ORDER = {
     "data_prep": (
-        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "tokenizer_training", "dataset",
-        "deduplication", "pipeline", "estimate", "reports", "commands",
+        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training", "dataset",
+        "deduplication", "pipeline", "estimate", "reports", "api", "commands",
     ),
     "trainer": (
-        "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "export", "inference",
-        "registry", "finetune", "evaluation", "preflight", "loop", "benchmark",
+        "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "hf_export",
+        "inference", "registry", "finetuning", "evaluation", "preflight", "loop", "benchmark",
     ),
 }  # fmt: skip
 TAKEN_BY_TRAINER = {"base", "storage", "text", "tokenizer", "dataset"}  # packages of data_prep
@@ -62,7 +63,7 @@ COMMANDS = ("data_prep/commands", "launch")  # a command bears the name of what 
 
 # What works on a laptop without deepspeed: these modules may reach it at no depth of imports at module level.
 WITHOUT_DEEPSPEED = (
-    "trainer.export.export",
+    "trainer.hf_export.export",
     "launch.export",
     "launch.register",
     "launch.fill_mask",

@@ -18,7 +18,7 @@ from tests.support.launch_command import run
 from tests.support.mlflow_servers import Server
 from tests.support.toy_run import make_run, make_weights, write_checkpoint
 from trainer.checkpoint.format import step_folder
-from trainer.registry.pulled_model import pull
+from trainer.inference.pulled_model import pull
 from trainer.registry.registration import register
 from trainer.tracking.mlflow_server import connect
 
@@ -127,7 +127,7 @@ def test_row_33_a_registry_that_refuses_is_told(
     monkeypatch.setattr("trainer.tracking.mlflow_server.UPLOAD_RETRIES", 0)
     with run_proxy(server.uri) as proxy:
         proxy.faults = [Fault("refuse", concerns=lambda request: "model-versions/create" in request.target, status=403)]
-        with pytest.raises(UserError, match="registering refused .* failed.*run the same again"):
+        with pytest.raises(UserError, match="registering refused .* failed.*run the same command again"):
             register(exported, "refused", "champion", proxy.endpoint)
     assert not connect(server.uri).search_model_versions("name='refused'")
     assert (exported / "model.safetensors").is_file()
