@@ -1,4 +1,4 @@
-"""The examples of README.md run as they stand, on a small corpus and for a few steps."""
+"""The examples of the pages run as they stand, on a small corpus and for a few steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from data_prep.base.settings import validate_settings
+from data_prep.config.preparation_config import PreparationConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SMALLER = {"8192": "400", "max_steps=3000": "max_steps=4", "8_192": "400"}
 """What a test cannot wait for: the size of the vocabulary and the number of steps."""
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of that language in a page of the repository."""
+    return re.findall(rf"```{language}\n(.*?)```", (REPOSITORY / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
 def example(language: str) -> str:
@@ -58,3 +67,19 @@ def test_the_commands_run_from_text_to_predictions(desk: Path) -> None:
     assert (status["state"], status["step"]) == ("finished", 4)
     header, *rows = (desk / "predicted.tsv").read_text(encoding="utf-8").splitlines()
     assert header.startswith("text\tpredicted\tprobability") and len(rows) == 2
+
+
+@pytest.mark.spawn
+def test_the_python_example_of_data_preparation_runs(desk: Path) -> None:
+    (script,) = blocks("data_prep/README.md", "python")
+    (desk / "example.py").write_text(script.replace("8192", "400"), encoding="utf-8")
+    printed = run([sys.executable, "example.py"], desk)
+    assert re.search(r"\d+ documents, [\d,]+ tokens, dropped: \{.*short", printed)
+    assert re.search(r"^corpus en [A-Z]", printed, re.MULTILINE)
+
+
+def test_the_configurations_of_data_preparation_are_valid() -> None:
+    found = [yaml.safe_load(block) for block in blocks("data_prep/README.md", "yaml")]
+    assert {section for values in found for section in values} == {"documents", "sources", "storage_options"}
+    for values in found:
+        validate_settings(PreparationConfig, values, "data_prep/README.md")
