@@ -32,7 +32,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.export.export import export_checkpoint  # takes seconds to import, which --help need not wait for
+    from trainer.hf_export.export import export_checkpoint  # takes seconds to import, which --help need not wait for
 
     report = export_checkpoint(arguments.checkpoint, arguments.output)
     print(f"checked: {report.parity}")

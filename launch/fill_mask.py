@@ -13,7 +13,6 @@ import json
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.base.arguments import at_least
@@ -31,6 +30,7 @@ from trainer.inference.fill_mask import (
     report,
     window_note,
 )
+from trainer.inference.pulled_model import is_checkpoint, pull
 
 _NO_WORD = "no text has a word to mask; give sentences"
 
@@ -71,12 +71,8 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
     Raises:
         UsageError: none of the texts has a mask, of which a folder's tokenizer tells before its model is loaded.
     """
-    if (Path(model) / "checkpoints").is_dir() or (Path(model) / "state.json").is_file():
-        from trainer.inference.checkpoint_model import load_checkpoint
-
-        return load_checkpoint(Path(model))
-    from trainer.registry.pulled_model import pull
-
+    if is_checkpoint(model):
+        return FillMask(model)
     folder = pull(model, tracking_uri=tracking_uri)
     if texts is not None and not any(MASK_TOKEN in each.text for each in texts):
         from trainer.inference.pretrained import load_tokenizer
@@ -174,7 +170,8 @@ def warn_of_window(place: str, prediction: Prediction) -> None:
 def tell_left_out(place: str, error: UsageError, num_texts: int) -> None:
     """Warn of one text among others; where it is the only one, the command's error says enough."""
     if num_texts > 1:
-        print(f"warning: {place}{error}; it is left out", file=sys.stderr)
+        problem = str(error).partition(". Fix: ")[0]
+        print(f"warning: {place}{problem}; it is left out", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from launch.options import (
 if TYPE_CHECKING:
     import pandas
 
-    from trainer.finetune.fitted_model import FittedModel
+    from trainer.finetuning.fitted_model import FittedModel
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -45,9 +45,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.finetune.fitted_model import FittedModel
-    from trainer.finetune.labeled_tables import check_suffix, write_table
-    from trainer.registry.pulled_model import pull
+    from trainer.finetuning.fitted_model import FittedModel
+    from trainer.finetuning.labeled_tables import check_suffix, write_table
+    from trainer.inference.pulled_model import pull
 
     check_suffix(arguments.output)
     check_new_file(arguments.output, "--output")
@@ -68,9 +68,9 @@ def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pa
     """
     import pandas
 
-    from trainer.finetune.answer_task import Answer
-    from trainer.finetune.examples import Columns, read_examples
-    from trainer.finetune.labeled_tables import read_table
+    from trainer.finetuning.answer_task import Answer
+    from trainer.finetuning.examples import Columns, read_examples
+    from trainer.finetuning.labeled_tables import read_table
 
     text = arguments.text_column or (model.columns.text if model.columns else None)
     pair = arguments.pair_column or (model.columns.pair if model.columns else None)

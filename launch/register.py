@@ -25,8 +25,8 @@ from trainer.config.promotion import Condition, check_metrics, parse_conditions
 from trainer.config.registry_names import check_names, check_promoted
 from trainer.inference.fill_mask import FillMask, report
 from trainer.inference.provenance import read_provenance
+from trainer.inference.pulled_model import pull
 from trainer.registry.model_versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
-from trainer.registry.pulled_model import pull
 from trainer.registry.registration import Registration, register
 from trainer.registry.served_model import INPUT_EXAMPLE, PipelineTask, ServedModel, load_served
 
@@ -81,7 +81,7 @@ def main() -> None:
     elif arguments.model is not None:
         register_folder(arguments.model, conditions, arguments)
     else:
-        from trainer.export.export import export_checkpoint
+        from trainer.hf_export.export import export_checkpoint
 
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             folder = Path(temporary) / arguments.name  # the model card takes its title from here

@@ -54,8 +54,8 @@ ORDER = {
         "deduplication", "pipeline", "estimate", "reports", "api", "commands",
     ),
     "trainer": (
-        "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "export", "inference",
-        "registry", "finetune", "evaluation", "preflight", "loop", "benchmark",
+        "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "hf_export",
+        "inference", "registry", "finetuning", "evaluation", "preflight", "loop", "benchmark",
     ),
 }  # fmt: skip
 TAKEN_BY_TRAINER = {"base", "storage", "text", "tokenizer", "dataset"}  # packages of data_prep
@@ -63,7 +63,7 @@ COMMANDS = ("data_prep/commands", "launch")  # a command bears the name of what 
 
 # What works on a laptop without deepspeed: these modules may reach it at no depth of imports at module level.
 WITHOUT_DEEPSPEED = (
-    "trainer.export.export",
+    "trainer.hf_export.export",
     "launch.export",
     "launch.register",
     "launch.fill_mask",
