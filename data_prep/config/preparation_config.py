@@ -103,6 +103,9 @@ class DocumentSettings(Settings):
     metadata_fields: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="fields or columns that filters may look at, such as [score, date]"
     )
+    formats: dict[str, str] = Field(
+        {}, description="input formats of your own by the ending of their files, such as {.xml: mypackage.dumps:read}"
+    )
     filters: tuple[FilterSettings, ...] = Field(
         (), description="filters and transforms in their order, such as {name: metadata, keep: score >= 3}"
     )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from braceexpand import braceexpand
 
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import PreparationConfig, Source
+from data_prep.documents.formats.format_registry import is_supported, use_formats
 from data_prep.documents.input_units import InputUnit, file_format, split_into_units
 from data_prep.storage import storage
 from data_prep.text.encodable import check_encodable
@@ -40,6 +44,7 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
         UsageError: an input is missing, named twice, a folder, of an ending that is not read or of a name that is not
             UTF-8, or a source says what is not, or a language is not known.
     """
+    use_formats(config.documents.formats)
     found: list[tuple[int, str]] = []
     for number, source in enumerate(config.sources):
         check_language(source.language or config.documents.language)
@@ -74,6 +79,8 @@ def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[I
 def expand(pattern: str) -> list[str]:
     """The files that a path, a URL or a pattern names, sorted; every name of a brace pattern must match.
 
+    A folder that `datasets.Dataset.save_to_disk` wrote stands for its Arrow files.
+
     Patterns are globs (`*`, `?`, `[...]`, `**` for folders in folders), and braces as in a shell: `{a,b}`, and
     `{000..011}` with as many digits as are written. A file whose name looks like a pattern is taken by its name.
 
@@ -82,7 +89,7 @@ def expand(pattern: str) -> list[str]:
     """
     files: set[str] = set()
     for name in _without_braces(pattern):
-        matches = storage.matches(name)
+        matches = _saved_dataset(name) or storage.matches(name)
         if not matches:
             of_what = f" (of {storage.redact(pattern)})" if name != pattern else ""
             raise UsageError(
@@ -91,6 +98,49 @@ def expand(pattern: str) -> list[str]:
             )
         files.update(matches)
     return sorted(files)
+
+
+def _saved_dataset(folder: str) -> list[str]:
+    """The Arrow files of a folder that `datasets` saved; none for anything else.
+
+    Raises:
+        UsageError: it holds several splits, or rows in an order of their own beside the files.
+    """
+    if folder.startswith(("http://", "https://")) or any(character in folder for character in "*?["):
+        return []
+    if not storage.is_remote(folder) and not os.path.isdir(storage.local_path(folder)):
+        return []
+    name = storage.redact(folder)
+    if is_supported(folder):
+        return []  # a store is not asked for every file
+    splits = _json_of(storage.join(folder, "dataset_dict.json")).get("splits")
+    if splits:
+        raise UsageError(
+            f"input {name} holds {len(splits)} splits of a data set: {', '.join(map(str, splits))}",
+            fix=f"name those to read, such as {name.rstrip('/')}/{splits[0]}",
+            code="dataset-of-splits",
+        )
+    state = _json_of(storage.join(folder, "state.json"))
+    if state.get("_indices_files"):
+        raise UsageError(
+            f"input {name} is a data set whose rows are chosen by a table of indices",
+            fix="save it again with flatten_indices().save_to_disk(...)",
+            code="dataset-with-indices",
+        )
+    return [storage.join(folder, item["filename"]) for item in state.get("_data_files", [])]
+
+
+def _json_of(url: str) -> dict[str, Any]:
+    """The object in a file; an empty one where there is no such file."""
+    if not storage.exists(url):
+        return {}
+    try:
+        values = json.loads(storage.read_bytes(url))
+    except ValueError as error:
+        raise UsageError(
+            f"{storage.redact(url)} is not JSON ({error})", fix="save the data set again", code="damaged-dataset"
+        ) from None
+    return values if isinstance(values, dict) else {}
 
 
 def _without_braces(pattern: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import Any
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
@@ -16,15 +15,19 @@ TOO_LONG = "too many bytes"
 
 
 class BadInput(UserError):
-    """Input that cannot be read; `reason` is the heading under which the policy `skip` counts it."""
+    """Input that cannot be read.
 
-    def __init__(self, message: str, reason: str = "unreadable", spoils_file: bool = False) -> None:
-        super().__init__(message)
+    Args:
+        reason: the heading under which the policy `skip` counts it; the code is the same in kebab case.
+        spoils_file: nothing of the file can be used.
+    """
+
+    def __init__(
+        self, problem: str, reason: str = "unreadable", spoils_file: bool = False, *, fix: str = "", code: str = ""
+    ) -> None:
+        super().__init__(problem, fix=fix, code=code or reason.lower().replace(" ", "-"))
         self.reason = reason
         self.spoils_file = spoils_file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.reason, self.spoils_file)
 
 
 class Fault(Exception):
@@ -78,8 +81,8 @@ class Rejects:
         """
         found = f"{place} {fault.what}".lstrip()
         if self._settings.on_bad_input == "error":
-            advice = f"{fault.remedy}, or leave such input out with documents.on_bad_input=skip"
-            raise BadInput(f"{self.where} {found}; {advice}", fault.reason)
+            fix = f"{fault.remedy}, or leave such input out with documents.on_bad_input=skip"
+            raise BadInput(f"{self.where} {found}", fault.reason, fix=fix)
         if count:
             self.dropped[fault.reason] += count
             self._first.setdefault(fault.reason, found)

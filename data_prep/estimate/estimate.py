@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from data_prep.dataset.counts import SOURCE_COLUMNS
-from data_prep.documents.input_units import InputUnit, file_format
+from data_prep.documents.input_units import InputUnit, file_format, is_one_document
 from data_prep.estimate.sample_shards import WrittenSample, write_sample
-from data_prep.estimate.unit_sample import Sample, is_one_document, sample_unit
+from data_prep.estimate.unit_sample import Sample, sample_unit
 from data_prep.pipeline.map_task import Destinations, cached_tokenizer
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.tokenizer.tokenizer import Tokenizer

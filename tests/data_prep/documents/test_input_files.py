@@ -130,7 +130,7 @@ def test_a_range_of_braces_counts_by_its_steps(corpus: Path) -> None:
 
 def test_an_ending_or_a_language_that_is_not_known_is_a_usage_error(corpus: Path) -> None:
     write(corpus / "report.pdf")
-    with pytest.raises(UsageError, match="report.pdf has an ending that is not read here"):
+    with pytest.raises(UsageError, match="report.pdf has an unsupported file type"):
         find_inputs(config("*.pdf"))
     with pytest.raises(UsageError, match="klingonish"):
         find_inputs(load_config(None, ["documents.language=klingonish"], ["a.jsonl"]))
