@@ -52,9 +52,12 @@ def format_of(url: str) -> tuple[Format, str, str]:
     """
     name = (storage.redact(url) if url.startswith(("http://", "https://")) else url).lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    known = {ending: item for item in BUILT_IN for ending in item.endings} | _installed() | _of_settings
+    plain = name.removesuffix(compression)
+    known = {ending: item for item in BUILT_IN for ending in item.endings} | _of_settings
+    if not plain.endswith(tuple(known)):
+        known |= _installed()  # the files of all packages are read for it
     for ending, item in known.items():
-        if name.removesuffix(compression).endswith(ending):
+        if plain.endswith(ending):
             return item, ending, compression
     raise UsageError(
         f"input {storage.redact(url)} has an unsupported file type; supported: {' '.join(known)}, each of these also "
