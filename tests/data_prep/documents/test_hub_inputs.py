@@ -1,4 +1,4 @@
-"""`hf://datasets/...`: files of a data set on the Hub, read by huggingface_hub's filesystem from a server that stands in."""
+"""`hf://datasets/...`: a data set on the Hub, read by huggingface_hub from a server that stands in for it."""
 
 from __future__ import annotations
 
