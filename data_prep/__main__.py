@@ -44,8 +44,8 @@ Each command has its own help: python -m data_prep COMMAND --help
 From Python: from data_prep import train_tokenizer, prepare, verify, open_dataset"""
 
 
-def main() -> None:
-    """Parse the command line and run its command.
+def main(prog: str = "python -m data_prep") -> None:
+    """Parse the command line and run its command; `prog` is the program's name in the help.
 
     Raises:
         UserError: the command did not do everything that it was asked for.
@@ -58,7 +58,7 @@ def main() -> None:
         _answer_without_command(words)
     module = importlib.import_module(f"data_prep.commands.{name}")
     parser = argparse.ArgumentParser(
-        prog=f"python -m data_prep {name}",
+        prog=f"{prog} {name}",
         description=_wrapped((module.__doc__ or "").partition(": ")[2]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

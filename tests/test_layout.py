@@ -38,10 +38,12 @@ SEAMS = {
     "dask": ("data_prep", 1),
     "distributed": ("data_prep", 1),
     "cloudpickle": ("data_prep", 3),
-    "pyarrow": ("data_prep", 1),
+    "pyarrow": ("data_prep", 3),
     "rensa": ("data_prep", 1),
     "tenacity": ("data_prep", 1),
     "braceexpand": ("data_prep", 1),
+    "py3langid": ("data_prep", 1),
+    "datatrove": ("data_prep", 1),
     "deepspeed": ("trainer", 4),
     "mlflow": ("trainer", 5),
 }
@@ -50,8 +52,8 @@ SEAMS = {
 # before it alone.
 ORDER = {
     "data_prep": (
-        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training", "dataset",
-        "deduplication", "pipeline", "estimate", "reports", "api", "commands",
+        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training",
+        "dataset", "deduplication", "pipeline", "estimate", "reports", "api", "commands",
     ),
     "trainer": (
         "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "hf_export",
