@@ -20,8 +20,8 @@ COMMANDS = ("tokenizer", "shards", "merge", "remove", "verify", "inspect", "stat
 _DOTTED_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 
 
-def main() -> None:
-    """Parse the command line and run its command.
+def main(prog: str = "python -m data_prep") -> None:
+    """Parse the command line and run its command; `prog` is how help names the program.
 
     Raises:
         UserError: the command did not do all that it was asked for.
@@ -29,7 +29,7 @@ def main() -> None:
     if needs_workers(sys.argv[1:]):
         start_worker_server()
     parser = argparse.ArgumentParser(
-        prog="python -m data_prep", description="Prepare a corpus: train a tokenizer, make shards, check and show them."
+        prog=prog, description="Prepare a corpus: train a tokenizer, make shards, check and show them."
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     modules = _command_modules()
