@@ -85,9 +85,8 @@ def main() -> None:
     # The embedding table needs no texts, so the command does not wait for standard input.
     texts = input_texts(arguments) if arguments.neighbors is None or arguments.input is not None else []
     from trainer.inference.embedding import Embedder
-    from trainer.registry.pulled_model import pull
 
-    embedder = Embedder.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    embedder = Embedder(arguments.model, tracking_uri=arguments.tracking_uri)
     if arguments.neighbors is not None:
         show_neighbors(embedder, texts, arguments)
         return
@@ -108,7 +107,7 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
     """Return the texts of --input, or of standard input."""
     path: Path | None = arguments.input
     if path is not None and path.suffix in TABLES:
-        from trainer.finetune.examples import Columns, read_examples, text_of
+        from trainer.finetuning.examples import Columns, read_examples, text_of
 
         quoting = not arguments.no_quoting
         return read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting).texts
@@ -167,7 +166,7 @@ def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
     else:
         import pandas
 
-        from trainer.finetune.labeled_tables import write_table
+        from trainer.finetuning.labeled_tables import write_table
 
         write_table(pandas.DataFrame({"text": texts, "embedding": list(vectors)}), path)
 

@@ -36,7 +36,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.export.export import export_checkpoint
+    from trainer.hf_export.export import export_checkpoint
 
     if arguments.dry_run:
         check_new_folder(arguments.output, "--output")

@@ -15,7 +15,6 @@ import json
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.base.arguments import at_least
@@ -63,15 +62,12 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
     Raises:
         UsageError: none of `texts` has a mask; checked with the tokenizer before the model is loaded.
     """
-    if (Path(model) / "checkpoints").is_dir() or (Path(model) / "state.json").is_file():
-        from trainer.inference.checkpoint_model import load_checkpoint
-
-        return load_checkpoint(Path(model))
-    from trainer.registry.pulled_model import pull
-
-    folder = pull(model, tracking_uri=tracking_uri)
     from trainer.inference.fill_mask import MASK_TOKEN, FillMask
+    from trainer.inference.pulled_model import is_checkpoint, pull
 
+    if is_checkpoint(model):
+        return FillMask(model)
+    folder = pull(model, tracking_uri=tracking_uri)
     if texts is not None and not any(MASK_TOKEN in each.text for each in texts):
         from trainer.inference.pretrained import load_tokenizer
 
@@ -190,7 +186,8 @@ def warn_of_window(place: str, prediction: Prediction) -> None:
 def warn_of_skipped(place: str, error: UsageError, num_texts: int) -> None:
     """Warn of one skipped text of several; the command's own error reports an only one."""
     if num_texts > 1:
-        print(f"warning: skipped {place}{error}", file=sys.stderr)
+        problem = str(error).partition(". Fix: ")[0]
+        print(f"warning: skipped {place}{problem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

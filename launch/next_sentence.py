@@ -33,9 +33,9 @@ def main() -> None:
     arguments = parse_arguments()
     pairs = read_pairs(arguments.pair)
     from trainer.inference.next_sentence import NextSentence
-    from trainer.registry.pulled_model import pull
+    from trainer.inference.pulled_model import hugging_face_folder
 
-    model = NextSentence.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    model = NextSentence.load(hugging_face_folder(arguments.model, arguments.tracking_uri))
     for first, second in pairs:
         found = model.predict(first, second)
         if arguments.json:

@@ -28,8 +28,8 @@ from launch.options import (
 if TYPE_CHECKING:
     import pandas
 
-    from trainer.finetune.examples import Examples
-    from trainer.finetune.fitted_model import FittedModel
+    from trainer.finetuning.examples import Examples
+    from trainer.finetuning.fitted_model import FittedModel
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -56,9 +56,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.finetune.fitted_model import FittedModel
-    from trainer.finetune.labeled_tables import check_suffix, write_table
-    from trainer.registry.pulled_model import pull
+    from trainer.finetuning.fitted_model import FittedModel
+    from trainer.finetuning.labeled_tables import check_suffix, write_table
+    from trainer.inference.pulled_model import hugging_face_folder
 
     check_suffix(arguments.output)
     check_new_file(arguments.output, "--output")
@@ -66,7 +66,7 @@ def main() -> None:
         raise UsageError(
             f"--output {arguments.output} is the file of --input", fix="give another file", code="output-is-input"
         )
-    model = FittedModel.load(pull(arguments.model, tracking_uri=arguments.tracking_uri))
+    model = FittedModel.load(hugging_face_folder(arguments.model, arguments.tracking_uri))
     if arguments.dry_run:
         num_texts = len(read_texts(model, arguments).texts)
         print(f"dry run: would label {counted(num_texts, 'text')} and write {arguments.output}; nothing was written")
@@ -83,7 +83,7 @@ def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
     Raises:
         UsageError: a column is missing or not named.
     """
-    from trainer.finetune.examples import Columns, read_examples
+    from trainer.finetuning.examples import Columns, read_examples
 
     text = arguments.text_column or (model.columns.text if model.columns else None)
     pair = arguments.pair_column or (model.columns.pair if model.columns else None)
@@ -102,8 +102,8 @@ def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pa
     """Return the input with additional columns of predictions, and the number of truncated texts."""
     import pandas
 
-    from trainer.finetune.answer_task import Answer
-    from trainer.finetune.labeled_tables import read_table
+    from trainer.finetuning.answer_task import Answer
+    from trainer.finetuning.labeled_tables import read_table
 
     examples = read_texts(model, arguments)
     predictions, num_long = model.predict(examples, arguments.batch_size)

@@ -86,7 +86,7 @@ def main() -> None:
     elif arguments.model is not None:
         register_folder(arguments.model, conditions, arguments)
     else:
-        from trainer.export.export import export_checkpoint
+        from trainer.hf_export.export import export_checkpoint
 
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             folder = Path(temporary) / arguments.name  # the model card takes its title from here
@@ -111,7 +111,7 @@ def show_versions(arguments: argparse.Namespace) -> None:
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back from the registry and print how others load it."""
     from trainer.inference.provenance import read_provenance
-    from trainer.registry.pulled_model import pull
+    from trainer.inference.pulled_model import pull
     from trainer.registry.registration import register
     from trainer.registry.served_model import load_served
 

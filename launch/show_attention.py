@@ -53,11 +53,11 @@ def main() -> None:
         )
     check_utf8(arguments.texts)
     from trainer.inference.attention_maps import attention_maps, choose
-    from trainer.registry.pulled_model import pull
+    from trainer.inference.pulled_model import hugging_face_folder
     from trainer.tracking.figures import draw_heads
 
     check_new_file(arguments.output, "--output")
-    maps = attention_maps(pull(arguments.model, tracking_uri=arguments.tracking_uri), *arguments.texts)
+    maps = attention_maps(hugging_face_folder(arguments.model, arguments.tracking_uri), *arguments.texts)
     layers = choose(arguments.layer, maps.weights.shape[0], "--layer")
     heads = choose(arguments.head, maps.weights.shape[1], "--head")
     size = f"{counted(len(layers), 'layer')} x {counted(len(heads), 'head')}"

@@ -23,7 +23,7 @@ SHARED = {"__init__", "__main__", "command_table", "options", "benchmark_session
 
 
 def imported_by(*words: str) -> tuple[set[str], str]:
-    """Run `clozeworks` with these words in a process of its own; return the heavy libraries it imported, and its output."""
+    """Run `clozeworks` in a process of its own; return the libraries that it imported, and its output."""
     code = (
         "import json, sys\nfrom launch.__main__ import main\nsys.argv = ['clozeworks', *json.loads(sys.argv[1])]\n"
         "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"

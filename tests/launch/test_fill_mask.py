@@ -59,7 +59,7 @@ def test_a_line_without_a_mask_is_named_and_left_out(
     run(monkeypatch, "--model", str(tiny_hugging_face), "--json", stdin="the [MASK] sat\n\nthe dog\na [MASK]\n")
     out, err = capsys.readouterr()
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["the [MASK] sat", "a [MASK]"]
-    assert err.startswith("warning: skipped line 3: the text 'the dog' ") and err.count("\n") == 1
+    assert err.startswith("warning: skipped line 3: the text 'the dog' has no [MASK]\n") and err.count("\n") == 1
 
 
 LONG = "the cat " * 300 + "[MASK] sat"

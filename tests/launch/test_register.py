@@ -38,7 +38,7 @@ def test_a_folder_becomes_a_version_under_its_alias(
         exported.append(checkpoint)
         shutil.copytree(tiny_hugging_face, output)
 
-    monkeypatch.setattr("trainer.export.export.export_checkpoint", export_checkpoint)
+    monkeypatch.setattr("trainer.hf_export.export.export_checkpoint", export_checkpoint)
     uri = f"sqlite:///{tmp_path}/chosen.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     run(monkeypatch, "--model", str(tiny_hugging_face), "--name", "birds", "--alias", "champion")

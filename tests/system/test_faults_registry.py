@@ -18,7 +18,7 @@ from tests.support.launch_command import run
 from tests.support.mlflow_servers import Server
 from tests.support.toy_run import make_run, make_weights, write_checkpoint
 from trainer.checkpoint.format import step_folder
-from trainer.registry.pulled_model import pull
+from trainer.inference.pulled_model import pull
 from trainer.registry.registration import register
 from trainer.tracking.mlflow_server import connect
 

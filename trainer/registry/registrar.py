@@ -67,7 +67,7 @@ class Registrar:
                 self.submit(step, step_folder(self._output_dir, step))
 
     def go_back(self, step: int) -> None:
-        """Forget what was registered of later steps, which a new branch registers again; call it before anything is submitted."""
+        """Forget the registrations of later steps, which a new branch registers again; call it before any `submit`."""
         notes = _read_notes(self._output_dir)
         text = "".join(json.dumps(note) + "\n" for note in notes if note["step"] <= step)
         self._registered = {each for each in self._registered if each <= step}

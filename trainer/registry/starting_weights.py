@@ -22,9 +22,9 @@ from trainer.config.model_settings import ModelSettings
 from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.inference.pretrained import load_config, load_pretrained
 from trainer.inference.provenance import data_lineage, read_provenance
+from trainer.inference.pulled_model import check_is_there, is_address, local_or_hub_folder, pull
 from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.pulled_model import check_is_there, is_address, pull
 
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
@@ -43,12 +43,12 @@ class InitialWeights(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or why it could not."""
+    """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or the error."""
 
     weights: dict[str, torch.Tensor]
     data_lineage: tuple[str, ...] = ()
     note: str | None = None
-    problem: str | None = None
+    error: UserError | None = None
 
 
 def load_initial_weights(
@@ -69,8 +69,8 @@ def load_initial_weights(
     found = broadcast_object(
         _read_or_explain(model, source, tracking_uri, tokenizer_fingerprint) if ranks.is_first else None, ranks
     )
-    if found.problem is not None:
-        raise UserError(found.problem)
+    if found.error is not None:
+        raise found.error
     parameters = dict(model.named_parameters())
     filled_up = []
     with torch.no_grad():
@@ -103,8 +103,13 @@ def look_at_initial_weights(
         family_in_transformers(config, next_sentence=False)
         check_is_there(source, tracking_uri)
         return [f"{where} is there; whether it fits this model is seen when the run pulls it"]
-    family, note = _check(pull(source), source, config, tokenizer_fingerprint)
+    family, note = _check(_folder_without_weights(source), source, config, tokenizer_fingerprint)
     return [f"{where} is a {family} of this architecture"] + ([note] if note else [])
+
+
+def _folder_without_weights(source: str) -> Path:
+    """A local directory, checked; of a model on the Hub, configuration and tokenizer without its weights."""
+    return pull(source) if Path(source).is_dir() else local_or_hub_folder(source, with_weights=False)
 
 
 def _read_or_explain(
@@ -114,7 +119,7 @@ def _read_or_explain(
     try:
         return _read(model, source, tracking_uri, tokenizer_fingerprint)
     except UserError as error:
-        return _Found({}, problem=str(error))
+        return _Found({}, error=error)
 
 
 def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None) -> _Found:

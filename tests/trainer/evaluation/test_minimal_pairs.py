@@ -159,7 +159,7 @@ def test_only_the_sentence_itself_is_masked(exported: FillMask) -> None:
 
 def test_a_run_and_transformers_score_alike(tmp_path: Path, exported: FillMask) -> None:
     """The golden run and its export differ in steps, so the run's weights are exported again."""
-    from trainer.export.export import export_checkpoint
+    from trainer.hf_export.export import export_checkpoint
 
     trained = load_checkpoint(GOLDEN / "run")
     export_checkpoint(GOLDEN / "run", tmp_path / "export")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
+from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from trainer.inference.fill_mask import (
     Candidate,
@@ -101,7 +102,7 @@ def test_a_word_is_whole_with_apostrophes_and_combining_marks() -> None:
 
 def test_punctuation_numbers_and_masks_alone_leave_no_word() -> None:
     for text in ("", "... !? -- 1984", "[MASK] [MASK]"):
-        with pytest.raises(UsageError, match="no word"):
+        with pytest.raises(UsageError, check=coded("no-word-to-mask")):
             mask_random_word(text, 0)
 
 
@@ -204,7 +205,7 @@ def test_an_unknown_script_is_no_error(model: FillMask) -> None:
 
 
 def test_a_text_without_a_mask_is_a_usage_error(model: FillMask) -> None:
-    with pytest.raises(UsageError, match=r"no \[MASK\]"):
+    with pytest.raises(UsageError, match=r"no \[MASK\]", check=coded("no-mask-in-text")):
         model.predict("the cat sat")
 
 

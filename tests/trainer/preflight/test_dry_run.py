@@ -7,6 +7,7 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.base.settings import load_settings
 from data_prep.dataset.manifest import read_manifest
+from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
 from trainer.model.hugging_face import hugging_face_config
 from trainer.preflight.dry_run import (
@@ -118,7 +119,7 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     begins = f"init_from={tmp_path / 'theirs'}"
     settings = ["model.output_bias=zeros", begins, f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
     config = load_settings(RunConfig, "tiny_cpu", settings)
-    with pytest.raises(UserError, match="theirs is neither a folder nor a model's address"):
+    with pytest.raises(UserError, match="theirs", check=coded("hub-name-offline")):
         explain(config, 2)
     write_model(tmp_path / "theirs", config)
     told = explain(config, 2).partition("Initial weights")[2]

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
+from tests.support.error_codes import coded
 from trainer.config.registry_names import check_names
+from trainer.inference.pulled_model import check_is_there, pull
 from trainer.registry import registration
-from trainer.registry.pulled_model import check_is_there, pull
 from trainer.registry.registration import provenance_tags, register
 from trainer.tracking.mlflow_server import connect
 
@@ -77,7 +78,7 @@ def test_an_address_is_looked_up_without_a_download(
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)
     check_is_there("models:/birds@champion", store)
     for model_uri in ("models:/birds@nobody", "models:/birds/9", "models:/fish@champion", f"runs:/{'0' * 32}/model"):
-        with pytest.raises(UserError, match="there is no|cannot|not found|holds no files|failed"):
+        with pytest.raises(UserError, match="does not exist|cannot|not found|holds no files|failed"):
             check_is_there(model_uri, store)
 
 
@@ -143,7 +144,7 @@ def test_names_that_are_not_there_are_answered_with_those_that_are(
         ("models:/birds@challenger", r"champion \(version \d+\)"),
         ("models:/birds/99", "versions 1"),
         ("models:/birds", "NAME@ALIAS"),
-        ("no/such/folder", "models:/NAME@ALIAS"),
+        ("no/such/folder/", "models:/NAME@ALIAS"),
     ]:
         with pytest.raises(UserError, match=known):
             pull(model_uri, None, store)
@@ -157,7 +158,7 @@ def test_a_file_changed_in_the_store_is_noticed(exported: Path, store: str, tmp_
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="not what was registered"):
+    with pytest.raises(UserError, check=coded("model-changed")):
         pull(registration.model_uri, tmp_path / "model", store)
     assert not (tmp_path / "model").exists()
 
@@ -243,7 +244,7 @@ def test_a_destination_that_holds_something_is_left_alone(
     registered: registration.Registration, store: str, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="not empty"):
+    with pytest.raises(UserError, check=coded("output-not-empty")):
         pull(registered.model_uri, tmp_path, store)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -21,6 +21,7 @@ from transformers import (
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import load_settings
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
@@ -262,7 +263,7 @@ def test_what_would_be_refused_is_refused_without_loading_a_weight(family, folde
         look(OURS[family], str(folder), tokenizer_fingerprint="0" * 64)
     with pytest.raises(UserError, match="model.num_hidden_layers is 3 and there 4"):
         look(OURS[family].model_copy(update={"num_hidden_layers": 3}), str(folder))
-    with pytest.raises(UserError, match="nowhere is neither a folder nor a model's address"):
+    with pytest.raises(UserError, match="nowhere", check=coded("unknown-model")):
         look(OURS[family], str(tmp_path / "nowhere"))
 
 

@@ -1,0 +1,147 @@
+"""Export: a checkpoint becomes a folder that transformers and sentence-transformers load without our code.
+
+    config.json model.safetensors                              weights in float32, as BertForPreTraining (or
+                                                               BertForMaskedLM, where no pairs were trained on), or as
+                                                               ModernBertForMaskedLM
+    tokenizer.json tokenizer_config.json tokenizer.model ...   the tokenizer, in both formats
+    modules.json sentence_bert_config.json 1_Pooling/          for SentenceTransformer: mean pooling
+    README.md training_config.yaml provenance.json             model card, configuration, origin and checks
+
+The folder is written under a temporary name beside its own and gets its name once the parity gate has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.run_config import RunConfig
+from trainer.hf_export.export_source import read_source
+from trainer.hf_export.exported_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
+from trainer.hf_export.model_card import TrainingFacts
+from trainer.hf_export.parity import ParityReport, check_export
+from trainer.model.hugging_face import family_in_transformers
+from trainer.model.pretraining import PretrainingModel
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written and what was checked."""
+
+    checkpoint: str | None
+    """Name of the checkpoint folder."""
+    output: Path
+    num_parameters: int
+    parity: ParityReport
+
+
+def export_checkpoint(checkpoint: str | Path, output: str | Path) -> ExportReport:
+    """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest one, to the new directory `output`.
+
+    Raises:
+        UserError: `checkpoint` is not a checkpoint or is damaged, or `export_model` refuses.
+        UsageError: `output` exists and is not empty.
+    """
+    check_output(Path(output))  # before anything large is read
+    source = read_source(Path(checkpoint))
+    return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), source.facts)
+
+
+def export_model(
+    config: RunConfig,
+    weights: Mapping[str, torch.Tensor],
+    tokenizer_folder: Path,
+    output: Path,
+    facts: TrainingFacts | None = None,
+) -> ExportReport:
+    """Write `weights` (names of `PretrainingModel`) and the tokenizer to `output`, behind the parity gate.
+
+    Raises:
+        UserError: transformers has no class for the configuration, weights are NaN or infinite or do not fit it, the
+            tokenizer is no tokenizer folder or has more pieces than the model, or the written folder does not behave
+            like the model.
+        UsageError: `output` is there and not empty.
+    """
+    facts, output = facts or TrainingFacts(), Path(output).absolute()
+    check_output(output)
+    family_in_transformers(config.model, config.data.has_sentence_pairs)
+    model = build_model(config, weights)
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"the tokenizer in {tokenizer_folder} has {tokenizer.vocab_size:,} pieces and the model knows "
+            f"{config.model.vocab_size:,}; it is not the tokenizer that this model was trained with"
+        )
+    with _new_folder(output) as folder:
+        with _explained(output):
+            write_model(folder, config, model, tokenizer)
+            write_tokenizer(folder, tokenizer, config)
+            write_sentence_transformer(folder, config)
+        parity = check_export(folder, model, tokenizer)
+        with _explained(output):
+            write_origin(folder, output.name, config, facts, tokenizer, parity)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ExportReport(facts.checkpoint, output, num_parameters, parity)
+
+
+def check_output(output: Path) -> None:
+    """Refuse a place that holds something already."""
+    if output.is_dir() and any(output.iterdir()):
+        raise UsageError(f"--output {output} is not empty; give a new folder, or remove this one first")
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is a file; give the name of a new folder")
+
+
+def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> PretrainingModel:
+    """The trained model in evaluation mode, float32 on the CPU, holding `weights` themselves."""
+    with torch.device("meta"):
+        model = PretrainingModel(config.model, next_sentence=config.data.has_sentence_pairs)
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    wrong = [name for name in expected if name not in weights or weights[name].shape != expected[name]]
+    wrong += [name for name in weights if name not in expected]
+    if wrong:
+        raise UserError(
+            f"the weights do not fit the configuration: {', '.join(wrong[:5])} ({len(wrong)} in all) are missing, "
+            "left over or of another shape; the checkpoint's files are not of one run"
+        )
+    prepared = {name: weights[name].detach().to("cpu", torch.float32) for name in expected}
+    for name, tensor in prepared.items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(
+                f"the weights of {name} hold NaN or infinite values, so the training broke before this "
+                "checkpoint; export an earlier one"
+            )
+    model.load_state_dict(prepared, assign=True)
+    return model.eval()
+
+
+@contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A temporary folder beside `output` that takes its name at the end, or is gone if that is not reached."""
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        with _explained(output):
+            temporary.mkdir(parents=True)
+        yield temporary
+        with _explained(output):
+            os.replace(temporary, output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _explained(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{output} cannot be written ({reason}); nothing was exported") from None
