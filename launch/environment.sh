@@ -97,7 +97,7 @@ _find_python() {
         fi
         first=${first:-$path}
     done
-    [[ -n $first ]] || _die "none of python3.13, python3.12, python3.11 and python3 is a Python of version 3.11 or newer." \
+    [[ -n $first ]] || _die "none of python3.13, python3.12, python3.11 and python3 is Python 3.11 or newer." \
         "Fix: install one (Debian 12 or newer: apt-get install python3 python3-venv)," \
         "or set CLOZEWORKS_PYTHON. [python-too-old]"
     echo "$first"
@@ -200,7 +200,8 @@ import ast, sys
 OPTIONS = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links",
            "trusted-host": "--allow-insecure-host", "constraint": "-c"}
 WITHOUT_EFFECT = {"cert", "timeout", "default-timeout", "disable-pip-version-check", "no-input", "retries", "quiet",
-                  "config-file", "verbose", "progress-bar", "no-color", "cache-dir", "no-cache-dir", "root-user-action", "no-compile"}
+                  "verbose", "progress-bar", "no-color", "cache-dir", "no-cache-dir", "root-user-action", "no-compile",
+                  "config-file"}
 settings = {}
 for line in sys.stdin:
     name, _, value = line.strip().partition("=")

@@ -192,6 +192,6 @@ def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
     assert "2:00:00, 8.0 device-hours, 16.00 at 2 per device-hour" in doctor.estimate(config, 4, CPU).text
     half = f"training.batch_warmup={{initial_tokens: {stage.global_batch_tokens // 2}, steps: 3600}}"
     growing = config_of("none", tmp_path, "training.max_steps=7200", half)
-    assert "1:30:00, 6.0 device-hours, by the speed of this run on 2 ranks" in doctor.estimate(growing, 4, CPU).text
+    assert "1:30:00, 6.0 device-hours, from the speed of this run on 2 ranks" in doctor.estimate(growing, 4, CPU).text
     peaked = config_of("none", tmp_path / "other", "logging.peak_flops_per_device=1e12")
-    assert "if it reaches an MFU of 40%" in doctor.estimate(peaked, 1, CPU).text
+    assert "assuming an MFU of 40%" in doctor.estimate(peaked, 1, CPU).text

@@ -147,7 +147,7 @@ def test_settings_of_pip_that_uv_does_not_have_keep_uv_away(machine: Machine) ->
 
 def test_without_uv_pip_brings_it(machine: Machine) -> None:
     assert machine.run("train", CLOZEWORKS_INSTALLER="uv").returncode == 0
-    torch, uv, project = machine.pip_calls()
+    _, uv, project = machine.pip_calls()
     assert uv == "uv" and project == f"-e {machine.root}[train]", "this pip brings none, so pip does it all"
 
 

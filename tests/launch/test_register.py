@@ -110,10 +110,10 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
     run(monkeypatch, "--name", "birds", "--trained-on", "a" * 12)
     assert "2 versions of birds trained on aaaaaaaaaaaa" in capsys.readouterr().out
     run(monkeypatch, "--name", "birds", "--trained-on", "b" * 12)
-    assert "0 versions of birds saw" in capsys.readouterr().out
+    assert "0 versions of birds trained on" in capsys.readouterr().out
     run(monkeypatch, "--trained-on", "a" * 12)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("2 versions of all registered models saw")
+    assert lines[0].startswith("2 versions of all registered models trained on")
     assert [line.split()[:2] for line in lines[2:]] == [["birds", "1"], ["birds", "2"]]
 
 
