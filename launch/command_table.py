@@ -19,13 +19,13 @@ DATA_PREP = "data_prep.__main__"
 
 GROUPS: dict[str, tuple[Command, ...]] = {
     "prepare": (
-        Command("tokenizer", "train a SentencePiece BPE tokenizer on a corpus", DATA_PREP),
-        Command("shards", "turn a corpus into webdataset shards and a manifest", DATA_PREP),
-        Command("merge", "finish shards whose ranges were prepared by several jobs", DATA_PREP),
+        Command("tokenizer", "train a SentencePiece BPE tokenizer on text files", DATA_PREP),
+        Command("shards", "make a data set (webdataset shards and a manifest) of text files", DATA_PREP),
+        Command("merge", "finish a data set that several jobs prepared with shards --shard-range", DATA_PREP),
         Command("verify", "check every byte and count of a data set", DATA_PREP),
         Command("inspect", "print documents of a data set, or the tokens of a text", DATA_PREP),
         Command("stats", "report counts, lengths and frequencies of a data set", DATA_PREP),
-        Command("remove", "remove documents or a source from a data set", DATA_PREP),
+        Command("remove", "remove a source or documents from a data set (takedown)", DATA_PREP),
         Command("docstrings", "collect a small corpus from installed Python packages", "launch.collect_docstrings"),
     ),
     "train": (
@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "use": (
         Command("export", "export a checkpoint as a Hugging Face folder", "launch.export", "registry"),
+        Command("average", "average a run's last checkpoints and export the mean", "launch.merge", "registry"),
         Command("register", "register a model, compare versions, move aliases", "launch.register", "registry"),
         Command("fill-mask", "fill the masks of a text", "launch.fill_mask", "registry"),
         Command("next-sentence", "say whether sentence B follows sentence A", "launch.next_sentence", "registry"),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import Settings, load_settings
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
+WITHOUT_EFFECT = frozenset({"tokenizer", "storage_options", "keep_dropped", "num_workers"})
+"""Sections and settings on which the shards do not depend; all others are part of a data set's identity."""
+
 WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES = 256 << 20, 20
 
 
@@ -39,6 +42,52 @@ class Source(Settings):
         return value.isoformat() if isinstance(value, datetime.date) else value
 
 
+class FilterFunction(NamedTuple):
+    """A function given to the Python API, as it travels to workers.
+
+    Attributes:
+        payload: what `cloudpickle` makes of it.
+        source_sha256: digest of its source; None where that cannot be read.
+    """
+
+    payload: bytes
+    source_sha256: str | None
+
+    def load(self) -> Any:
+        """The function."""
+        import cloudpickle
+
+        return cloudpickle.loads(self.payload)
+
+
+class FilterSettings(Settings):
+    """A filter or transform; every other key of it is a parameter."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1)] = Field(
+        description="a built-in filter, an installed one (entry points clozeworks.filters), or module:function"
+    )
+    version: str | None = Field(None, description="version of a filter whose source cannot be read")
+    _function: FilterFunction | None = PrivateAttr(None)
+
+    @property
+    def function(self) -> FilterFunction | None:
+        """What the Python API was given, where that is a function."""
+        return self._function
+
+    @property
+    def function_digest(self) -> str | None:
+        """Digest of the source of `function`."""
+        return None if self._function is None else self._function.source_sha256
+
+    def with_function(self, function: FilterFunction) -> FilterSettings:
+        """These settings with a function that goes before the name."""
+        settings = self.model_copy()
+        settings._function = function
+        return settings
+
+
 class DocumentSettings(Settings):
     """How documents are read from the inputs."""
 
@@ -48,6 +97,14 @@ class DocumentSettings(Settings):
     language: str = Field("en", description="language by whose rules sentences end (ISO 639-1)")
     language_field: str | None = Field(
         None, description="field or column that names each document's own language; where it is empty, the source's"
+    )
+    id_field: str | None = Field(None, description="field or column that holds each document's id, text or a number")
+    url_field: str | None = Field(None, description="field or column that holds the URL of each document")
+    metadata_fields: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="fields or columns that filters may look at, such as [score, date]"
+    )
+    filters: tuple[FilterSettings, ...] = Field(
+        (), description="filters and transforms in their order, such as {name: metadata, keep: score >= 3}"
     )
     txt_documents: Literal["file", "blank_lines"] = Field(
         "file", description="what a document is in a .txt file: the whole file, or what stands between blank lines"
@@ -135,6 +192,9 @@ class PreparationConfig(Settings):
     shards: ShardSettings = Field(ShardSettings(), description="layout of the shards")
     storage_options: dict[str, dict[str, Any]] = Field(
         {}, description="options of remote stores by URL prefix, such as {'s3://corpus': {profile: research}}"
+    )
+    keep_dropped: str | None = Field(
+        None, description="folder or URL to write the documents to that filters and length limits drop, with reasons"
     )
     num_workers: PositiveInt | None = Field(
         None, description="processes; by default one for each core (for little text, fewer)"

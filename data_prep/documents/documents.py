@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.formats import Document, Fields, Part, blocks_of_text, json_lines, one_text, parquet_rows
+from data_prep.documents.document import Document
+from data_prep.documents.formats import Fields, Part, blocks_of_text, json_lines, one_text, parquet_rows
 from data_prep.documents.input_units import InputUnit, file_format, rows_of
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.lines import BYTE_ORDER_MARK, damaged_line
@@ -38,7 +39,7 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | N
             return _hashing(raw, unit, b"").hexdigest()
         try:
             rows = rows_of(raw, unit)
-            rows.hash_columns(_fields(settings, text_field))
+            rows.hash_columns(_fields(settings, text_field).names)
         except DamagedParquet:
             return storage.sha256_of(unit.url)
         return rows.sha256()
@@ -67,19 +68,26 @@ class DocumentReader:
         UserError: the disk or the connection fails.
     """
 
-    def __init__(self, unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> None:
+    def __init__(
+        self, unit: InputUnit, settings: DocumentSettings, text_field: str | None = None, source: str = ""
+    ) -> None:
         self.sha256 = ""
         self.beyond = NOTHING_BEYOND
         self.num_rows: int | None = None
         self.languages = DocumentLanguages()
-        self._unit = unit
+        self.unit = unit
         self._settings = settings
-        self._fields = _fields(settings, text_field)
+        self._fields = _fields(settings, text_field, source)
         self._rejects = Rejects(unit.url, settings, is_part=not unit.whole, begins_file=unit.start == 0)
 
     @property
     def dropped(self) -> Counter[str]:
         return self._rejects.dropped
+
+    @property
+    def place(self) -> str:
+        """Where the last document begins, such as "line 7"."""
+        return self._rejects.place
 
     def __iter__(self) -> Iterator[Document]:
         try:
@@ -97,8 +105,8 @@ class DocumentReader:
         self._rejects.warn()
 
     def _documents(self) -> Iterator[Document]:
-        ending, compression = file_format(self._unit.url)
-        with storage.open_read(self._unit.url) as raw:
+        ending, compression = file_format(self.unit.url)
+        with storage.open_read(self.unit.url) as raw:
             head = read_bytes_of(raw, _HEAD_BYTES, self._rejects.where)
             if not head:
                 self.sha256 = hashlib.sha256().hexdigest()
@@ -112,9 +120,9 @@ class DocumentReader:
                 yield from self._parquet(raw)
 
     def _text(self, raw: BinaryIO, head: bytes, ending: str, compression: str) -> Iterator[Document]:
-        hashed = _hashing(raw, self._unit, head)
+        hashed = _hashing(raw, self.unit, head)
         limit = self._settings.max_document_bytes
-        part = Part(0, None) if self._unit.whole else Part(self._unit.start, self._unit.stop)
+        part = Part(0, None) if self.unit.whole else Part(self.unit.start, self.unit.stop)
         try:
             stream = decompress(hashed, compression)
             if compression:
@@ -123,16 +131,16 @@ class DocumentReader:
             if ending != ".txt":
                 yield from json_lines(stream, part, limit, self._fields, self._rejects)
             elif self._settings.txt_documents == "blank_lines":
-                yield from blocks_of_text(stream, part, limit, self._rejects)
+                yield from blocks_of_text(stream, part, limit, self._fields, self._rejects)
             else:
-                yield from one_text(stream, limit, self._rejects)
+                yield from one_text(stream, limit, self._fields, self._rejects)
         except DAMAGE as error:
-            place = f"at or before line {damaged_line(self._unit.url, compression)}"
+            place = f"at or before line {damaged_line(self.unit.url, compression)}"
             raise self._damaged(COMPRESSIONS[compression], place, error) from None
         self.sha256, self.beyond = hashed.hexdigest(), hashed.beyond()
 
     def _compressed_parquet(self, raw: BinaryIO, head: bytes, compression: str) -> Iterator[Document]:
-        hashed = _hashing(raw, self._unit, head)
+        hashed = _hashing(raw, self.unit, head)
         with tempfile.TemporaryFile() as content:
             try:
                 decompressed_copy(hashed, compression, content, self._rejects.where)
@@ -148,9 +156,9 @@ class DocumentReader:
 
     def _parquet(self, file: BinaryIO) -> Iterator[Document]:
         try:
-            rows = rows_of(file, self._unit)
+            rows = rows_of(file, self.unit)
             self.num_rows = rows.num_rows
-            rows.hash_columns(self._fields)
+            rows.hash_columns(self._fields.names)
             yield from parquet_rows(rows, self._settings.max_document_bytes, self._fields, self._rejects)
         except DamagedParquet as error:
             raise self._damaged("Parquet", f"in {error.place}", error) from None
@@ -164,8 +172,15 @@ class DocumentReader:
         return BadInput(message, "damaged file", spoils_file=True)
 
 
-def _fields(settings: DocumentSettings, text_field: str | None) -> Fields:
-    return Fields(text_field or settings.text_field, settings.language_field)
+def _fields(settings: DocumentSettings, text_field: str | None, source: str = "") -> Fields:
+    return Fields(
+        text=text_field or settings.text_field,
+        language=settings.language_field,
+        id=settings.id_field,
+        url=settings.url_field,
+        metadata=settings.metadata_fields,
+        source=source,
+    )
 
 
 def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:

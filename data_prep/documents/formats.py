@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
+from data_prep.documents.document import Document
 from data_prep.documents.lines import BYTE_ORDER_MARK, Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import Fault, Rejects
 from data_prep.storage.parquet import ParquetRows, is_text
@@ -16,23 +17,21 @@ _SHOWN_CHARACTERS = 40
 _NAME_THE_FIELD = "name it with documents.text_field=NAME, or with the source's own text_field"
 
 
-class Document(NamedTuple):
-    """A document as it stands in the input.
-
-    Attributes:
-        text: not cleaned; may hold lone surrogates, where JSON escapes say so.
-        language: what the field that names it holds; None where that is empty.
-    """
-
-    text: str
-    language: str | None
-
-
 class Fields(NamedTuple):
-    """The fields of a JSON object, or the columns, that a document is made of."""
+    """The fields of a JSON object, or the columns, that a document is made of, and the name of its source."""
 
     text: str
-    language: str | None
+    language: str | None = None
+    id: str | None = None
+    url: str | None = None
+    metadata: tuple[str, ...] = ()
+    source: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every field once, the text's first."""
+        wanted = (self.text, self.language, self.id, self.url, *self.metadata)
+        return tuple(dict.fromkeys(name for name in wanted if name is not None))
 
 
 class Part(NamedTuple):
@@ -42,7 +41,7 @@ class Part(NamedTuple):
     stop: int | None
 
 
-def one_text(stream: BinaryIO, limit: int, rejects: Rejects) -> Iterator[Document]:
+def one_text(stream: BinaryIO, limit: int, fields: Fields, rejects: Rejects) -> Iterator[Document]:
     """The whole stream as one document; none where it is white space."""
     data = stream.read(limit + 1)
     num_bytes = len(data)
@@ -59,10 +58,10 @@ def one_text(stream: BinaryIO, limit: int, rejects: Rejects) -> Iterator[Documen
         rejects.bad("", Fault(what, error.reason, "convert it, such as with iconv, or take it out of the inputs"))
     else:
         if text.strip():
-            yield Document(text, None)
+            yield Document(text, source=fields.source)
 
 
-def blocks_of_text(stream: BinaryIO, part: Part, limit: int, rejects: Rejects) -> Iterator[Document]:
+def blocks_of_text(stream: BinaryIO, part: Part, limit: int, fields: Fields, rejects: Rejects) -> Iterator[Document]:
     """Of a part of a text file the documents that blank lines part."""
     position = _first_line(stream, part)
     if part.stop is not None and position >= part.stop:
@@ -73,13 +72,14 @@ def blocks_of_text(stream: BinaryIO, part: Part, limit: int, rejects: Rejects) -
             rejects.too_long(block.num_bytes)
             continue
         try:
-            document = Document(_decoded(block.data), None)
+            document = Document(_decoded(block.data), source=fields.source)
         except _NotText as error:
             before = block.data[: error.position]
             start = before.rfind(b"\n") + 1
             line = Line(block.start + start, block.number + before.count(b"\n"), 0, b"")
             rejects.bad_line(line, Fault(f"{error.what} (byte {error.position - start} of the line)", error.reason))
         else:
+            rejects.at_line(block)
             yield document
 
 
@@ -94,6 +94,7 @@ def json_lines(stream: BinaryIO, part: Part, limit: int, fields: Fields, rejects
             except Fault as fault:
                 rejects.bad_line(line, fault)
             else:
+                rejects.at_line(line)
                 del line  # it is as large as the document, which is worked on meanwhile
                 yield document
 
@@ -105,20 +106,22 @@ def parquet_rows(rows: ParquetRows, limit: int, fields: Fields, rejects: Rejects
         DamagedParquet: the file is damaged.
     """
     try:
-        names = _text_columns(rows.columns, fields)
+        names = _columns_to_read(rows.columns, fields)
     except Fault as fault:
         rejects.bad("", fault, rows.num_rows)  # of an empty file under the policy `skip` nothing
         return
-    for number, values in enumerate(rows.values(names), rows.first_row + 1):
-        text, language = values[0], values[1] if len(values) > 1 else None
+    others = [name for name in names if name not in (fields.text, fields.language)]
+    for number, values in enumerate(rows.values(names, others), rows.first_row + 1):
+        text = values[0]
         if text is not None and len(text) > limit:
             rejects.too_long(len(text))
             continue
         try:
-            document = _row_document(text, language, fields)
+            document = _row_document(dict(zip(names, values, strict=True)), fields)
         except Fault as fault:
             rejects.bad(f"row {number}", fault)
         else:
+            rejects.place = f"row {number}"
             yield document
 
 
@@ -162,32 +165,58 @@ def _json_document(data: bytes, fields: Fields) -> Document:
         raise Fault(f"has {_kind(text)} for {fields.text!r}, not text", reason)
     if language is not None and not isinstance(language, str):
         raise Fault(f"has {_kind(language)} for {fields.language!r}, not text", "not text")
-    return Document(text, language or None)
+    return _document(text, language, values, fields)
 
 
-def _text_columns(columns: Sequence[tuple[str, Any]], fields: Fields) -> list[str]:
-    """Names of the columns to read: that of the text, and that of the language where there is one."""
+def _document(text: str, language: str | None, values: Mapping[str, Any], fields: Fields) -> Document:
+    """The document that these values of fields make; absent ones and None are left out."""
+    if fields.id is None and fields.url is None and not fields.metadata:
+        return Document(text, source=fields.source, language=language or None)
+    return Document(
+        text=text,
+        id=_text_or_number(values, fields.id),
+        source=fields.source,
+        language=language or None,
+        url=_text_or_number(values, fields.url),
+        metadata={name: values[name] for name in fields.metadata if values.get(name) is not None},
+    )
+
+
+def _text_or_number(values: Mapping[str, Any], name: str | None) -> str | None:
+    value = None if name is None else values.get(name)
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Fault(f"has {_kind(value)} for {name!r}, not text or an integer", "not text")
+    return str(value)
+
+
+def _columns_to_read(columns: Sequence[tuple[str, Any]], fields: Fields) -> list[str]:
+    """Names of the columns to read, the text's first; others than it may be absent."""
     types = dict(columns)
     if fields.text not in types:
         what = f"has no column {fields.text!r} (its columns: {_listed([name for name, _ in columns])})"
         raise Fault(what, "missing field", _NAME_THE_FIELD)
-    names = [name for name in dict.fromkeys(fields) if name in types]
+    names = [name for name in fields.names if name in types]
     for name in names:
         if [column for column, _ in columns].count(name) > 1:
             raise Fault(f"has several columns {name!r}", "not text", "rename all but one")
-        if not is_text(types[name]):
+        if name in (fields.text, fields.language) and not is_text(types[name]):
             listed = _listed([f"{column} {kind}" for column, kind in columns])
             raise Fault(f"has {types[name]} in column {name!r}, not text (its columns: {listed})", "not text")
-    return [name for name in names if name is not None]
+    return names
 
 
-def _row_document(text: bytes | None, language: bytes | None, fields: Fields) -> Document:
+def _row_document(values: dict[str, Any], fields: Fields) -> Document:
+    text, language = values[fields.text], values.get(fields.language or "")
     if text is None:
         raise Fault(f"has null for {fields.text!r}, not text", "missing field")
     try:
-        return Document(text.decode(), (language or b"").decode() or None)
+        decoded, of_language = text.decode(), (language or b"").decode()
     except UnicodeDecodeError as error:
         raise Fault(f"is not UTF-8 (byte {error.start})", "invalid UTF-8") from None
+    # A field that is the text as well, or the language, is bytes here.
+    return _document(decoded, of_language, {**values, fields.text: decoded, fields.language or "": of_language}, fields)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -54,6 +54,21 @@ class Rejects:
         self._begins_file = begins_file
         self._first: dict[str, str] = {}
         self._longest_bytes = 0
+        self._line = (0, 0)
+        self._place = ""
+
+    @property
+    def place(self) -> str:
+        """Where the last document that was given out begins, such as "line 7"; empty for a whole file."""
+        return self._place or ("" if self._line == (0, 0) else self._line_name(*self._line))
+
+    @place.setter
+    def place(self, place: str) -> None:
+        self._place = place
+
+    def at_line(self, line: Line) -> None:
+        """Note the line at which the document begins that is given out next."""
+        self._line = line.number, line.start
 
     def bad(self, place: str, fault: Fault, count: int = 1) -> None:
         """Refuse `count` documents, or count them.
@@ -71,12 +86,14 @@ class Rejects:
 
     def bad_line(self, line: Line, fault: Fault) -> None:
         """The same for a line of text."""
-        place = f"line {line.number}"
-        if not self._begins_file and self._settings.on_bad_input == "error":
-            place = f"line {line_number_at(self._url, line.start)}"
-        elif not self._begins_file:
+        if self._begins_file or self._settings.on_bad_input == "error":
+            place = self._line_name(line.number, line.start)
+        else:
             place = f"line at byte {line.start}"  # its number would cost a reading of all that is before it
         self.bad(place, fault)
+
+    def _line_name(self, number: int, start: int) -> str:
+        return f"line {number if self._begins_file else line_number_at(self._url, start)}"
 
     def too_long(self, num_bytes: int) -> None:
         """Count a document of more bytes than `max_document_bytes`; no error, whatever the policy."""

@@ -11,11 +11,11 @@ from itertools import islice
 from typing import Any, BinaryIO
 
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.formats import Document
+from data_prep.documents.document import Document
 from data_prep.documents.input_units import InputUnit, file_format
 from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
+from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.sections import Section, join_sections
 from data_prep.storage import storage
@@ -43,7 +43,7 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     """Read and encode the unit's first documents, of about `most_characters` in all."""
     settings, source = config.documents, config.sources[unit.source]
     language = source.language or settings.language
-    reader = DocumentReader(unit, settings, source.text_field)
+    reader = FilteredReader(unit, settings, source.name, source.text_field)
     dropped: Counter[str] = Counter()
     parts: list[Section] = []
     num_documents = 0
@@ -67,7 +67,7 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     return Sample(unit, join_sections(parts), read_bytes, is_all, num_dropped + is_empty, seconds)
 
 
-def _batches(reader: DocumentReader, most_characters: int) -> Iterator[list[Document]]:
+def _batches(reader: FilteredReader, most_characters: int) -> Iterator[list[Document]]:
     """The first documents, in parts that bound memory; one more is read, so that the end of the unit is noticed."""
     batch: list[Document] = []
     characters = in_batch = 0

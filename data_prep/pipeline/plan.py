@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import PreparationConfig, ShardSettings
+from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig, ShardSettings
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.shards import MAX_SHARDS
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.documents.input_units import InputUnit, file_format
+from data_prep.filters.registry import described_filters
 from data_prep.pipeline.map_task import Destinations
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -49,7 +50,12 @@ class Plan:
 
     def described_config(self) -> dict[str, Any]:
         """The settings that the result depends on, without secrets."""
-        values = self.config.model_dump(mode="json", include={"sources", "documents", "deduplication", "shards"})
+        values = self.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+        documents = values["documents"]
+        documents["filters"] = described_filters(self.config.documents.filters)
+        for name in ("id_field", "url_field", "metadata_fields", "filters"):
+            if not documents[name]:
+                del documents[name]  # as in data sets made before there were these settings
         for source in values["sources"]:
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
             source["url"] = source["url"] and storage.redact(source["url"])

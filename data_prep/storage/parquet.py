@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from data_prep.storage.hashing_files import RangeHashingFile
@@ -122,8 +123,10 @@ class ParquetRows:
         """Digest of the raw bytes of the columns named to `hash_columns`."""
         return self._file.hexdigest()
 
-    def values(self, names: Sequence[str]) -> Iterator[tuple[bytes | None, ...]]:
-        """The rows of these columns, all of which hold text; None stands for null.
+    def values(self, names: Sequence[str], of_any_type: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of these columns; None stands for null.
+
+        Columns hold text, which is given as bytes; those `of_any_type` are given as the values of JSON.
 
         Raises:
             DamagedParquet: the file is damaged.
@@ -136,7 +139,10 @@ class ParquetRows:
                     batch_size=_BATCH_ROWS, row_groups=[group], columns=list(names), use_threads=False
                 ):
                     num_read += batch.num_rows
-                    yield from zip(*(_bytes_of(batch.column(name)) for name in names), strict=True)
+                    columns = ((name, batch.column(name)) for name in names)
+                    yield from zip(
+                        *(_json_values(c) if name in of_any_type else _bytes_of(c) for name, c in columns), strict=True
+                    )
                 if num_read != num_rows:
                     raise ValueError(f"it holds {num_read} rows")
             except _damage() as error:
@@ -202,6 +208,24 @@ def _bytes_of(column: pa.Array) -> list[bytes | None]:
         column = column.dictionary_decode()
     values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
     return values
+
+
+def _json_values(column: pa.Array) -> list[Any]:
+    """The values as JSON has them: what it has no type for, such as dates, as text."""
+    values: list[Any] = column.to_pylist()
+    return [value if isinstance(value, (str, int, float, NoneType)) else _json_value(value) for value in values]
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, (str, int, float, NoneType)):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,7 +23,7 @@ def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     """
     checkpoint = open_checkpoint(folder)
     shapes = checkpoint.saved.shapes
-    _check_pieces(checkpoint)  # before memory is taken for the shapes that are said
+    check_pieces(checkpoint)  # before memory is taken for the shapes that are said
     weights = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
     for name in checkpoint.tensor_files:
         for piece in read_pieces(checkpoint.folder / name):
@@ -72,7 +72,7 @@ def check_coverage(missing: dict[str, int], folder: Path) -> None:
             raise UserError(f"checkpoint {folder} is damaged: {what}; use another one")
 
 
-def _check_pieces(checkpoint: Checkpoint) -> None:
+def check_pieces(checkpoint: Checkpoint) -> None:
     """Refuse weights whose pieces, one behind the other, are not the whole parameter."""
     reached = dict.fromkeys(checkpoint.saved.shapes, 0)
     pieces = [piece for name in checkpoint.tensor_files for piece in read_pieces(checkpoint.folder / name)]

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from data_prep.base.errors import UserError
+from trainer.distributed.allocator import keep_freed_memory
 from trainer.finetuning.tasks import Output
 from trainer.inference.batches import Collator, row_length
 from trainer.inference.pretrained import Row
@@ -95,6 +96,8 @@ def fit(
     """
     watch = _Watch(metric, settings.early_stopping, record)
     steps_per_epoch = -(-len(rows) // settings.batch_size)
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder, quiet_transformers():
         arguments = TrainingArguments(
             output_dir=folder,

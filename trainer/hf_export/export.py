@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.checkpoint.merging import MergeWeights, merge_coefficients, merge_weights
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export_source import read_source
 from trainer.hf_export.exported_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
@@ -54,6 +56,51 @@ def export_checkpoint(checkpoint: str | Path, output: str | Path) -> ExportRepor
     check_output(Path(output))  # before anything large is read
     source = read_source(Path(checkpoint))
     return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), source.facts)
+
+
+def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
+    """Return the newest complete checkpoints of a run's output directory, oldest first.
+
+    Raises:
+        UserError: the run has fewer.
+    """
+    steps, _ = list_steps(run)
+    if len(steps) < num_checkpoints:
+        raise UserError(
+            f"{run} holds {len(steps)} complete checkpoints, not --last {num_checkpoints}",
+            fix="lower --last; for a new run, raise checkpoint.keep_last or set checkpoint.keep_every_steps",
+            code="too-few-checkpoints",
+        )
+    return [step_folder(run, step).resolve() for step in reversed(steps[:num_checkpoints])]
+
+
+def export_merged(
+    run: str | Path, num_checkpoints: int, weights: MergeWeights = "uniform", output: str | Path = ""
+) -> ExportReport:
+    """Export the weighted mean of a run's newest checkpoints to the new `output`.
+
+    The configuration, tokenizer and facts are those of the newest checkpoint, without its scores, which are not the
+    mean's. Memory stays below two copies of the weights until the parity gate, which loads the written folder.
+
+    Raises:
+        UserError: there are too few checkpoints, one is damaged, they differ in tokenizer or parameters, or
+            `export_model` refuses.
+        UsageError: `output` exists and is not empty.
+    """
+    check_output(Path(output))
+    folders = last_checkpoints(Path(run), num_checkpoints)
+    coefficients = merge_coefficients(num_checkpoints, weights)
+    fingerprints = {read_state(folder).data.tokenizer_fingerprint for folder in folders}
+    if len(fingerprints) > 1:
+        raise UserError(
+            f"the checkpoints of {run} have different tokenizers ({', '.join(sorted(fingerprints))})",
+            fix="merge checkpoints of one tokenizer",
+            code="checkpoints-differ",
+        )
+    source = read_source(folders[-1], merge_weights(folders, coefficients))
+    merged = {folder.name: coefficient for folder, coefficient in zip(folders, coefficients, strict=True)}
+    facts = replace(source.facts, merged=merged, scores={})
+    return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), facts)
 
 
 def export_model(

@@ -33,8 +33,8 @@ class ExportSource:
     facts: TrainingFacts
 
 
-def read_source(checkpoint: Path) -> ExportSource:
-    """Read a checkpoint folder, or the newest complete checkpoint of a run's folder.
+def read_source(checkpoint: Path, weights: dict[str, torch.Tensor] | None = None) -> ExportSource:
+    """Read a checkpoint folder, or the newest complete checkpoint of a run's folder; `weights` replace its own.
 
     Raises:
         UserError: there is no complete checkpoint, a file of it is damaged, or the run's folder does not hold
@@ -46,7 +46,8 @@ def read_source(checkpoint: Path) -> ExportSource:
     output_dir = folder.parent.parent
     tokenizer_folder = output_dir / TOKENIZER_FOLDER
     _check_tokenizer(tokenizer_folder, saved)
-    return ExportSource(config, read_weights(folder), tokenizer_folder, _facts(folder, saved, config))
+    weights = read_weights(folder) if weights is None else weights
+    return ExportSource(config, weights, tokenizer_folder, _facts(folder, saved, config))
 
 
 def find_checkpoint(folder: Path) -> Path:

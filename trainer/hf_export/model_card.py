@@ -39,6 +39,8 @@ class TrainingFacts:
     sources: Sequence[SourceRecord] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     """Metrics on the valid shards by name."""
+    merged: Mapping[str, float] = field(default_factory=dict)
+    """Names of the checkpoints whose weighted mean the weights are, with their coefficients; empty for a single one."""
 
 
 def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
@@ -121,6 +123,11 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
         ("peak learning rate", f"{config.optimizer.learning_rate:g} ({config.schedule.name})"),
         ("precision", config.training.precision),
         ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
+        *(
+            [("mean of checkpoints", ", ".join(f"{name} ({share:.4f})" for name, share in facts.merged.items()))]
+            if facts.merged
+            else []
+        ),
         ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),
         ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
     ]

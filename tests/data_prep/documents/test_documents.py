@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.manifest_records import STEPS
-from data_prep.documents.documents import BadInput, Document, DocumentReader, unit_sha256
+from data_prep.documents.document import Document
+from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
 from data_prep.documents.input_units import InputUnit, cannot_be_split, file_format, split_into_units
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.storage import storage
@@ -141,12 +142,12 @@ def test_the_language_comes_from_its_field(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     (unit,) = units_of(path)
     assert list(DocumentReader(unit, DocumentSettings(language_field="lang"))) == [
-        Document("un", "fr"),
-        Document("a", None),
-        Document("b", None),
-        Document("c", None),
+        Document("un", language="fr"),
+        Document("a"),
+        Document("b"),
+        Document("c"),
     ]
-    assert next(iter(DocumentReader(unit, DEFAULTS))) == Document("un", None)
+    assert next(iter(DocumentReader(unit, DEFAULTS))) == Document("un")
     path.write_text('{"text": "d", "lang": 7}')
     with pytest.raises(BadInput, match="a.jsonl line 1 has a number for 'lang', not text"):
         list(DocumentReader(*units_of(path), DocumentSettings(language_field="lang")))
@@ -175,7 +176,7 @@ def test_the_sources_field_of_the_text_goes_before_the_settings(tmp_path: Path) 
     (tmp_path / "a.jsonl").write_text('{"body": "x", "text": 1, "title": "y"}\n')
     assert read(tmp_path / "a.jsonl", DocumentSettings(text_field="body")) == ["x"]
     reader = DocumentReader(*units_of(tmp_path / "a.jsonl"), DocumentSettings(text_field="body"), "title")
-    assert list(reader) == [Document("y", None)]
+    assert list(reader) == [Document("y")]
 
 
 def test_the_digest_of_a_whole_file_is_its_sha256_however_it_is_compressed(tmp_path: Path) -> None:

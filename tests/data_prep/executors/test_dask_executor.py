@@ -24,6 +24,7 @@ from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
+from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=2000"]
@@ -95,12 +96,12 @@ def configured_prefixes(unit: int) -> tuple[int, list[str], int]:
 def test_no_scheduler_and_no_worker_are_told(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_executor, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(dask_executor, "WORKER_SECONDS", 0.2)
-    with pytest.raises(UserError, match="no Dask scheduler answers at tcp://127.0.0.1:9 "):
+    with pytest.raises(UserError, match="tcp://127.0.0.1:9 ", check=coded("no-scheduler")):
         DaskExecutor("tcp://127.0.0.1:9")
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="nonsense://x", check=coded("malformed-address")):
         DaskExecutor("nonsense://x")
     monkeypatch.setattr(dask_executor, "CONNECT_SECONDS", 20)
-    with pytest.raises(UserError, match="has no worker; start some"):
+    with pytest.raises(UserError, match=scheduler, check=coded("no-workers")):
         DaskExecutor(scheduler)
 
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.documents import BadInput, Document, DocumentReader, unit_sha256
+from data_prep.documents.document import Document
+from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
 from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.storage import parquet
 from tests.support.compressions import COMPRESS
@@ -108,9 +109,9 @@ def test_real_text_is_what_pandas_reads(tmp_path: Path, corpora: Path) -> None:
 def test_the_language_comes_from_its_column(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"lang": ["fr", None, ""], "body": ["un", "deux", "trois"]})
     settings = DocumentSettings(language_field="lang")
-    expected = [Document("un", "fr"), Document("deux", None), Document("trois", None)]
+    expected = [Document("un", language="fr"), Document("deux"), Document("trois")]
     assert read(path, settings, text_field="body") == expected
-    assert read(path, DocumentSettings(language_field="tongue", text_field="body"))[0] == Document("un", None)
+    assert read(path, DocumentSettings(language_field="tongue", text_field="body"))[0] == Document("un")
 
 
 @pytest.mark.parametrize(

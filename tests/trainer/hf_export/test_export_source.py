@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -7,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.error_codes import coded
 from tests.support.toy_run import CONFIG, make_run, make_tokenizer, make_weights
 from trainer.checkpoint.format import step_folder
+from trainer.checkpoint.merging import merge_coefficients
+from trainer.hf_export.export import export_checkpoint, export_merged
 from trainer.hf_export.export_source import read_source
 from trainer.metrics.status import write_status
 
@@ -80,3 +85,23 @@ def test_the_command_tells_what_it_checked_and_needs_no_deepspeed(run_folder, tm
     assert "texts tokenized alike" in done.stdout and "largest difference" in done.stdout
     assert "exported step-00000020" in done.stdout
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("weights", ["uniform", "one_minus_sqrt"])
+def test_merged_checkpoints_pass_the_parity_gate_and_are_named(run_folder, tmp_path, weights):
+    report = export_merged(run_folder, 2, weights, tmp_path / "merged")
+    assert report.parity.num_logits > 0
+    older, newer = merge_coefficients(2, weights)
+    found = load_file(tmp_path / "merged" / "model.safetensors")
+    name = next(name for name in found if name.endswith("word_embeddings.weight"))
+    single = load_file(export_checkpoint(run_folder, tmp_path / "single").output / "model.safetensors")
+    assert torch.allclose(found[name], single[name] * (2 * older + newer), rtol=1e-6)
+    origin = json.loads((tmp_path / "merged" / "provenance.json").read_text())
+    assert origin["merged"] == {"step-00000010": older, "step-00000020": newer}
+    assert "mean of checkpoints: step-00000010" in (tmp_path / "merged" / "README.md").read_text()
+
+
+def test_more_checkpoints_than_there_are_cannot_be_merged(run_folder, tmp_path):
+    with pytest.raises(UserError, match="--last 3", check=coded("too-few-checkpoints")):
+        export_merged(run_folder, 3, "uniform", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
