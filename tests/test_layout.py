@@ -43,7 +43,7 @@ SEAMS = {
     "dask": ("data_prep", 1),
     "distributed": ("data_prep", 1),
     "cloudpickle": ("data_prep", 3),
-    "pyarrow": ("data_prep", 1),
+    "pyarrow": ("data_prep", 2),
     "rensa": ("data_prep", 1),
     "tenacity": ("data_prep", 1),
     "braceexpand": ("data_prep", 1),
@@ -55,8 +55,8 @@ SEAMS = {
 # before it alone.
 ORDER = {
     "data_prep": (
-        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training", "dataset",
-        "deduplication", "pipeline", "estimate", "reports", "api", "commands",
+        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training",
+        "dataset", "deduplication", "pipeline", "estimate", "reports", "api", "commands",
     ),
     "trainer": (
         "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "hf_export",
