@@ -84,7 +84,7 @@ def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_di
 
 def test_shards_that_are_not_there_are_told_and_no_error():
     text = explain(load_settings(RunConfig, "tiny_cpu", ["data.shards=nowhere"]), 2)
-    assert "skipped: nowhere" in text
+    assert "skipped: nowhere does not exist" in text
 
 
 def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_shards):
