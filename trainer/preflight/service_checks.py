@@ -40,7 +40,7 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             client.search_experiments(max_results=1)
         except MlflowNotInstalled as error:
             kept = "Training would continue and keep its metrics for launch/sync_tracking.py"
-            yield Finding(level, "mlflow", f"{error}. {kept}{loss}")
+            yield Finding(level, "mlflow", f"{str(error).rstrip('.')}. {kept}{loss}")
             return
         except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does
             text = f"{storage.hide_secrets(uri)} does not answer ({short(error)}); start it, or set tracking.uri"

@@ -51,10 +51,13 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
     try:
         verdict = promote(request.name, registration.version, request.promote_to, conditions, request.tracking_uri)
     except NotPromoted as error:
-        return registration, str(error)
+        return registration, error.problem
     except UserError as error:
         command = f"launch/register.py --name {request.name} --version {registration.version}"
-        return registration, f"promoting it broke off ({error}); {command} --promote {request.promote_to} does it"
+        return (
+            registration,
+            f"the promotion failed ({error.problem}); repeat it with {command} --promote {request.promote_to}",
+        )
     return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"
 
 
