@@ -1,4 +1,4 @@
-"""What a benchmark tells: a table for people, and a JSON in which each figure stands with what it was measured on."""
+"""The report of a benchmark: a table, and a JSON file in which each figure has its conditions."""
 
 from __future__ import annotations
 

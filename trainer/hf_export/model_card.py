@@ -176,7 +176,7 @@ def _family(config: RunConfig) -> str:
 
 
 def _linked(name: str, url: str | None) -> str:
-    """The name, as a link where its URL is one that stays within it; any other stands beside the name."""
+    """The name as a link if its URL is safe in Markdown; any other URL follows the name as text."""
     if not url:
         return escaped(name)
     return f"[{escaped(name)}](<{url}>)" if _PLAIN_URL.fullmatch(url) else f"{escaped(name)}: {escaped(url)}"

@@ -36,7 +36,7 @@ class Request:
 def register_checkpoint(request: Request) -> tuple[Registration, str]:
     """Export, register, promote; returns the version and what became of the promotion, in words.
 
-    A version that was made of this checkpoint before is taken: a registration may end before it tells of it.
+    An existing version of this checkpoint is reused: a registration may be killed before it reports.
 
     Raises:
         UserError: the export is refused, or the registry; then nothing is registered.

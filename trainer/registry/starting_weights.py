@@ -39,7 +39,7 @@ class InitialWeights(NamedTuple):
     notes: list[str]
     """What to say of them."""
     data_lineage: tuple[str, ...]
-    """Manifest digests of the data that they saw; empty where their provenance tells of none."""
+    """Manifest digests of the data that they saw; empty if the provenance has none."""
 
 
 class _Found(NamedTuple):
@@ -63,7 +63,7 @@ def load_initial_weights(
     `tokenizer_fingerprint` is that of the shards; None: it is not compared.
 
     Raises:
-        UserError: `source` is no such checkpoint, of another architecture than the model, or of another tokenizer than
+        UserError: `source` is not such a checkpoint, has another architecture than the model, or another tokenizer than
             the shards.
     """
     found = broadcast_object(
@@ -90,7 +90,7 @@ def load_initial_weights(
 def look_at_initial_weights(
     config: ModelSettings, source: str, tracking_uri: str | None = None, tokenizer_fingerprint: str | None = None
 ) -> list[str]:
-    """What `load_initial_weights` would begin with, told without loading a weight; nothing comes from a registry.
+    """Describe what `load_initial_weights` would load, without loading a weight or downloading from a registry.
 
     Raises:
         UserError: `source` would be refused: of a registry, because it is not there; of a folder, for all that
@@ -144,7 +144,7 @@ def _check(
 
 
 def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
-    """Refuse weights whose ids mean other pieces than those of the shards; says where that cannot be seen."""
+    """Refuse weights whose ids mean other tokens than those of the shards; return a note if that cannot be checked."""
     where = storage.redact(source)
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
         return f"{where} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
