@@ -108,7 +108,7 @@ def batch_lines(config: RunConfig, world_size: int) -> list[str]:
 
 
 def warmup_lines(stage: Stage, world_size: int) -> list[str]:
-    """The sizes of a batch warm-up in their order: from which step of the stage, and how they are cut."""
+    """The batch sizes of a ramp-up in order: the first step of each in its stage, and its arithmetic."""
     warmup = stage.batch_warmup
     if warmup is None:
         return []
@@ -218,7 +218,7 @@ def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
         return [f"skipped: {config.output_dir} has checkpoints, and the run resumes from the newest"]
     try:
         fingerprint = read_manifest(config.data.components[0].url).tokenizer.fingerprint
-    except UserError:  # told under "Shards"; without them there is nothing to compare the tokenizer with
+    except UserError:  # reported under "Shards"; without them there is nothing to compare the tokenizer with
         fingerprint = None
     return look_at_initial_weights(config.model, source, config.tracking.uri, fingerprint)
 
@@ -237,4 +237,4 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
         f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
     )
-    yield f"the run reads {asked:,} places, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"
+    yield f"the run reads {asked:,} tokens, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"
