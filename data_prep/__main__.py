@@ -44,7 +44,7 @@ From Python: from data_prep import train_tokenizer, prepare, verify, open_datase
 
 
 def main(prog: str = "python -m data_prep") -> None:
-    """Parse the command line and run its command; `prog` is how help names the program.
+    """Parse the command line and run its command; `prog` is the program's name in the help.
 
     Raises:
         UserError: the command did not do everything that it was asked for.

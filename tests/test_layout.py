@@ -43,10 +43,12 @@ SEAMS = {
     "dask": ("data_prep", 1),
     "distributed": ("data_prep", 1),
     "cloudpickle": ("data_prep", 3),
-    "pyarrow": ("data_prep", 2),
+    "pyarrow": ("data_prep", 3),
     "rensa": ("data_prep", 1),
     "tenacity": ("data_prep", 1),
     "braceexpand": ("data_prep", 1),
+    "py3langid": ("data_prep", 1),
+    "datatrove": ("data_prep", 1),
     "deepspeed": ("trainer", 4),
     "mlflow": ("trainer", 5),
 }

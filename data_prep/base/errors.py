@@ -33,6 +33,7 @@ class UserError(Exception):
 
     def __init__(self, problem: str, *, fix: str = "", code: str = "") -> None:
         super().__init__(f"{problem.rstrip('. ')}. Fix: {fix.rstrip('. ')}." if fix else problem)
+        self.problem = problem
         self.fix = fix
         self.code = code
 

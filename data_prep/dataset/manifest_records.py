@@ -22,6 +22,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "reading": (
         "invalid UTF-8",
         "invalid JSON",
+        "invalid CSV",
         "no object",
         "missing field",
         "not text",

@@ -12,7 +12,7 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted, printable
-from data_prep.documents.input_units import file_format
+from data_prep.documents.input_units import has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, unfinished
 from data_prep.filters.registry import filters_fingerprint
@@ -126,7 +126,7 @@ def summarize(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
     for task in tasks:
         values, counts = read_summary(map_result_url(task))
         dropped[task.unit.source].update(values["dropped"])
-        if file_format(task.unit.url)[0] != ".txt":  # has no fields
+        if has_fields(task.unit.url):
             languages[task.unit.source].merge(DocumentLanguages(**values.get("languages", {})))
         document_counts += counts.astype(np.int64)
         digests.append(values["sha256"])
