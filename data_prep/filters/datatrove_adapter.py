@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from data_prep.base.errors import UsageError
+from data_prep.base.missing_extra import install_command
 from data_prep.documents.document import Document
 from data_prep.text.cleaning import replace_surrogates
 
@@ -99,6 +100,6 @@ def _missing(name: str, error: Exception) -> UsageError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return UsageError(
         f"filter 'datatrove:{name}' needs a package that is not installed ({first_line})",
-        fix="pip install 'clozeworks[datatrove]'",
+        fix=install_command("datatrove"),
         code="missing-package",
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from data_prep.base.errors import UsageError
+from data_prep.base.missing_extra import install_command
 from data_prep.documents.document import Document
 from data_prep.text.cleaning import replace_surrogates
 
@@ -63,7 +64,7 @@ def _identifier() -> Any:
     except ImportError:
         raise UsageError(
             "filter 'language' needs the package py3langid, which is not installed",
-            fix="pip install 'clozeworks[language]'",
+            fix=install_command("language"),
             code="missing-package",
         ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

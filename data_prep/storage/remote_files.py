@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.missing_extra import install_command
 from data_prep.base.urls import WEB_SCHEMES, redact, scheme
 from data_prep.storage.patterns import refuse_unread
 from data_prep.storage.remote_reader import open_ranges
@@ -292,7 +293,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         filesystem, path = fsspec.core.url_to_fs(url, **{"use_listings_cache": False} | given)
     except ImportError as error:
         extra = EXTRAS.get(scheme(url))
-        remedy = f"pip install 'clozeworks[{extra}]'" if extra else "install the package that it names"
+        remedy = install_command(extra) if extra else "install the package that it names"
         raise UsageError(f"{redact(url)} cannot be opened: {error}; {remedy}") from None
     except (TypeError, ValueError) as error:
         raise UsageError(f"{redact(url)} cannot be opened: {hide_secrets(str(error))}; check it") from None

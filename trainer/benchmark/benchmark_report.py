@@ -72,7 +72,7 @@ def report(
         "machine": describe_machine(ranks.device) | {"ranks": ranks.world_size},
         "versions": describe_environment(),
         "git_revision": git_revision(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(sys.argv if sys.argv[0].startswith("clozeworks ") else ["python", *sys.argv]),
         "engine": engine,
         "data": data,
         "flops_formula": FLOPS_FORMULA,
