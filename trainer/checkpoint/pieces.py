@@ -61,7 +61,11 @@ def read_pieces(path: Path) -> Iterator[Piece]:
                     raise ValueError(f"{key!r} is {piece.get_dtype()} of shape {shape}")
                 yield Piece(kind, name, int(start), int(start) + shape[0], piece)
     except (SafetensorError, ValueError, OSError) as error:
-        raise UserError(f"{path} is no file of a checkpoint ({error}); use another checkpoint") from None
+        raise UserError(
+            f"{path} is not a checkpoint file ({error})",
+            fix="use another checkpoint",
+            code="damaged-checkpoint",
+        ) from None
 
 
 def check_coverage(missing: dict[str, int], folder: Path) -> None:
@@ -69,7 +73,11 @@ def check_coverage(missing: dict[str, int], folder: Path) -> None:
     for name, count in missing.items():
         if count:
             what = f"{count:,} elements of {name} are missing" if count > 0 else f"{name} is held more than once"
-            raise UserError(f"checkpoint {folder} is damaged: {what}; use another one")
+            raise UserError(
+                f"checkpoint {folder} is damaged: {what}",
+                fix="use another checkpoint",
+                code="damaged-checkpoint",
+            )
 
 
 def check_pieces(checkpoint: Checkpoint) -> None:

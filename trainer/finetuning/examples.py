@@ -55,22 +55,32 @@ def read_examples(
     """
     table = read_table(path, quoting)
     if len(table) == 0:
-        raise UserError(f"{path} holds no row; give a table with examples")
+        raise UserError(
+            f"{path} has no rows",
+            fix="give a table with examples",
+            code="no-examples",
+        )
 
     def parsed(name: str, option: str, parse: Callable[..., Any], *others: Sequence[Any]) -> list[Any]:
         cells = column(table, name, path, option)
         empty = [row for row, cell in enumerate(cells, start=1) if is_missing(cell)]
         if empty:
             raise UserError(
-                f"{path} has {len(empty):,} rows of {len(cells):,} with nothing in column {name!r}, the first of them "
-                f"row {empty[0]:,}; fill them in or take them out"
+                f"{path} has {len(empty):,} rows of {len(cells):,} without a value in column {name!r}, "
+                f"the first of them row {empty[0]:,}",
+                fix="fill them in or remove them",
+                code="empty-cells",
             )
         values = []
         for row, arguments in enumerate(zip(cells, *others, strict=True), start=1):
             try:
                 values.append(parse(*arguments))
             except (ValueError, TypeError, OverflowError) as error:
-                raise UserError(f"{path}, row {row:,}, column {name!r}: {error}; fix the row or remove it") from None
+                raise UserError(
+                    f"{path}, row {row:,}, column {name!r}: {error}",
+                    fix="correct the row or remove it",
+                    code="invalid-cell",
+                ) from None
         return values
 
     texts = parsed(columns.text, "--text-column", parse_text)

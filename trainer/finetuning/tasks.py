@@ -290,7 +290,11 @@ def choosing_metric(task: Task, asked: str | None) -> str:
     metric = asked or task.metrics[0]
     choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
     if metric not in choosing:
-        raise UsageError(f"--metric {metric!r} cannot choose fits of {task.name}; take one of {', '.join(choosing)}")
+        raise UsageError(
+            f"--metric {metric!r} cannot choose between fits of {task.name}",
+            fix=f"give one of {', '.join(choosing)}",
+            code="unknown-metric",
+        )
     return metric
 
 

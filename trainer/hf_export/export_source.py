@@ -54,7 +54,9 @@ def find_checkpoint(folder: Path) -> Path:
     """`folder` itself, or the newest complete checkpoint in it where it is a run's folder."""
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is no folder; give a checkpoint (OUTPUT_DIR/checkpoints/step-NNNNNNNN) or a run's OUTPUT_DIR"
+            f"{folder} is not a directory",
+            fix="give a checkpoint (OUTPUT_DIR/checkpoints/step-NNNNNNNN) or a run's OUTPUT_DIR",
+            code="missing-checkpoint",
         )
     complete, _ = list_steps(folder)
     return (step_folder(folder, complete[0]) if complete else folder).resolve()
@@ -63,14 +65,17 @@ def find_checkpoint(folder: Path) -> Path:
 def _check_tokenizer(folder: Path, saved: SavedState) -> None:
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is missing, where the training keeps the tokenizer; copy the folder "
-            "tokenizer/ of the shards there"
+            f"{folder}, the tokenizer of the run, is missing",
+            fix="copy the directory tokenizer/ of the shards there",
+            code="missing-tokenizer",
         )
     found, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
     if found != expected:
         raise UserError(
-            f"{folder} is not the tokenizer that the model was trained with: its fingerprint is {found}, that of "
-            f"the shards was {expected}; copy the folder tokenizer/ of the shards there"
+            f"{folder} is not the tokenizer that the model was trained with: its fingerprint is "
+            f"{found}, and that of the shards was {expected}",
+            fix="copy the directory tokenizer/ of the shards there",
+            code="other-tokenizer",
         )
 
 

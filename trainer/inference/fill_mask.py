@@ -149,7 +149,7 @@ class FillMask:
             raise UsageError(
                 f"the text {shorten(text)!r} has no {self.mask_token}",
                 fix=f"replace a word by {self.mask_token}",
-                code="no-mask-in-text",
+                code="text-without-mask",
             )
         before = next(start for start in range(len(full) + 1) if full[start : start + len(body)] == body)
         prefix, suffix = full[:before], full[before + len(body) :]
@@ -273,7 +273,7 @@ def mask_random_word(
     words = list(_WORD.finditer(text.replace(mask_token, "\0" * len(mask_token))))
     if not words:
         raise UsageError(
-            f"the text {shorten(text)!r} has no word to mask", fix="give a sentence", code="no-word-to-mask"
+            f"the text {shorten(text)!r} has no word to mask", fix="give a sentence", code="text-without-word"
         )
     if preferred is not None:
         words = [word for word in words if preferred(word.group())] or words

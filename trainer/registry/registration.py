@@ -279,8 +279,10 @@ def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str
             client.delete_model_version(name, version)
         fate = "was taken away" if is_new else "stays, as it was made before"
         raise UserError(
-            f"version {version} of {name} could not be read back ({short(error)}) and {fate}; no alias was moved. "
-            f"{folder} is as it was: run the same command again"
+            f"version {version} of {name} could not be read back ({short(error)}) and {fate}; no "
+            f"alias was moved, and {folder} is unchanged",
+            fix="run the same command again",
+            code="registration-failed",
         ) from error
 
 
@@ -307,6 +309,10 @@ def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> R
         run = None
     if run is None or run.info.lifecycle_stage == "deleted":
         if required:
-            raise UserError(f"the server has no run {run_id}; give the run of this server, or leave it out")
+            raise UserError(
+                f"the server has no run {run_id}",
+                fix="give a run of this server, or leave it out",
+                code="unknown-run",
+            )
         return None
     return run

@@ -130,8 +130,9 @@ def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokeni
     converted, lacking = from_hugging_face(weights, (name for name, _ in model.named_parameters()), family)
     if of_encoder := [names for name, names in lacking.items() if name.startswith("encoder.")]:
         raise UserError(
-            f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder; it is damaged, or no "
-            "checkpoint of this architecture"
+            f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder",
+            fix="give a complete checkpoint of this architecture",
+            code="missing-weights",
         )
     return _Found(converted, data_lineage(read_provenance(folder)), note)
 
@@ -152,9 +153,13 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
     found = Tokenizer.load(folder).fingerprint
     if found != expected:
         raise UserError(
-            f"init_from={where} carries a tokenizer of fingerprint {found}, and the shards were made with {expected}: "
-            f"the same ids are other pieces; make shards with its own, 'python -m data_prep shards --tokenizer "
-            f"{where}', or take another checkpoint"
+            f"init_from={where} has a tokenizer with fingerprint {found}, and the shards were made "
+            f"with {expected}: the same ids are other tokens",
+            fix=(
+                f"make shards with its tokenizer (`python -m data_prep shards --tokenizer {where}`), or "
+                "give another checkpoint"
+            ),
+            code="other-tokenizer",
         )
     return None
 
@@ -167,7 +172,9 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str
     if theirs["model_type"] != family:
         raise UserError(
             f"init_from={where} is a {theirs['model_type']}, and the model is a {family} "
-            f"(model.family={config.family}); take a checkpoint of BERT or ModernBERT, and set the family it is of"
+            f"(model.family={config.family})",
+            fix="give a checkpoint of BERT or ModernBERT, and set model.family to its family",
+            code="other-architecture",
         )
     settings = FAMILIES[family].settings_of(theirs)
     differences = [
@@ -181,7 +188,8 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str
         differences.append("the MLM decoder is the word matrix and there a matrix of its own")
     if differences:
         raise UserError(
-            f"init_from={where} is of another architecture: {'; '.join(differences)}; set these as they are there, or "
-            "take another checkpoint"
+            f"init_from={where} is of another architecture: {'; '.join(differences)}",
+            fix="set these settings as in the checkpoint, or give another checkpoint",
+            code="other-architecture",
         )
     return family
