@@ -19,7 +19,7 @@ from data_prep.dataset.addition import REMOVED_IDS, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord
-from data_prep.dataset.provenance import read_provenance, rows_to_remove
+from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
 from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.dataset.shards import SHARD_NAME, shard_name

@@ -13,7 +13,7 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.data_card import write_data_card
 from data_prep.dataset.manifest import Manifest, read_manifest, write_manifest
-from data_prep.dataset.provenance import ProvenanceRow, read_provenance, write_provenance
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import ID_NAMES, URL_NAMES, RemovalRequest, find_listed, read_list
 from data_prep.dataset.shards import read_records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,14 +125,14 @@ def test_a_rebuilt_shard_of_other_bytes_replaces_nothing(
     flip(output / "train-000001.tar")
     (output / "train-000002.tar").unlink()
     before = files_of(output)
-    run_reduce = repair_module.run_reduce
+    make_shards = repair_module.make_shards
 
-    def other_release(tasks: list[object], runner: object) -> object:
-        results = run_reduce(tasks, runner)  # type: ignore[arg-type]
+    def other_release(*arguments: Any) -> object:
+        results = make_shards(*arguments)
         flip(output / ".repair" / "train-000002.tar")
         return results
 
-    monkeypatch.setattr(repair_module, "run_reduce", other_release)
+    monkeypatch.setattr(repair_module, "make_shards", other_release)
     with pytest.raises(UserError, match=r"train-000002.tar, made once more, is not the one .* nothing was replaced"):
         repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
     assert {name: data for name, data in files_of(output).items() if name[0] != "."} == before
