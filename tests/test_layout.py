@@ -238,7 +238,7 @@ def test_what_a_laptop_needs_never_imports_deepspeed(name: str) -> None:
 
 
 def test_preparation_imports_the_core_dependencies_alone() -> None:
-    """Also inside functions, except for what has an extra of its own: the executor `dask` and two filters."""
+    """Also inside functions; the extras are those of one executor and of two filters."""
     reached = {
         library: importer
         for path in PRODUCT_FILES

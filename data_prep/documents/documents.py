@@ -80,6 +80,7 @@ class DocumentReader:
         self.num_rows: int | None = None
         self.bytes_read = 0
         self.languages = DocumentLanguages()
+        self.is_quiet = False
         self.unit = unit
         self._settings = settings
         use_formats(settings.formats)
@@ -108,7 +109,8 @@ class DocumentReader:
             if error.spoils_file and self._settings.on_bad_input == "skip":
                 self._rejects.warn_spoiled(error)
             raise
-        self._rejects.warn()
+        if not self.is_quiet:
+            self._rejects.warn()
 
     def _documents(self) -> Iterator[Document]:
         item, ending, compression = format_of(self.unit.url)

@@ -99,7 +99,7 @@ class _Filter(_Adapter):
 def _missing(name: str, error: Exception) -> UsageError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return UsageError(
-        f"filter 'datatrove:{name}' needs a package that is not installed ({first_line})",
+        f"filter 'datatrove:{name}' needs a library that is not installed ({first_line})",
         fix=install_command("datatrove"),
-        code="missing-package",
+        code="missing-extra",
     )

@@ -63,8 +63,8 @@ def _identifier() -> Any:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
         raise UsageError(
-            "filter 'language' needs the package py3langid, which is not installed",
+            "filter 'language' needs the library py3langid, which is not installed",
             fix=install_command("language"),
-            code="missing-package",
+            code="missing-extra",
         ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
