@@ -83,6 +83,11 @@ class FilterSettings(Settings):
     version: str | None = Field(None, description="version of a filter whose source cannot be read")
     _function: FilterFunction | None = PrivateAttr(None)
 
+    @field_validator("version", mode="before")
+    @classmethod
+    def _version_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
     @property
     def function(self) -> FilterFunction | None:
         """What the Python API was given, where that is a function."""
