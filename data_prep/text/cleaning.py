@@ -11,10 +11,13 @@ the text.
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
+from functools import cache
 from itertools import groupby, islice
 from typing import Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from data_prep.base.errors import UserError
@@ -126,12 +129,14 @@ def clean(text: str, normalization: Normalization) -> bytes:
     Raises:
         UserError: more than twice `MAX_MARKS` stand in a row.
     """
-    data = text.encode("utf-8", "surrogatepass").translate(None, _REMOVED_ASCII)
+    data = text.encode("utf-8", "surrogatepass")
     if not text.isascii() and not _is_plain(data, normalization):
         data = _clean_thoroughly(data.decode("utf-8", "surrogatepass"), normalization).encode()
     elif normalization.lowercase:
         data = data.lower()
-    return data.replace(b"\r\n", b"\n").translate(_PLAIN_WHITE_SPACE)
+    if b"\r" in data:
+        data = data.translate(None, _REMOVED_ASCII).replace(b"\r\n", b"\n")
+    return data.translate(_PLAIN_WHITE_SPACE, _REMOVED_ASCII)
 
 
 def is_stable(character: str, normalization: Normalization) -> bool:
@@ -173,13 +178,21 @@ def _is_plain(data: bytes, normalization: Normalization) -> bool:
     """Whether all that is not ASCII in the text stays as it is; true of most texts and soon seen."""
     if normalization.lowercase or normalization.strip_accents:
         return False
-    plain, altered = _PLAIN[normalization.form], _ALTERED[normalization.form]
-    found = set(data.translate(None, _ASCII).decode("utf-8", "surrogatepass"))
-    if found <= plain:
-        return True
-    for character in found - plain:
-        (plain if _stays(character, normalization.form) else altered).add(character)
-    return altered.isdisjoint(found)
+    others = data.translate(None, _ASCII).decode("utf-8", "surrogatepass")
+    codes = np.frombuffer(others.encode("utf-32-le", "surrogatepass"), np.uint32)
+    kinds = _kinds(normalization.form)
+    found = kinds.take(codes).tobytes()
+    if _UNSEEN in found:
+        for code in np.unique(codes[kinds.take(codes) == _UNSEEN]).tolist():
+            kinds[code] = _PLAIN if _stays(chr(code), normalization.form) else _ALTERED
+        found = kinds.take(codes).tobytes()
+    return _ALTERED not in found
+
+
+@cache
+def _kinds(form: Literal["NFC", "NFKC", "none"]) -> np.ndarray:
+    """What `_stays` has said of each character so far, (number of code points,) uint8."""
+    return np.zeros(sys.maxunicode + 1, np.uint8)
 
 
 def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
@@ -241,6 +254,4 @@ _OTHER_MARKS = _characters(_ranges("0F73 0F75 0F81 FF9E-FF9F")) | _characters(AC
 _OTHERS_IN_ROW = _OTHER_MARKS | _characters(REMOVED)
 _PARAGRAPH_BREAK = re.compile(rb"\n *\n[ \n]*")
 
-# What `_stays` has said of characters, by Unicode form; no more than Unicode has.
-_PLAIN: dict[str, set[str]] = {"NFC": set(), "NFKC": set(), "none": set()}
-_ALTERED: dict[str, set[str]] = {"NFC": set(), "NFKC": set(), "none": set()}
+_UNSEEN, _PLAIN, _ALTERED = range(3)  # kinds of characters

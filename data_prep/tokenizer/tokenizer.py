@@ -30,7 +30,7 @@ from data_prep.tokenizer.special_tokens import (
     SpecialTokens,
 )
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, REPORT_NAME, TokenizerInfo, TokenizerSettings
-from data_prep.tokenizer.word_cache import WordCache, can_cut_at_letters, parts_of_word
+from data_prep.tokenizer.word_cache import WordCache, parts_of_word
 
 __all__ = [
     "CLS_TOKEN_ID",
@@ -68,7 +68,7 @@ class Tokenizer:
         shown = [_UNKNOWN if piece.kind == "unknown" else _bytes_of(piece) for piece in vocabulary]
         self._describe(folder, info, url, info.settings.normalization, vocabulary, shown)
         self._processor = processor
-        self._cache = WordCache(self._encode_directly, self.token_dtype, self._can_cut_at_letters())
+        self._cache = WordCache(self._encode_directly, self.token_dtype, self._merged_pieces())
 
     def _describe(
         self,
@@ -216,12 +216,13 @@ class Tokenizer:
         places = np.searchsorted(token_starts, np.asarray(starts_bytes, dtype=np.int64), side="right") - 1
         return np.unique(places).astype(np.uint32)
 
-    def _can_cut_at_letters(self) -> bool:
-        """Whether ids on both sides of an ASCII letter's end are independent; an [UNK] would stand for both."""
-        pieces = (piece.text for piece in self.vocabulary if piece.kind in ("normal", "user"))
-        return any(piece.kind == "byte" for piece in self.vocabulary) and can_cut_at_letters(pieces)
+    def _merged_pieces(self) -> list[str] | None:
+        """The text of all pieces that text can become, for `WordCuts`; None without byte fallback."""
+        if not any(piece.kind == "byte" for piece in self.vocabulary):
+            return None
+        return [piece.text.replace(METASPACE, " ") for piece in self.vocabulary if piece.kind in ("normal", "user")]
 
-    def _encode_directly(self, texts: list[str]) -> list[list[int]]:
+    def _encode_directly(self, texts: list[bytes]) -> list[list[int]]:
         ids: list[list[int]] = self._processor.encode(texts, num_threads=1)
         return ids
 
