@@ -251,7 +251,8 @@ def _explain(schema: type[BaseModel], error: Any) -> _Fault:
     if error["type"] == "extra_forbidden":
         nearest, siblings = _nearest_name(schema, where)
         fix = f"use {nearest}" if nearest else f"use one of {', '.join(siblings)}"
-        return _Fault(f"unknown setting {where}", fix, "unknown-setting")
+        hint = f" (did you mean {nearest}?)" if nearest else ""
+        return _Fault(f"unknown setting {where}{hint}", fix, "unknown-setting")
     if error["type"] == "missing":
         return _Fault(f"{where} is required and not set", f"set {where}", "missing-setting")
     message: str = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")

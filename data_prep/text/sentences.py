@@ -43,21 +43,22 @@ _THREE_LETTER_CODES = frozenset(
 
 
 def check_language(language: str) -> None:
-    """Refuse what is no language code: sentencex would silently take the rules of English.
+    """Raise on an unknown language code, for which sentencex would silently use the rules of English.
 
     Raises:
         UsageError: neither a code of ISO 639-1 nor one of the three-letter codes without a shorter one.
     """
     if not _is_known(_base_code(language)):
         raise UsageError(
-            f"language {language!r} is not known: give its ISO 639-1 code of two letters, such as en, de, fr, zh or ar "
-            "(or the code of three letters of a language that has no shorter one, such as yue), "
-            "as documents.language or as the language of a source"
+            f"unknown language {language!r}",
+            fix="set documents.language or the language of the source to an ISO 639-1 code, such as en, de, fr, zh or "
+            "ar (a language without one has a code of three letters, such as yue)",
+            code="unknown-language",
         )
 
 
 def known_language(language: str | None, otherwise: str) -> str:
-    """The language if `check_language` knows it, else the other one: for what documents say of themselves."""
+    """Return the language if `check_language` accepts it, else `otherwise`: for the languages in documents."""
     return language if language and _is_known(_base_code(language)) else otherwise
 
 

@@ -111,16 +111,21 @@ class Tokenizer:
 
         url = str(folder)
         if meant := storage.folder_of_file(url):
-            raise UsageError(f"{url} is a file; name the folder of a tokenizer, such as {meant}")
+            raise UsageError(
+                f"{url} is a file",
+                fix=f"name the folder of a tokenizer, such as {meant}",
+                code="tokenizer-is-file",
+            )
         if is_foreign(url):
             return ForeignTokenizer.open(url)
         local = storage.local_folder(url, FILE_NAMES) if storage.is_remote(url) else Path(folder)
         info = TokenizerInfo.read(local)
         if info is None:
             raise UserError(
-                f"{storage.redact(url)} holds no {INFO_NAME}, so it is no complete tokenizer; "
-                "make one with 'python -m data_prep tokenizer', or run it again if it was stopped; or give a "
-                "checkpoint's folder with tokenizer.json, which transformers' save_pretrained writes"
+                f"{storage.redact(url)} is not a complete tokenizer: it contains no {INFO_NAME}",
+                fix="run 'python -m data_prep tokenizer' (again, if it was stopped), or give a folder with "
+                "tokenizer.json, which transformers' save_pretrained writes",
+                code="incomplete-tokenizer",
             )
         path = storage.redact(storage.join(url, MODEL_NAME))
         model = storage.read_bytes(local / MODEL_NAME)
@@ -130,15 +135,18 @@ class Tokenizer:
         if found != info.fingerprint or len(tokenizer.vocabulary) != info.vocab_size:
             raise UserError(
                 f"{path} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found}, not "
-                f"{info.fingerprint}; one of the two files was changed, copy the whole folder again or train it again"
+                f"{info.fingerprint}",
+                fix="copy the whole folder again, or train the tokenizer again",
+                code="tokenizer-mismatch",
             )
         # The fingerprint is of the pieces; whether they are merged, as here, or looked up stands in the model alone.
         sha256 = hashlib.sha256(model).hexdigest()
         if info.files.get(MODEL_NAME, sha256) != sha256:
             raise UserError(
                 f"{path} is not the file that {INFO_NAME} describes: its sha256 is {sha256}, not "
-                f"{info.files[MODEL_NAME]}; one of the two files was changed, copy the whole folder again or train it "
-                "again"
+                f"{info.files[MODEL_NAME]}",
+                fix="copy the whole folder again, or train the tokenizer again",
+                code="tokenizer-mismatch",
             )
         return tokenizer
 

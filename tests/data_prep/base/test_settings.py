@@ -45,9 +45,13 @@ def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
 @pytest.mark.parametrize(
     ("text", "overrides", "said"),
     [
-        ("name: a\nengin: {}\n", [], "unknown setting engin. Fix: use engine"),
-        ("name: a\nengine: {cylinder: 3}\n", [], "unknown setting engine.cylinder. Fix: use engine.cylinders"),
-        ("name: a\nrate: 3\n", [], "unknown setting rate. Fix: use engine.rate"),
+        ("name: a\nengin: {}\n", [], "unknown setting engin (did you mean engine?). Fix: use engine"),
+        (
+            "name: a\nengine: {cylinder: 3}\n",
+            [],
+            "unknown setting engine.cylinder (did you mean engine.cylinders?). Fix: use engine.cylinders",
+        ),
+        ("name: a\nrate: 3\n", [], "unknown setting rate (did you mean engine.rate?). Fix: use engine.rate"),
         ("just text\n", [], "has no mapping"),
         ("name: a\nlang: en\n", [], "unknown setting lang. Fix: use one of name, engine"),
         (

@@ -117,14 +117,14 @@ def _copy(tokenizer: Tokenizer, folder: Path) -> Path:
 
 
 def test_a_file_of_a_tokenizer_is_answered_with_its_folder(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UsageError, match=f"is a file; name the folder of a tokenizer, such as {tokenizer.folder}"):
+    with pytest.raises(UsageError, match=f"is a file. Fix: name the folder of a tokenizer, such as {tokenizer.folder}"):
         Tokenizer.load(tokenizer.folder / "tokenizer.json")
 
 
 def test_a_folder_without_its_marker_is_no_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = _copy(tokenizer, tmp_path)
     (folder / "tokenizer_info.json").unlink()
-    with pytest.raises(UserError, match="no complete tokenizer"):
+    with pytest.raises(UserError, check=coded("incomplete-tokenizer")):
         Tokenizer.load(folder)
 
 

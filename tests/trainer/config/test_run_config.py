@@ -138,13 +138,13 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["model.family=roberta"], "model.family"),
         ([f"training.max_steps={10**30}"], "is beyond 9,223,372,036,854,775,807, the largest integer of 64 bits"),
         (["model.family=[bert]"], "model.family"),
-        (["training.seed={a: 1}"], 'training.seed={"a": 1}: input should be a valid integer'),
+        (["training.seed={a: 1}"], 'training.seed={"a": 1} must be a valid integer'),
         (["data.shards=[]"], "data.shards is empty; name the folder"),
         (["data.shards="], "data.shards"),
         (["checkpoint.upload_to=''"], 'checkpoint.upload_to="": string should have at least 1 character'),
-        (["data.num_workers=5000"], "data.num_workers=5000: input should be less than or equal to 1024"),
+        (["data.num_workers=5000"], "data.num_workers=5000 must be less than or equal to 1024"),
         (["distributed.timeout_seconds=9999999999"], "distributed.timeout_seconds=9999999999"),
-        (["health.spike_window_steps=19"], "health.spike_window_steps=19: input should be greater than or equal to 20"),
+        (["health.spike_window_steps=19"], "health.spike_window_steps=19 must be greater than or equal to 20"),
     ],
 )
 def test_a_contradiction_names_setting_rule_and_remedy(overrides, said):
@@ -161,7 +161,7 @@ def test_a_mapping_in_place_of_a_value_names_the_setting():
     for section, name in set(given) - mappings:
         with pytest.raises(UsageError) as caught:
             validate_settings(RunConfig, values | {section: values[section] | {name: {"a": 1}}}, "test")
-        assert f'{section}.{name}={{"a": 1}}: input should be' in str(caught.value).replace(".str=", "="), name
+        assert f'{section}.{name}={{"a": 1}} must be' in str(caught.value).replace(".str=", "="), name
 
 
 def test_a_stage_that_contradicts_is_named_by_its_number():
