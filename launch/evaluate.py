@@ -57,10 +57,13 @@ def main() -> None:
 
     from data_prep.storage import storage
     from launch.fill_mask import open_model
+    from trainer.distributed.allocator import keep_freed_memory
     from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
 
     model = open_model(arguments.model, arguments.tracking_uri)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        keep_freed_memory()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[arguments.precision]
     encode = SentenceEncoder(model.tokenizer)
     with Progress("scoring masked copies", num_masked_copies(pairs, encode), "copies") as progress:

@@ -76,7 +76,7 @@ class Soak:
         self.report.left_out += [f"{fault.name}: the time was over" for fault in self.pending]
 
     def draw(self, until: float) -> None:
-        """A fault where one is due, from a pack in which every kind lies once; it is shuffled again when it is empty."""
+        """A fault where one is due, from a pack with every kind once, which is shuffled again when it is empty."""
         while self._drawn < min(self.report.minute, until) * 60 / self.fault_seconds:
             if not self._deck:
                 self._deck = self.chance.sample(self.kinds, len(self.kinds))

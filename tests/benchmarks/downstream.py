@@ -4,11 +4,11 @@
     python tests/benchmarks/downstream.py --labeled DIR --shards DIR --work DIR --results FILE     (pretrains first)
 
 Each task is one run of `launch/finetune.py --compare scratch,frozen,full --seeds 3`: the first seed tries the learning
-rates, the epoch is chosen by the valid score, and scores are computed on the test examples. Means and standard deviations
-are over the seeds. --labeled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv). Train files
-are cut to their first --rows rows, one experiment for each number, of which a tenth is the valid split; scores are of
-SST-2's and MRPC's `dev.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as the
-encoder was trained on. A fit is of 3 epochs of SST-2 or 4 of the others; of few rows, of some 200 steps.
+rates, the epoch is chosen by the valid score, and scores are computed on the test examples. Means and standard
+deviations are over the seeds. --labeled holds `sst2` (tsv), `mrpc` (tsv, no quoting) and `fr_allocine_films` (csv).
+Train files are cut to their first --rows rows, one experiment for each number, of which a tenth is the valid split;
+scores are of SST-2's and MRPC's `dev.tsv` and the reviews' `test.csv`. Texts are cut at --max-length tokens, as long as
+the encoder was trained on. A fit is of 3 epochs of SST-2 or 4 of the others; of few rows, of some 200 steps.
 
 Without --english an encoder is pretrained on --shards by --config first. A task without an encoder of its language is
 left out, and one whose file is in --work is not done again, so that --tasks can cut the whole in several commands.

@@ -46,7 +46,7 @@ def trained_rows(training: Training, step: int) -> list[torch.Tensor]:
 @pytest.mark.fault(
     row="30",
     fault="NaN in the loss, an infinite gradient, a loss three times too high, in a real training",
-    required="the steps change nothing and are counted, the spike is reported with its samples, the weights stay finite",
+    required="the steps change nothing and are counted, the spike is logged with its samples, the weights stay finite",
 )
 def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_trained_on(training, observed):
     bad = training(*SETTINGS)

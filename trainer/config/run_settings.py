@@ -105,7 +105,8 @@ class LoggingSettings(Settings):
         "fp16, and no MFU elsewhere",
     )
     gpu_hour_price: Annotated[float, Field(ge=0.0)] | None = Field(
-        None, description="price of one device for an hour, in any currency; status.py and doctor.py estimate costs with it"
+        None,
+        description="price of one device for an hour, in any currency; status.py and doctor.py estimate costs with it",
     )
 
 

@@ -22,6 +22,7 @@ import torch.distributed
 
 from data_prep.base.errors import UsageError, UserError
 from trainer.config.training_settings import DistributedSettings
+from trainer.distributed.allocator import keep_freed_memory
 from trainer.distributed.exit import end_process, first_line, tells_of_lost_peer
 from trainer.distributed.rendezvous import RankIsMissing, interface_to_others, meet
 from trainer.distributed.stacks import flight_recorder_environment
@@ -81,6 +82,7 @@ def initialize_distributed(
     else:
         # Left alone, the first start would compile a shared-memory op for minutes, and fail without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        keep_freed_memory()
     host_group = _start_groups("nccl" if use_cuda else "gloo", rank, world_size, settings)
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     return Ranks(rank, world_size, local_rank, device, host_group)

@@ -169,7 +169,8 @@ def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator
     except (MlflowException, SQLAlchemyError, OSError) as error:
         unmoved = ". No alias was moved" if moves_alias else ""
         raise UserError(
-            f"{doing} at {storage.hide_secrets(uri)} failed: {short(error)}{unmoved}; fix that and run the same command again"
+            f"{doing} at {storage.hide_secrets(uri)} failed: {short(error)}{unmoved}; fix that and run the "
+            "same command again"
         ) from error
     finally:
         logger.setLevel(level)

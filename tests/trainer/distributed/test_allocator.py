@@ -1,0 +1,37 @@
+"""Large tensors reuse the pages of those before them once freed memory is kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys, torch
+from trainer.distributed.allocator import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+total = torch.zeros(1)
+for _ in range(10):  # 64 MiB, as large as the logits of a micro-batch
+    torch.ones(16 << 20).sum()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    total += torch.ones(16 << 20).sum()
+print(int(total), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGES = 5 * (64 << 20) // 4096
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc's mallopt")
+def test_kept_memory_is_not_mapped_again() -> None:
+    def run(mode: str) -> tuple[int, int]:
+        output = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True)
+        total, faults = map(int, output.stdout.split())
+        return total, faults
+
+    by_default, kept = run("default"), run("kept")
+    assert by_default[0] == kept[0] == 5 * (16 << 20)
+    assert kept[1] < PAGES // 4
+    assert by_default[1] >= PAGES
