@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from data_prep.text.cleaning import METASPACE
 from data_prep.tokenizer.sentencepiece_model import Piece
 from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS, SpecialTokens
+
+if TYPE_CHECKING:
+    import tokenizers
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"

@@ -12,10 +12,9 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import tokenizers
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import printable
@@ -31,6 +30,9 @@ from data_prep.tokenizer.foreign_files import (
 )
 from data_prep.tokenizer.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _LONGEST_REASON = 300  # characters
 _GROUP_CHARACTERS = 1 << 18
@@ -75,6 +77,8 @@ class ForeignTokenizer(Tokenizer):
             UserError: a file is damaged, is not the one that the folder says, or the special tokens are not those of an
                 encoder.
         """
+        import tokenizers  # here: commands with a tokenizer made here start sooner without it
+
         # A process is one core's worth of work; many of them work beside each other.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         files = read_files(url)
