@@ -20,7 +20,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.processor import this_processor
 from data_prep.base.urls import has_password
 from data_prep.storage import storage
-from data_prep.storage.store_errors import GO_ON
+from data_prep.storage.store_errors import RESUME
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
@@ -190,7 +190,7 @@ def check_store(config: RunConfig, world_size: int) -> Iterator[Finding]:
         read = storage.read_bytes(probe)
         storage.remove(probe)
     except UserError as error:
-        text = str(error).replace(GO_ON, "see to it, or set checkpoint.upload_to to another folder or bucket")
+        text = str(error).replace(RESUME, "see to it, or set checkpoint.upload_to to another folder or bucket")
         yield Finding("fail", "store", text)
         return
     if read != data:
