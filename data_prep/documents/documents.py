@@ -32,7 +32,7 @@ _HEAD_BYTES = 1 << 10
 
 
 def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> str:
-    """`DocumentReader.sha256` of a unit, without a look at its documents, which may be damaged."""
+    """Compute `DocumentReader.sha256` of a unit without decoding its documents, which may be damaged."""
     use_formats(settings.formats)
     item, _, compression = format_of(unit.url)
     with storage.open_read(unit.url) as raw:
@@ -47,26 +47,28 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | N
 
 
 def beyond_sha256(unit: InputUnit, num_bytes: int) -> str:
-    """sha256 of so many bytes of the unit's file behind its range, as `DocumentReader.beyond` has it."""
+    """Compute the sha256 of `num_bytes` bytes of the file after the range of the unit, as `DocumentReader.beyond`."""
     with storage.open_read(unit.url) as raw:
         raw.seek(unit.stop)
         return HashingFile(raw, storage.redact(unit.url), num_bytes).hexdigest()
 
 
 class DocumentReader:
-    """Iterates over the documents of a unit; `text_field` goes before that of the settings.
+    """Iterates over the documents of a unit; `text_field` overrides that of the settings.
 
-    When it is exhausted, `dropped` counts what was left out, by reason, and standard error has been told; `languages`
-    counts what the documents named, where the settings have a field for it. `sha256` then is the digest of what was
-    read: of a whole text file and of a compressed one that of its bytes, of a part of a text file that of the bytes of
-    its range, of Parquet that of the columns' raw bytes. `beyond` tells of what was read behind a part of a text file.
-    Of Parquet `num_rows` is known once the reading begins. `bytes_read` is how far the file was read, for a unit that
-    is a whole file.
+    Attributes:
+        dropped: number of documents left out, by reason; complete at the end, when it is also printed as a warning.
+        languages: counts of the languages that documents name, where the settings have a field for it.
+        sha256: digest of what was read, at the end: of a whole or compressed file its bytes, of a part of a text file
+            the bytes of its range, of Parquet the raw bytes of the columns.
+        beyond: size and digest of what was read after a part of a text file.
+        num_rows: of Parquet, known once reading begins.
+        bytes_read: how far the file was read, for a unit that is a whole file.
 
     Raises:
-        BadInput: input cannot be read and the policy is `error`; or, with either policy, the file turns out damaged
-            or to be something else, maybe after documents of it have been given out (`spoils_file`): the caller
-            drops what it has of the unit.
+        BadInput: input cannot be read and the policy is `error`; or, with either policy, the file is damaged or of
+            another type (`spoils_file`), which may show after documents of it were yielded: the caller drops what it
+            has of the unit.
         UserError: the disk or the connection fails.
     """
 
@@ -95,6 +97,7 @@ class DocumentReader:
         return self._rejects.place
 
     def __iter__(self) -> Iterator[Document]:
+        has_more = len(self._fields.names) > 1 + (self._fields.language is not None)
         try:
             for document in self._documents():
                 if has_too_many_marks(document.text):
@@ -102,6 +105,8 @@ class DocumentReader:
                     continue
                 if self._fields.language is not None:
                     self.languages.add(document.language)
+                if has_more:
+                    self.languages.add_absent(self._absent(document))
                 yield document
         except BadInput as error:
             if error.spoils_file and self._settings.on_bad_input == "skip":
@@ -109,6 +114,14 @@ class DocumentReader:
             raise
         if not self.is_quiet:
             self._rejects.warn()
+
+    def _absent(self, document: Document) -> Iterator[str]:
+        """Names of the fields of which the document has no value."""
+        if self._fields.id is not None and document.id is None:
+            yield self._fields.id
+        if self._fields.url is not None and document.url is None:
+            yield self._fields.url
+        yield from (name for name in self._fields.metadata if name not in document.metadata)
 
     def _documents(self) -> Iterator[Document]:
         item, ending, compression = format_of(self.unit.url)
@@ -184,9 +197,9 @@ class DocumentReader:
 
 
 def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:
-    """The file from the byte before the unit's range on, which tells whether a line begins with it.
+    """The file from the byte before the range of the unit, which shows whether a line begins with the range.
 
-    `head` is what has been read of the file, at whose beginning some servers cannot go back to.
+    `head` is what was read already: some servers cannot seek back to the beginning.
     """
     where = storage.redact(unit.url)
     if not unit.start:
@@ -196,7 +209,7 @@ def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:
 
 
 def _check_ending(head: bytes, where: str, item: Format, ending: str, compression: str) -> None:
-    """Refuse a file whose first bytes are not what its ending says."""
+    """Refuse a file whose first bytes contradict its ending."""
     found_format = sniffed(head)
     wanted = compression or (ending if item.kind else "")
     found = detect_compression(head) or ("" if found_format is None else found_format.endings[0])

@@ -1,4 +1,4 @@
-"""Pieces of work on the inputs: which formats are read, and how a file is cut into units."""
+"""Units of work on the inputs: the format of a file, and how a file is cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 
 @dataclass(frozen=True)
 class InputUnit:
-    """A piece of work on the inputs: a whole file or a part of one.
+    """A unit of work on the inputs: a whole file or a part of one.
 
     Attributes:
         start: first byte of a text file's part, which takes the lines or blocks that begin in it; of a Parquet file,

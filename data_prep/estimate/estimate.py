@@ -1,7 +1,7 @@
-"""What a preparation will come to, judged from the beginnings of some of its units, which go through the real work.
+"""An estimate of a preparation from the beginnings of some of its units, which go through the real work.
 
 The sampled documents are read, encoded, put into work files and written as shards, in a temporary folder, and every
-step is timed. Of a small corpus the sample is all of it, and the counts are those of the preparation. Nothing else
+step is timed. The sample of a small corpus is all of it, and the counts are exact. Nothing else
 depends on the estimate: the plan is a function of the inputs' sizes alone.
 """
 
@@ -54,7 +54,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a preparation will come to.
+    """The estimate of a preparation.
 
     Attributes:
         sources: figures by the name of the source.

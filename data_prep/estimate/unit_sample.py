@@ -1,4 +1,4 @@
-"""Reading the beginning of a unit, to judge the rest by it."""
+"""Reading the beginning of a unit, from which the rest is estimated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BATCH_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class Sample:
-    """What was read of a unit; `read_bytes` is its share of the unit's `bytes`."""
+    """What was read of a unit; `read_bytes` is its share of the `bytes` of the unit."""
 
     unit: InputUnit
     encoded: Section

@@ -109,7 +109,7 @@ def _field_name(node: ast.expr) -> str:
         return node.id
     if isinstance(node, ast.Attribute):
         return f"{_field_name(node.value)}.{node.attr}"
-    raise ValueError(f"{ast.unparse(node)[:100]!r} stands where the name of a field is expected")
+    raise ValueError(f"{ast.unparse(node)[:100]!r} is not the name of a field")
 
 
 def _literal(node: ast.expr) -> Any:

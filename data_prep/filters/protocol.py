@@ -1,6 +1,6 @@
 """The protocols of filters and transforms.
 
-Both are called with a document, and the type of the result says what happens: None keeps the document, a text drops it
+Both are called with a document, and the type of the result decides: None keeps the document, a text drops it
 for that reason, a document replaces it.
 """
 

@@ -181,6 +181,8 @@ def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:
 def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> None:
     documents = plan.config.documents
     for source, found in zip(plan.config.sources, languages, strict=True):
+        for what in found.absent_warnings():
+            print(printable(f"warning: source {source.name}: {what}"), file=sys.stderr, flush=True)
         for what in found.warnings(documents.language_field or ""):
             rules = f"their sentences end by the rules of {source.language or documents.language}"
             print(printable(f"warning: source {source.name}: {what}; {rules}"), file=sys.stderr, flush=True)

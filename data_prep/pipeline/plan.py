@@ -52,7 +52,7 @@ class Plan:
 
     def described_config(self) -> dict[str, Any]:
         """The settings that the result depends on, without secrets."""
-        values = self.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+        values = self.config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
         documents = values["documents"]
         documents["filters"] = described_filters(self.config.documents.filters)
         documents["formats"] = described_formats(file.url for file in self.inputs)

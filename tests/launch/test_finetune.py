@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import finetune, predict, register
+from tests.support.error_codes import coded
 from trainer.inference.pulled_model import pull
 from trainer.tracking.mlflow_server import connect
 
@@ -165,9 +166,9 @@ def test_a_dry_run_estimates_and_writes_nothing(
         (("--alias", "champion"), "alias-without-name"),
         (("--register", "a/b"), "--name"),
         (("--output", "."), "not empty"),
-        (("--text-column", "text"), "no column 'text'.*sentence, animal"),
-        (("--metric", "spearman"), "take one of accuracy, f1, mcc"),
-        (("--task", "pair_classification"), "--pair-column"),
+        (("--text-column", "text"), "'text'.*sentence, animal.*unknown-column"),
+        (("--metric", "spearman"), "accuracy, f1, mcc.*unknown-metric"),
+        (("--task", "pair_classification"), "missing-pair-column"),
         (("--experiment", "e" * 501), "the command line: experiment"),
         (("--max-length", "7"), "max-length-too-small"),
         (("--max-length", "0"), "max-length-too-small"),
@@ -202,14 +203,14 @@ for options in sys.argv[1:]:
 
 def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
     told = {
-        "--task pair_classification": "name the second one's column by --pair-column",
-        "--task classification --pair-column other": "leave --pair-column out",
-        "--task classification --metric bleu": "--metric 'bleu' cannot choose fits",
-        "--task classification --train animals.txt": "its name must end in",
-        "--task classification --test none.tsv": "there is no file none.tsv",
-        "--task classification --output animals.tsv": "--output animals.tsv is a file; give a new folder",
+        "--task pair_classification": "[missing-pair-column]",
+        "--task classification --pair-column other": "[unexpected-pair-column]",
+        "--task classification --metric bleu": "[unknown-metric]",
+        "--task classification --train animals.txt": "[unsupported-file-type]",
+        "--task classification --test none.tsv": "[missing-file]",
+        "--task classification --output animals.tsv": "--output animals.tsv is a file",
         "--task classification --output animals.tsv/a/b": "animals.tsv/a/b cannot be made",
-        "--task classification --output /proc/a": "--output /proc/a cannot be written: /proc takes no file",
+        "--task classification --output /proc/a": "--output /proc/a cannot be written: /proc is not writable",
     }
     given = ["--model", "nowhere", "--train", "animals.tsv", "--text-column", "sentence", "--label-column", "animal"]
     command = [sys.executable, "-c", REFUSED.replace("GIVEN", repr(given)), *told]
@@ -256,15 +257,15 @@ def test_a_registry_that_refuses_takes_no_fit_away(
 def test_predictions_go_neither_over_their_input_nor_into_a_folder_that_is_not_there(
     labeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for output, message in (("animals.tsv", "is the input itself"), ("none/said.tsv", "there is no folder none")):
+    for output, code in (("animals.tsv", "output-is-input"), ("none/out.tsv", "missing-output-folder")):
         arguments = ["--model", "nowhere", "--input", str(labeled), "--output", output]
         monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(UsageError, check=coded(code)):
             predict.main()
 
 
 def test_an_encoder_is_no_fitted_model(tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--model", str(tiny_hugging_face), "--input", str(labeled), "--output", "said.csv"]
     monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
-    with pytest.raises(UserError, match="BertForPreTraining, which was not fitted to a task"):
+    with pytest.raises(UserError, match="BertForPreTraining", check=coded("not-fine-tuned")):
         predict.main()

@@ -1,8 +1,8 @@
 """Copying checkpoints to a remote store in the background; the local copy stays the truth.
 
-Every rank copies its own file, for it may lie on a disk that no other node sees. Rank 0 copies state.json, waits until
-the store holds every rank's part of this very save, writes the marker, and lets superfluous ones go. Training waits for
-none of it. What fails is warned of and tried again at the next save.
+Every rank copies its own file, which may be on a disk that no other node sees. Rank 0 copies state.json, waits until
+the store holds every rank's part of this very save, writes the marker, and removes superfluous ones. Training does not
+wait. A failure is a warning, and the next save tries again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ def check_upload_wait(config: RunConfig, world_size: int) -> None:
     name = min(limits, key=lambda each: limits[each])
     if config.checkpoint.upload_to is not None and world_size > 1 and wait >= limits[name]:
         raise UsageError(
-            f"checkpoint.upload_wait_seconds={wait} is not less than {name}={limits[name]}, after which ranks whose "
-            "copy is done give up on the others; lower the one or raise the other"
+            f"checkpoint.upload_wait_seconds={wait} is not less than {name}={limits[name]}, after "
+            "which ranks stop waiting for each other",
+            fix="lower the one or raise the other",
+            code="upload-wait-too-long",
         )
 
 
@@ -64,7 +66,7 @@ class Uploader:
     def submit(self, checkpoint: Checkpoint) -> None:
         """Have a complete checkpoint copied, and what failed before tried again; returns at once."""
         with self._changed:
-            # What is of a later step is of a course that the run has left.
+            # Later steps belong to a branch that the run has left.
             self._pending = {step: each for step, each in self._pending.items() if step < checkpoint.step}
             self._pending[checkpoint.step] = checkpoint
             self._newest = checkpoint.step
@@ -72,7 +74,7 @@ class Uploader:
             self._changed.notify_all()
 
     def submit_if_missing(self, checkpoint: Checkpoint) -> None:
-        """Have the checkpoint that a run goes on from copied where the store lacks it; all ranks together.
+        """Copy the checkpoint that a run resumes from if the store lacks it; all ranks together.
 
         Ranks of another number have other files, and their next save is copied.
         """
@@ -88,7 +90,7 @@ class Uploader:
         try:
             return not storage.exists(stored) or storage.read_bytes(stored) != storage.read_bytes(own)
         except UserError as error:
-            self._warn(f"{error}; the next save tries again")
+            self._warn(f"{error.problem}; retrying at the next save")
             return False
 
     def close(self, mark: Callable[[str], None] = lambda doing: None) -> bool:
@@ -101,13 +103,13 @@ class Uploader:
             self._deadline = deadline
             self._changed.notify_all()
         while self._thread.is_alive() and time.monotonic() < deadline + _POLL_SECONDS:
-            mark("waiting for the copy of the last checkpoint")
+            mark("waiting for the upload of the last checkpoint")
             self._thread.join(_POLL_SECONDS)
         if self._pending:
             steps = ", ".join(f"{step:,}" for step in sorted(self._pending))
             self._warn(
-                f"rank {self._ranks.rank}: the checkpoints of steps {steps} are not whole in "
-                f"{storage.redact(self._url)}; they lie on the local disk"
+                f"rank {self._ranks.rank}: the checkpoints of steps {steps} are incomplete in "
+                f"{storage.redact(self._url)}; they are on the local disk"
             )
         return not self._pending
 
@@ -129,14 +131,13 @@ class Uploader:
         """Whether nothing is left to do: it was copied, or has made room for newer ones."""
         try:
             return self._copy(checkpoint)
-        except Exception as error:  # noqa: BLE001 - whatever befell one, the next is copied
+        except Exception as error:  # noqa: BLE001 - whatever fails, the next one is copied
             if not (checkpoint.folder / MARKER_NAME).exists():
                 return True
-            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._warn(
                 f"rank {self._ranks.rank}: checkpoint {checkpoint.folder} was not copied to "
-                f"{storage.redact(self._url)}: {redact_text(reason)}. The local copy stays, and the next save tries "
-                "again"
+                f"{storage.redact(self._url)}: {redact_text(reason)}. The local copy stays; retrying at the next save"
             )
             return False
 

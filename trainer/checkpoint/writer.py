@@ -1,8 +1,8 @@
 """Saving a checkpoint: every rank writes its own fragments, all agree, and a marker makes it one.
 
 The order of a save: every rank's file (temporary name, flushed, renamed); agreement; state.json; the marker. A save
-that fails on any rank is none on all of them, and the last good checkpoint stays. Old ones go only once a newer one is
-complete, their marker first. `trainer/checkpoint/format.py` describes the layout.
+that fails on any rank fails on all of them, and the last complete checkpoint stays. Old ones are removed, their marker
+first, only once a newer one is complete. `trainer/checkpoint/format.py` describes the layout.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], l
         refuse_link(folder)  # which was set aside, unless nothing may be changed here
         outcome = write_tensors(folder / rank_file_name(ranks.rank, ranks.world_size), _parts(engine.fragments()))
     except UserError as error:
-        outcome = f"rank {ranks.rank}: {error}"
+        outcome = f"rank {ranks.rank}: {error.problem}"
     outcomes = gather_objects(outcome, ranks)
     return [o for o in outcomes if isinstance(o, FileRecord)], [o for o in outcomes if isinstance(o, str)]
 
@@ -136,13 +136,13 @@ def _complete(
         for record in records:
             if nodes_share and not (folder / record.name).exists():
                 return None, [
-                    f"{folder / record.name} is not here; output_dir must be one folder that all hosts share, or "
-                    "checkpoint.upload_to a store that all hosts reach"
+                    f"{folder / record.name} does not exist on the host of rank 0; set output_dir to a directory that "
+                    "all hosts share, or checkpoint.upload_to to a store that all hosts reach"
                 ]
         marker = Marker(format_version=FORMAT_VERSION, step=saved.state.step, files=(*records, own))
         storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
     except UserError as error:
-        return None, [str(error)]
+        return None, [error.problem]
     return marker, []
 
 
@@ -152,7 +152,7 @@ def _complete_here(folder: Path, saved: SavedState, marker: Marker, warn: Warn) 
         storage.write_bytes(folder / STATE_NAME, saved.model_dump_json(indent=1).encode())
         storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
     except UserError as error:
-        warn(f"{folder} is not complete on this node, which will have to fetch it: {error}")
+        warn(f"{folder} is incomplete on this node, which will fetch it on resume: {error.problem}")
 
 
 def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> None:
@@ -168,7 +168,7 @@ def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> N
 
 def _make_room(folder: Path) -> None:
     """Rank 0: set aside what an earlier save of this step left, so that nothing of it mixes with the new one."""
-    with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it tells the reason
+    with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it reports the reason
         if (folder / MARKER_NAME).exists():
             storage.remove(_replaced(folder))
             folder.rename(_replaced(folder))
@@ -178,7 +178,7 @@ def _make_room(folder: Path) -> None:
 
 def _give_up(folder: Path, problem: str, warn: Warn) -> None:
     """Rank 0: remove the half-made save and bring back what it was to replace."""
-    warn(f"THE CHECKPOINT {folder} WAS NOT SAVED, the last good one stays: {problem}")
+    warn(f"CHECKPOINT {folder} WAS NOT SAVED, the last good one stays: {problem}")
     with contextlib.suppress(UserError, OSError):
         remove_checkpoint(folder)
         if _replaced(folder).exists():
@@ -200,7 +200,7 @@ def _replaced(folder: Path) -> Path:
 
 
 def _replaced_steps(output_dir: str | Path) -> list[int]:
-    """Steps of which a checkpoint was set aside."""
+    """Steps whose checkpoint was set aside."""
     names = storage.list_names(checkpoints_folder(output_dir))
     steps = [step_of(name.removesuffix(_REPLACED)) for name in names if name.endswith(_REPLACED)]
     return [step for step in steps if step is not None]
@@ -218,7 +218,7 @@ def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: in
         try:
             remove_checkpoint(folder)
         except UserError as error:
-            warn(f"the old checkpoint {folder} is left: {error}")
+            warn(f"cannot remove the old checkpoint {folder}: {error.problem}")
 
 
 def _metric(folder: Path, settings: CheckpointSettings) -> float | None:

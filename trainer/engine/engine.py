@@ -61,15 +61,15 @@ class Engine:
         return self.ranks.device
 
     def train(self) -> None:
-        """Dropout on."""
+        """Turn dropout on."""
         self._engine.train()
 
     def eval(self) -> None:
-        """Dropout off."""
+        """Turn dropout off."""
         self._engine.eval()
 
     def forward(self, batch: Any, **options: Any) -> Any:
-        """The model's output for one micro-batch on this rank's device; the options are the model's."""
+        """Return the model's output for one micro-batch on this rank's device; the options are the model's."""
         return self._engine(batch, **options)
 
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
@@ -111,7 +111,7 @@ class Engine:
         return applied
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """The learning rate of the next step."""
+        """Set the learning rate of the next step."""
         for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
             group["lr"] = learning_rate
 
@@ -135,8 +135,9 @@ class Engine:
             self.step()
         if not self.was_step_applied:
             raise UserError(
-                "the model's first forward and backward gave no finite gradient; check the model's settings, and with "
-                "training.precision=fp16 try bf16"
+                "the model's first forward and backward pass gave a gradient that is not finite",
+                fix="check the settings of the model, and use training.precision=bf16 instead of fp16",
+                code="first-gradient-not-finite",
             )
         self.set_loss_scaler_state(scaler)
         for fragment in self.fragments():
@@ -159,7 +160,7 @@ class Engine:
 
     @property
     def optimizer_steps(self) -> int:
-        """Updates that Adam has made; skipped steps are none."""
+        """Number of updates by Adam; skipped steps do not count."""
         return fragments.optimizer_steps(self._engine.optimizer, self.stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:
@@ -178,12 +179,12 @@ class Engine:
         return bool(scaler.dynamic and scaler.cur_scale > scaler.min_scale)
 
     def set_loss_scaler_state(self, state: dict[str, float | int] | None) -> None:
-        """Go on with a loss scale; None leaves it as it is."""
+        """Set the loss scale; None leaves it unchanged."""
         if state is not None and self.precision == "fp16":
             vars(self._engine.optimizer.loss_scaler).update(state)
 
     def destroy(self) -> None:
-        """Let go of DeepSpeed's hooks and buffers; before `process_group.leave_groups`."""
+        """Release DeepSpeed's hooks and buffers; call it before `process_group.leave_groups`."""
         if self._reduction is not None:
             self._reduction.destroy()
         self._engine.destroy()
@@ -219,7 +220,11 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
             )
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UsageError(f"DeepSpeed refuses its settings (deepspeed: in the YAML): {problems}") from None
+        raise UsageError(
+            f"DeepSpeed rejects its settings: {problems}",
+            fix="change them in the `deepspeed:` block or in --deepspeed_config",
+            code="deepspeed-settings",
+        ) from None
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
@@ -250,4 +255,8 @@ def check_precision(config: RunConfig, device_type: str) -> None:
         UsageError: fp16 on the CPU, where there is no loss scaling.
     """
     if config.training.precision == "fp16" and device_type == "cpu":
-        raise UsageError("training.precision=fp16 needs a CUDA device; on the CPU use bf16 or fp32")
+        raise UsageError(
+            "training.precision=fp16 needs a CUDA device, and this run uses the CPU",
+            fix="set training.precision to bf16 or fp32",
+            code="fp16-without-cuda",
+        )

@@ -51,26 +51,36 @@ def read_examples(
 
     Raises:
         UsageError: a column is not there.
-        UserError: the file holds no row, or a cell that is empty or none of the task; the first is named by its row.
+        UserError: the file has no rows, or a cell is empty or invalid for the task; the error names the first one.
     """
     table = read_table(path, quoting)
     if len(table) == 0:
-        raise UserError(f"{path} holds no row; give a table with examples")
+        raise UserError(
+            f"{path} has no rows",
+            fix="give a table with examples",
+            code="no-examples",
+        )
 
     def parsed(name: str, option: str, parse: Callable[..., Any], *others: Sequence[Any]) -> list[Any]:
         cells = column(table, name, path, option)
         empty = [row for row, cell in enumerate(cells, start=1) if is_missing(cell)]
         if empty:
             raise UserError(
-                f"{path} has {len(empty):,} rows of {len(cells):,} with nothing in column {name!r}, the first of them "
-                f"row {empty[0]:,}; fill them in or take them out"
+                f"{path} has {len(empty):,} rows of {len(cells):,} without a value in column {name!r}, "
+                f"the first of them row {empty[0]:,}",
+                fix="fill them in or remove them",
+                code="empty-cells",
             )
         values = []
         for row, arguments in enumerate(zip(cells, *others, strict=True), start=1):
             try:
                 values.append(parse(*arguments))
             except (ValueError, TypeError, OverflowError) as error:
-                raise UserError(f"{path}, row {row:,}, column {name!r}: {error}; fix the row or remove it") from None
+                raise UserError(
+                    f"{path}, row {row:,}, column {name!r}: {error}",
+                    fix="correct the row or remove it",
+                    code="invalid-cell",
+                ) from None
         return values
 
     texts = parsed(columns.text, "--text-column", parse_text)
@@ -86,7 +96,7 @@ def text_of(cell: Any) -> str:
         ValueError: the cell holds something else, or half a character.
     """
     if isinstance(cell, float) and cell != cell:
-        raise ValueError("NaN stands where a text should")
+        raise ValueError("the cell is NaN, and this task reads a text")
     if isinstance(cell, bytes):
         cell = cell.decode("utf-8")
     if not isinstance(cell, (str, int, float)):
@@ -94,5 +104,5 @@ def text_of(cell: Any) -> str:
         raise ValueError(f"the cell holds a {kind}, and this task reads a text")
     text = str(cell)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("the text holds half a surrogate pair, which is no character")
+        raise ValueError("the text holds half a surrogate pair, which is not a character")
     return text

@@ -130,8 +130,9 @@ def prepare(
     preprocessor = Preprocessor.load(encoder)
     if max_length is not None and max_length > preprocessor.max_length:
         raise UsageError(
-            f"--max-length {max_length} is more than the {preprocessor.max_length} tokens that the model takes; give "
-            "at most those, or leave it out"
+            f"--max-length {max_length} exceeds the {preprocessor.max_length} tokens that the model takes",
+            fix=f"give at most {preprocessor.max_length}, or leave it out",
+            code="max-length-too-large",
         )
     if max_length is not None:
         preprocessor = replace(preprocessor, max_length=max_length)
@@ -186,7 +187,7 @@ def run_variant(
         try:
             fits.append(_fit_once(experiment, variant, seed, rate, rows, open_run, keep))
         except Diverged as error:
-            print(f"warning: {error}; this seed is left out", file=sys.stderr, flush=True)
+            print(f"warning: {error.problem}; this seed is left out", file=sys.stderr, flush=True)
     scores = {rate: one.valid_scores[experiment.metric] for rate, one in tried.items()}
     return VariantResult(variant, rate, scores, tuple(fits), tuple(diverged))
 
@@ -253,7 +254,11 @@ def _fit_once(
             )
         except Diverged as error:
             run.fail()
-            raise Diverged(f"{variant}, seed {seed}, learning rate {rate:g}: {error}") from None
+            raise Diverged(
+                f"{variant}, seed {seed}, learning rate {rate:g}: {error.problem}",
+                fix=error.fix,
+                code="fit-diverged",
+            ) from None
         outputs, _ = predict(model, rows[data.scored_on], collate, settings.batch_size)
     part = data.reported
     predictions = data.task.decode(outputs, part.encoded, part.examples)
@@ -273,7 +278,9 @@ def _valid_score(experiment: Experiment, rows: Sequence[Row]) -> Score:
         if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
             scale = " or labels nearer to 1" if task.name == "regression" else ""
             raise Diverged(
-                f"the fit diverged, its outputs are not finite any more; give smaller --learning-rates{scale}"
+                "the fit diverged: its outputs are not finite",
+                fix=f"give smaller --learning-rates{scale}",
+                code="fit-diverged",
             )
         predictions = task.decode(outputs, part.encoded, part.examples)
         return {"loss": loss, **task.score(part.examples.labels or [], predictions)}

@@ -66,8 +66,9 @@ def read_facts(folder: Path) -> FitFacts | None:
         return TypeAdapter(FitFacts).validate_python(values) if values else None
     except ValidationError as error:
         raise UserError(
-            f"{path} is not as launch/finetune.py wrote it ({first_problem(error)}); copy it from there again, or "
-            "take it away, and config.json says what the model is"
+            f"{path} does not have the form that launch/finetune.py writes ({first_problem(error)})",
+            fix="copy the file again, or remove it: config.json then says what the model is",
+            code="damaged-model",
         ) from None
 
 
@@ -102,7 +103,11 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
         _write_json(output / PROVENANCE_FILE, provenance)
         (output / "README.md").write_text(_card(facts), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{output} cannot be written ({error.strerror or error}); give another --output") from None
+        raise UserError(
+            f"{output} cannot be written ({error.strerror or error})",
+            fix="give another --output",
+            code="output-not-writable",
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,9 @@ class FittedModel:
         model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
         if missing:
             raise UserError(
-                f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}, so it was not fitted to {name}; give a "
-                "folder that launch/finetune.py wrote"
+                f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}, so it was not fine-tuned for {name}",
+                fix="give a directory that launch/finetune.py wrote",
+                code="not-fine-tuned",
             )
         preprocessor = Preprocessor.load(folder)
         if facts is None:
@@ -155,7 +161,9 @@ def _task_of(config: PreTrainedConfig, folder: Path) -> str:
     if architecture.endswith("ForQuestionAnswering"):
         return "question_answering"
     raise UserError(
-        f"{folder} is a {architecture}, which was not fitted to a task; give a folder that launch/finetune.py wrote"
+        f"{folder} is a {architecture}, which was not fine-tuned for a task",
+        fix="give a directory that launch/finetune.py wrote",
+        code="not-fine-tuned",
     )
 
 
@@ -167,12 +175,12 @@ def _card(facts: FitFacts) -> str:
     counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
-        f"tags:\n- clozeworks\n---\n\n# {base}, fitted to {task}\n\n"
-        f"`{facts.base_model}`, fitted to {task} with clozeworks ({facts.variant}, learning "
+        f"tags:\n- clozeworks\n---\n\n# {base}, fine-tuned for {task}\n\n"
+        f"`{facts.base_model}`, fine-tuned for {task} with clozeworks ({facts.variant}, learning "
         f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
-        f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts beyond {facts.max_length} tokens are cut.\n\n"
-        "It knows nothing but its training examples' task and language, and repeats their errors and biases. Where it "
-        "comes from stands in `provenance.json`, how it was fitted in `finetune.json`.\n"
+        f"## Scores\n\n{scores}\n\nExamples: {counts}. Longer texts are truncated to {facts.max_length} tokens.\n\n"
+        "The model knows only the task and language of its training examples, and repeats their errors and biases. "
+        "`provenance.json` has its origin, `finetune.json` how it was fine-tuned.\n"
     )
 
 

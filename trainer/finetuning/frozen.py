@@ -88,9 +88,11 @@ def check_room(model: PreTrainedModel, rows: Sequence[Row]) -> None:
     needed, free = 4 * num_vectors * hidden_size, psutil.virtual_memory().available
     if needed > MEMORY_SHARE * free:
         raise UserError(
-            f"a frozen encoder's {num_vectors:,} hidden states of {hidden_size:,} numbers would take "
-            f"{needed / GIB:,.1f} GiB of memory, more than half of the {free / GIB:,.1f} GiB that are free; give fewer "
-            "examples, or fit without frozen"
+            f"{num_vectors:,} hidden states of {hidden_size:,} numbers of the frozen encoder would "
+            f"take {needed / GIB:,.1f} GiB of memory, more than half of the {free / GIB:,.1f} GiB "
+            "that are free",
+            fix="give fewer examples, or fit without frozen",
+            code="features-exceed-memory",
         )
 
 
@@ -102,8 +104,10 @@ def freeze_encoder(model: PreTrainedModel) -> None:
     """
     if isinstance(getattr(model.base_model, "pooler", None), torch.nn.Linear):
         raise UserError(
-            f"a model of type {model.config.model_type} cannot be fitted frozen: its pooler is a part of the encoder's "
-            "own code, so stored hidden states do not go through all of it; fit without frozen"
+            f"a model of type {model.config.model_type} cannot be fitted frozen: its pooler is a part "
+            "of the encoder's own code, so stored hidden states would bypass it",
+            fix="fit without frozen",
+            code="frozen-not-supported",
         )
     for name, parameter in model.base_model.named_parameters():
         parameter.requires_grad = name.startswith("pooler.")

@@ -40,22 +40,28 @@ def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
             return _read_parquet(path)
         text = _utf8_text(path)
         if not text.strip():
-            raise UserError(f"{path} is empty; give a table")
+            raise UserError(
+                f"{path} is empty",
+                fix="give a table",
+                code="no-examples",
+            )
         # No guessing of dates or numbers: "2020" is a class name as good as any.
         if path.suffix == ".jsonl":
             return pandas.DataFrame(list(_json_lines(text, path)), dtype=object)
         return _read_separated(text, "\t" if path.suffix == ".tsv" else ",", quoting)
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}; give the path of a table") from None
+        raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's errors of reading are ValueErrors
         unquoted = (
             ""
             if path.suffix not in (".tsv", ".csv") or not quoting
-            else "; where it has unpaired quotation marks, add --no-quoting"
+            else "; if it has unpaired quotation marks, add --no-quoting"
         )
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{path} cannot be read as a {path.suffix[1:]} table ({reason}); fix the file{unquoted}"
+            f"{path} cannot be read as a {path.suffix[1:]} table ({reason})",
+            fix=f"correct the file{unquoted}",
+            code="unreadable-table",
         ) from None
 
 
@@ -68,10 +74,16 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
     if name not in table.columns:
         there = ", ".join(str(column) for column in table.columns)
         raise UsageError(
-            f"{path} has no column {name!r}; {option} must name one of those there: {there}{_other_separator(table)}"
+            f"{path} has no column {name!r}; its columns: {there}{_other_separator(table)}",
+            fix=f"give one of them with {option}",
+            code="unknown-column",
         )
     if name in table.attrs.get(REPEATED, ()):
-        raise UserError(f"{path} has several columns named {name!r}; rename all but the one that is meant")
+        raise UserError(
+            f"{path} has several columns named {name!r}",
+            fix="rename all but one",
+            code="repeated-column",
+        )
     return table[name].tolist()
 
 
@@ -92,20 +104,28 @@ def write_table(table: pandas.DataFrame, path: Path) -> None:
                 table.map(_flat).to_csv(partial, sep="\t" if path.suffix == ".tsv" else ",", index=False)
     except (ValueError, TypeError) as error:  # pyarrow's, of a column that holds values of several kinds
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} cannot hold this table ({reason}); write .jsonl instead") from None
+        raise UserError(
+            f"{path} cannot hold this table ({reason})",
+            fix="write .jsonl instead",
+            code="table-not-writable",
+        ) from None
 
 
 def check_readable(path: Path) -> None:
     """Refuse a file that is not there, or whose ending names no table, before any work is done for it."""
     check_suffix(path)
     if not path.exists():
-        raise UserError(f"there is no file {path}; give the path of a table")
+        raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file")
 
 
 def check_suffix(path: Path) -> None:
     """Refuse a file whose ending names no table."""
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"{path} is no table that can be read or written; its name must end in {', '.join(SUFFIXES)}")
+        raise UsageError(
+            f"{path} is not a table that can be read or written",
+            fix=f"give a name that ends in {', '.join(SUFFIXES)}",
+            code="unsupported-file-type",
+        )
 
 
 def is_missing(cell: Any) -> bool:
@@ -152,8 +172,9 @@ def _utf8_text(path: Path) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         source = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         raise UserError(
-            f"{path}, line {line:,}, is not UTF-8 text (byte 0x{data[error.start]:02x}); convert it, for instance "
-            f"by: iconv -f {source} -t utf-8 {path.name} (with the encoding that it has)"
+            f"{path}, line {line:,}, is not UTF-8 text (byte 0x{data[error.start]:02x})",
+            fix=(f"convert it, for instance with: iconv -f {source} -t utf-8 {path.name} (with its own encoding)"),
+            code="not-utf8",
         ) from None
 
 
@@ -172,11 +193,16 @@ def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
         try:
             value = json.loads(line, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number:,}, is not a JSON object ({error}); fix the line") from None
+            raise UserError(
+                f"{path}, line {number:,}, is not a JSON object ({error})",
+                fix="correct the line",
+                code="invalid-json-line",
+            ) from None
         if not isinstance(value, dict):
             raise UserError(
-                f"{path}, line {number:,}, holds {type(value).__name__} and not a JSON object; write one object with "
-                "the columns' names a line"
+                f"{path}, line {number:,}, has a {type(value).__name__} instead of a JSON object",
+                fix="write one object per line, with the names of the columns",
+                code="invalid-json-line",
             )
         yield value
 
@@ -206,5 +232,7 @@ def _other_separator(table: pandas.DataFrame) -> str:
     signs = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
     found = next((name for sign, name in signs.items() if sign in only), None)
     return (
-        f" (its columns seem to be parted by {found}; save it as .tsv with tabs or .csv with commas)" if found else ""
+        f" (the columns seem to be separated by {found}; save it as .tsv with tabs or .csv with commas)"
+        if found
+        else ""
     )

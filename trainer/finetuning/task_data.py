@@ -91,9 +91,17 @@ def task_of_columns(name: str, pair_column: str | None) -> Task:
     """
     task = make_task(name, pair=pair_column is not None)
     if task.needs_pair and pair_column is None:
-        raise UsageError(f"--task {name} reads two texts; name the second one's column by --pair-column")
+        raise UsageError(
+            f"--task {name} reads two texts, and --pair-column is missing",
+            fix="give the column of the second text with --pair-column",
+            code="missing-pair-column",
+        )
     if not task.needs_pair and pair_column is not None:
-        raise UsageError(f"--task {name} reads one text; leave --pair-column out, or take another task")
+        raise UsageError(
+            f"--task {name} reads one text, and --pair-column is given",
+            fix="leave --pair-column out, or give another task",
+            code="unexpected-pair-column",
+        )
     return task
 
 
@@ -114,8 +122,9 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
         _check_classes_repeat(labels, files.train)
     if isinstance(task, RegressionTask) and len(set(labels)) < 2:
         raise UserError(
-            f"{files.train} has the same number in every row of column {columns.label!r}, so there is nothing to "
-            "learn; take another --label-column"
+            f"{files.train} has the same number in every row of column {columns.label!r}",
+            fix="give another --label-column",
+            code="nothing-to-learn",
         )
     if isinstance(task, ClassificationTask | TokenTask):
         names = class_names(_flat(labels), files.train)
@@ -126,7 +135,9 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
     if len(examples["train"]) < FEWEST_EXAMPLES or not all(len(part) for part in examples.values()):
         sizes = ", ".join(f"{len(part):,} for {part_name}" for part_name, part in examples.items())
         raise UserError(
-            f"{files.train} holds too few examples ({sizes} after the cut); give more, or --valid of its own"
+            f"{files.train} has too few examples ({sizes} after the split)",
+            fix="give more examples, or a --valid file",
+            code="too-few-examples",
         )
     return task, {part: examples[part] for part in ("train", "valid", "test") if part in examples}
 
@@ -158,8 +169,9 @@ def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
     names = sorted(set(labels), key=lambda name: (0, float(name), name) if _is_number(name) else (1, 0.0, name))
     if len(names) < 2:
         raise UserError(
-            f"{path} holds one class only ({names[0]!r}), so there is nothing to tell apart; give examples of "
-            "others too, or another --label-column"
+            f"{path} has only one class ({names[0]!r})",
+            fix="add examples of other classes, or give another --label-column",
+            code="nothing-to-learn",
         )
     return tuple(names)
 
@@ -197,13 +209,13 @@ def data_lines(data: TaskData) -> Iterator[str]:
         yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.examples.labels or [])}"
     num_truncated = sum(part.encoded.num_truncated for part in data.parts.values())
     if num_truncated:
-        how = "read in windows of" if isinstance(data.task, AnswerTask) else "cut at"
+        how = "read in windows of" if isinstance(data.task, AnswerTask) else "truncated to"
         long = counted(num_truncated, "text")
         yield f"{long} longer than the model takes, {how} {data.preprocessor.max_length} tokens"
     if data.num_swallowing:
         yield (
-            f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks, as where an unpaired "
-            "quotation mark swallows the rows after it; if the marks are plain characters, add --no-quoting"
+            f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
+            "may have joined rows; if quotation marks are plain characters, add --no-quoting"
         )
     if data.num_repeated:
         yield f"warning: {counted(data.num_repeated, 'example')} of valid and test with the text of a training example"
@@ -213,7 +225,7 @@ def data_lines(data: TaskData) -> Iterator[str]:
     for group in alike.values():
         if len(group) > 1:
             names = ", ".join(map(repr, group))
-            yield f"warning: the classes {names} differ in capitals only; if they are one, write it alike in every row"
+            yield f"warning: the classes {names} differ only in capitals; if they are one class, use one spelling"
 
 
 def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int) -> dict[str, Examples]:
@@ -230,8 +242,10 @@ def _check_classes_repeat(labels: Sequence[str], path: Path) -> None:
     classes = sorted(set(labels))
     if len(classes) > 2 and 2 * len(classes) > len(labels):
         raise UserError(
-            f"{path} holds {len(classes):,} classes for {len(labels):,} examples ({', '.join(classes[:5])}, ...), so "
-            "most are seen once and cannot be learned; take --task regression for numbers, or another --label-column"
+            f"{path} has {len(classes):,} classes for {len(labels):,} examples "
+            f"({', '.join(classes[:5])}, ...), so most classes have one example",
+            fix="use --task regression for numbers, or give another --label-column",
+            code="too-many-classes",
         )
 
 
@@ -240,8 +254,10 @@ def _check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> Non
     unknown = sorted(set(labels) - set(names))
     if unknown:
         raise UserError(
-            f"{path} holds labels that the training examples lack: {', '.join(unknown[:5])}; those have "
-            f"{', '.join(names[:20])}"
+            f"{path} has labels that the training examples lack: {', '.join(unknown[:5])}; those have "
+            f"{', '.join(names[:20])}",
+            fix="correct the labels, or add training examples of these classes",
+            code="unknown-label",
         )
 
 

@@ -181,7 +181,7 @@ class RegressionTask(SequenceTask):
         try:
             value = float(cell)
         except (TypeError, ValueError):
-            raise ValueError(f"{cell!r} is no number, and regression needs one") from None
+            raise ValueError(f"{cell!r} is not a number, and regression needs one") from None
         except OverflowError:
             value = math.inf
         if not abs(value) <= LARGEST_LABEL:
@@ -225,7 +225,7 @@ class TokenTask(Task):
     def parse_text(self, cell: Any) -> list[str]:
         words = [text_of(word) for word in _items(cell, "words")]
         if not words:
-            raise ValueError("there is no word")
+            raise ValueError("the text has no word")
         return words
 
     def parse_label(self, cell: Any, text: Any) -> list[str]:
@@ -290,7 +290,11 @@ def choosing_metric(task: Task, asked: str | None) -> str:
     metric = asked or task.metrics[0]
     choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
     if metric not in choosing:
-        raise UsageError(f"--metric {metric!r} cannot choose fits of {task.name}; take one of {', '.join(choosing)}")
+        raise UsageError(
+            f"--metric {metric!r} cannot choose between fits of {task.name}",
+            fix=f"give one of {', '.join(choosing)}",
+            code="unknown-metric",
+        )
     return metric
 
 

@@ -114,9 +114,9 @@ def export_model(
 
     Raises:
         UserError: transformers has no class for the configuration, weights are NaN or infinite or do not fit it, the
-            tokenizer is no tokenizer folder or has more pieces than the model, or the written folder does not behave
-            like the model.
-        UsageError: `output` is there and not empty.
+            tokenizer is not a tokenizer directory or is larger than the model's vocabulary, or the export does not
+            behave like the model.
+        UsageError: `output` exists and is not empty.
     """
     facts, output = facts or TrainingFacts(), Path(output).absolute()
     check_output(output)
@@ -125,8 +125,10 @@ def export_model(
     tokenizer = Tokenizer.load(tokenizer_folder)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise UserError(
-            f"the tokenizer in {tokenizer_folder} has {tokenizer.vocab_size:,} pieces and the model knows "
-            f"{config.model.vocab_size:,}; it is not the tokenizer that this model was trained with"
+            f"the tokenizer in {tokenizer_folder} has {tokenizer.vocab_size:,} tokens, and the model "
+            f"has a vocabulary of {config.model.vocab_size:,}",
+            fix="copy the tokenizer that the model was trained with there",
+            code="other-tokenizer",
         )
     with _new_folder(output) as folder:
         with _explained(output):
@@ -141,11 +143,19 @@ def export_model(
 
 
 def check_output(output: Path) -> None:
-    """Refuse a place that holds something already."""
+    """Refuse an output that exists and is not an empty directory."""
     if output.is_dir() and any(output.iterdir()):
-        raise UsageError(f"--output {output} is not empty; give a new folder, or remove this one first")
+        raise UsageError(
+            f"--output {output} is not empty",
+            fix="give a new directory, or remove this one first",
+            code="output-not-empty",
+        )
     if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output} is a file; give the name of a new folder")
+        raise UsageError(
+            f"--output {output} is a file",
+            fix="give the name of a new directory",
+            code="output-is-a-file",
+        )
 
 
 def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> PretrainingModel:
@@ -157,15 +167,18 @@ def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> Pretr
     wrong += [name for name in weights if name not in expected]
     if wrong:
         raise UserError(
-            f"the weights do not fit the configuration: {', '.join(wrong[:5])} ({len(wrong)} in all) are missing, "
-            "left over or of another shape; the checkpoint's files are not of one run"
+            f"the weights do not match the configuration: {', '.join(wrong[:5])} ({len(wrong)} in "
+            "all) are missing, unexpected or of another shape",
+            fix="export another checkpoint, whose files are all of one run",
+            code="damaged-checkpoint",
         )
     prepared = {name: weights[name].detach().to("cpu", torch.float32) for name in expected}
     for name, tensor in prepared.items():
         if not torch.isfinite(tensor).all():
             raise UserError(
-                f"the weights of {name} hold NaN or infinite values, so the training broke before this "
-                "checkpoint; export an earlier one"
+                f"the weights of {name} are NaN or infinite, so training diverged before this checkpoint",
+                fix="export an earlier checkpoint",
+                code="weights-not-finite",
             )
     model.load_state_dict(prepared, assign=True)
     return model.eval()
@@ -191,4 +204,8 @@ def _explained(output: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{output} cannot be written ({reason}); nothing was exported") from None
+        raise UserError(
+            f"{output} cannot be written ({reason}); nothing was exported",
+            fix="free the disk, or give another directory",
+            code="output-not-writable",
+        ) from None

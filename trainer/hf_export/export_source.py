@@ -1,4 +1,4 @@
-"""What an export is made from: a checkpoint's weights and configuration, and what is known of its training."""
+"""The inputs of an export: a checkpoint's weights and configuration, and the facts of its training."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def find_checkpoint(folder: Path) -> Path:
     """`folder` itself, or the newest complete checkpoint in it where it is a run's folder."""
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is no folder; give a checkpoint (OUTPUT_DIR/checkpoints/step-NNNNNNNN) or a run's OUTPUT_DIR"
+            f"{folder} is not a directory",
+            fix="give a checkpoint (OUTPUT_DIR/checkpoints/step-NNNNNNNN) or a run's OUTPUT_DIR",
+            code="missing-checkpoint",
         )
     complete, _ = list_steps(folder)
     return (step_folder(folder, complete[0]) if complete else folder).resolve()
@@ -63,14 +65,17 @@ def find_checkpoint(folder: Path) -> Path:
 def _check_tokenizer(folder: Path, saved: SavedState) -> None:
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is missing, where the training keeps the tokenizer; copy the folder "
-            "tokenizer/ of the shards there"
+            f"{folder}, the tokenizer of the run, is missing",
+            fix="copy the directory tokenizer/ of the shards there",
+            code="missing-tokenizer",
         )
     found, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
     if found != expected:
         raise UserError(
-            f"{folder} is not the tokenizer that the model was trained with: its fingerprint is {found}, that of "
-            f"the shards was {expected}; copy the folder tokenizer/ of the shards there"
+            f"{folder} is not the tokenizer that the model was trained with: its fingerprint is "
+            f"{found}, and that of the shards was {expected}",
+            fix="copy the directory tokenizer/ of the shards there",
+            code="other-tokenizer",
         )
 
 
@@ -93,7 +98,7 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
 
 
 def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Digests of all data that the weights saw; a checkpoint of an earlier release lacks what its run told MLflow."""
+    """Digests of all data that the weights saw; for a checkpoint of an earlier release, as its run logged to MLflow."""
     if saved.state.data_lineage:
         return saved.data_lineage
     tracked = (digest for digest in tags.get(LINEAGE_TAG, "").split(",") if digest)
@@ -101,7 +106,7 @@ def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _tracked_tags(output_dir: Path) -> dict[str, str]:
-    """What the training told MLflow of itself; nothing where its record is gone, for an export can do without."""
+    """The tags that the run logged to MLflow; empty without the record, which an export does not need."""
     try:
         record = read_record(output_dir / "tracking")
     except (UserError, OSError):
@@ -122,7 +127,7 @@ def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord,
 
 
 def _scores(output_dir: Path, step: int) -> dict[str, float]:
-    """The evaluation that the run's status tells, if it stood at this checkpoint's step."""
+    """The evaluation in the run's status, if it is of this checkpoint's step."""
     status: dict[str, Any] = read_status(output_dir) or {}
     if status.get("step") != step:
         return {}

@@ -1,6 +1,6 @@
 """The parity gate of an export: the folder as transformers loads it, against our model and preparation.
 
-Compared are the logits at every place of sample sequences, packed into rows on our side and padded on the
+It compares the logits at every position of sample sequences, packed into rows on our side and padded on the
 other, and the ids that `AutoTokenizer` gives for raw text with the ids that preparation writes for it.
 """
 
@@ -71,9 +71,10 @@ def check_export(folder: Path, model: PretrainingModel, tokenizer: Tokenizer) ->
     difference, largest, num_logits = compare_logits(model, reference, sequences, tokenizer.special_tokens.pad)
     if not difference <= LOGIT_TOLERANCE * largest:
         raise UserError(
-            f"the exported model gives logits that differ from the trained model's by {difference:.3g} "
-            f"(largest logit {largest:.3g}, allowed {LOGIT_TOLERANCE} of it); nothing was exported. This is a "
-            f"mistake of clozeworks or of transformers {transformers.__version__}: please report it"
+            f"the exported model's logits differ from the trained model's by {difference:.3g} "
+            f"(largest logit {largest:.3g}, allowed {LOGIT_TOLERANCE} of it); nothing was exported",
+            fix=(f"report this as a bug of clozeworks, with the version of transformers ({transformers.__version__})"),
+            code="export-differs",
         )
     return ParityReport(num_texts, len(sequences), num_logits, difference, largest)
 
@@ -90,8 +91,10 @@ def check_token_ids(folder: Path, tokenizer: Tokenizer) -> int:
         if actual != expected:
             raise UserError(
                 f"transformers {transformers.__version__} with tokenizers {tokenizers.__version__} gives "
-                f"other ids than preparation for {text!r}: {actual[:20]} instead of {expected[:20]}; nothing was "
-                "exported. Install the versions in the constraints file"
+                f"other ids than preparation for {text!r}: {actual[:20]} instead of {expected[:20]}; "
+                "nothing was exported",
+                fix="install the versions of constraints.txt",
+                code="export-differs",
             )
         count += 1
     return count
@@ -142,8 +145,10 @@ def load_reference(folder: Path) -> Any:
     problems = {kind: names for kind, names in info.items() if names}
     if problems:
         raise UserError(
-            f"transformers {transformers.__version__} does not find the exported weights as it expects "
-            f"them: {problems}; nothing was exported. This is a mistake of clozeworks: please report it"
+            f"transformers {transformers.__version__} does not find the exported weights as it "
+            f"expects them: {problems}; nothing was exported",
+            fix="report this as a bug of clozeworks",
+            code="export-differs",
         )
     return reference.eval()
 

@@ -1,4 +1,4 @@
-"""Loading a Hugging Face folder as a model of some kind: safetensors only, no code of its own, no look-up elsewhere."""
+"""Load a Hugging Face directory as a model: safetensors only, no code of its own, no look-up elsewhere."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Row = dict[str, Any]
 
 SAFELY: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _AS_USED: dict[str, Any] = {"return_dict": True, "output_hidden_states": False, "chunk_size_feed_forward": 0}
-"""How the model answers and computes here, whatever config.json says of it."""
+"""Outputs and computation that this project needs, in place of the settings of config.json."""
 SHORTEST = 8
 """Tokens that a model has to take at least; fewer leave no room for text beside the special ones."""
 MOST_LAYERS = 1_000
-"""Each takes a millisecond to build, whatever its size."""
+"""A layer of any size takes a millisecond to build."""
 MOST_LABELS = 1_000_000
 _COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
 _OF_A_LAYER = re.compile(r"\blayers?\.\d+\.")
@@ -48,7 +48,7 @@ def load_pretrained(
     error what the folder was to be loaded as.
 
     Raises:
-        UserError: transformers cannot make such a model of the folder, a weight is none that training gives, or there
+        UserError: transformers cannot load such a model, a weight is not finite or implausibly large, or there
             are weights of layers that the model has not.
     """
     config = load_config(folder)  # whose numbers are looked at, before a model of so many layers is made
@@ -67,8 +67,9 @@ def load_pretrained(
     left_over = sorted(name for name in info["unexpected_keys"] if _OF_A_LAYER.search(name))
     if left_over:
         raise UserError(
-            f"{folder} holds weights of layers that its config.json does not tell of ({', '.join(left_over[:3])}), so "
-            "that they would be left out; copy both from the same model"
+            f"{folder} has weights of layers that its config.json does not describe ({', '.join(left_over[:3])})",
+            fix="copy configuration and weights from the same model",
+            code="weights-do-not-match",
         )
     return model.eval(), frozenset(info["missing_keys"])
 
@@ -84,8 +85,10 @@ def refuse_random_weights(missing: frozenset[str], folder: Path, purpose: str, b
     random = sorted(name for name in missing if not any(part in name for part in but))
     if random:
         raise UserError(
-            f"{folder} lacks {', '.join(random[:3])} ({len(random)} in all), so that as {purpose} it would hold random "
-            "weights; take a model that was trained as one"
+            f"{folder} lacks {', '.join(random[:3])} ({len(random)} in all), so as {purpose} it would "
+            "have random weights",
+            fix=f"give a model that was trained as {purpose}",
+            code="missing-weights",
         )
 
 
@@ -93,13 +96,14 @@ def load_config(folder: Path) -> Any:
     """The folder's configuration.
 
     Raises:
-        UserError: there is none that transformers understands, or a number in it is that of no model.
+        UserError: transformers cannot read it, or a number in it is impossible.
     """
     num_labels = read_config(folder).get("num_labels", 2)
     if isinstance(num_labels, int) and num_labels > MOST_LABELS:  # a name is made for each
         raise UserError(
-            f"{folder / 'config.json'} says num_labels={num_labels!r:.40}, and that is at most {MOST_LABELS:,}; fix "
-            "the file, or copy or export the model again"
+            f"{folder / 'config.json'} has num_labels={num_labels!r:.40}, more than {MOST_LABELS:,}",
+            fix="correct the file, or copy or export the model again",
+            code="invalid-model-config",
         )
     with quiet_transformers():
         from transformers import AutoConfig
@@ -116,7 +120,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The folder's tokenizer, to which "[MASK]" and the like in a text are the special tokens.
 
     Raises:
-        UserError: there is none that transformers understands, or the model beside it does not know all its ids.
+        UserError: transformers cannot read it, or its ids exceed the model's vocabulary.
     """
     # Before the tokenizer is made, for which transformers reads it too.
     vocab_size = getattr(load_config(folder), "vocab_size", None) if (folder / "config.json").is_file() else None
@@ -125,7 +129,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), **SAFELY)
-            _ = tokenizer.all_special_ids  # of an unknown token that is none it never comes to an end
+            _ = tokenizer.all_special_ids  # loops forever if the unknown token is not in the vocabulary
         except Exception as error:  # as above; tokenizers raises plain `Exception`
             raise _cannot_load(folder, "a tokenizer", error) from error
     _check_ids(tokenizer, vocab_size, folder)
@@ -147,14 +151,16 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     """The longest input in tokens, special tokens included.
 
     Raises:
-        UserError: the model has no number of positions, or what model and tokenizer say is no length.
+        UserError: the model has no number of positions, or model or tokenizer has an impossible length.
     """
     folder = tokenizer.name_or_path
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         raise UserError(
-            f"{folder} is a {config.model_type}, which has no max_position_embeddings, so it is no encoder as BERT is; "
-            "take one that is"
+            f"{folder} is a {config.model_type}, which has no max_position_embeddings, so it is not "
+            "an encoder like BERT",
+            fix="give an encoder",
+            code="not-an-encoder",
         )
     if getattr(config, "model_type", None) in OFFSET_POSITIONS:
         positions -= (config.pad_token_id or 0) + 1
@@ -165,15 +171,16 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     ):
         if not isinstance(length, int | float) or not length >= SHORTEST:
             raise UserError(
-                f"{folder} takes {length!r} tokens by its {name}, and that has to be a number from {SHORTEST} up; fix "
-                "the file, or take another model"
+                f"{folder} takes {length!r} tokens by its {name}, which must be a number from {SHORTEST} up",
+                fix="correct the file, or give another model",
+                code="invalid-model-config",
             )
     return int(min(positions, longest))
 
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Makes rows of texts: a tokenizer, the longest input in tokens, and whether the model tells segments apart."""
+    """Tokenizes texts into rows: a tokenizer, the longest input in tokens, and whether the model has token types."""
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
@@ -225,8 +232,9 @@ def _check_numbers(config: Any, folder: Path) -> None:
         else:
             continue
         raise UserError(
-            f"{folder / 'config.json'} says {name}={value!r:.40}, and that has to be {rule}; fix the file, or copy or "
-            "export the model again"
+            f"{folder / 'config.json'} has {name}={value!r:.40}, which must be {rule}",
+            fix="correct the file, or copy or export the model again",
+            code="invalid-model-config",
         )
 
 
@@ -236,8 +244,9 @@ def _check_finite(model: PreTrainedModel, folder: Path) -> None:
         if not (weight.abs() <= LARGEST_WEIGHT).all():
             what = "not finite (NaN, infinity)" if not weight.isfinite().all() else f"beyond {LARGEST_WEIGHT:g}"
             raise UserError(
-                f"{folder} holds numbers in {name} that are {what}: its training diverged, or the file is damaged; "
-                "take an earlier checkpoint, or another model"
+                f"{folder} has values in {name} that are {what}: its training diverged, or the file is damaged",
+                fix="use an earlier checkpoint, or another model",
+                code="weights-not-finite",
             )
 
 
@@ -246,11 +255,16 @@ def _check_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, folde
     highest = max((number for piece, number in tokenizer.get_vocab().items() if piece not in added), default=0)
     if vocab_size is not None and highest >= vocab_size:
         raise UserError(
-            f"{folder} has a tokenizer with ids up to {highest:,} and a model that knows {vocab_size:,} of them "
-            "(vocab_size in config.json), so they do not belong together; copy both from the same model"
+            f"{folder} has a tokenizer with ids up to {highest:,} and a model with vocab_size={vocab_size:,}",
+            fix="copy both from the same model",
+            code="other-tokenizer",
         )
 
 
 def _cannot_load(folder: Path, purpose: str, error: Exception) -> UserError:
     reason = " ".join(str(error).split())[:300]
-    return UserError(f"{folder} cannot be loaded as {purpose} ({reason}); export or register it again")
+    return UserError(
+        f"{folder} cannot be loaded as {purpose} ({reason})",
+        fix="copy, export or register the model again",
+        code="model-not-loadable",
+    )

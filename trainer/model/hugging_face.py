@@ -51,7 +51,7 @@ def family_in_transformers(config: ModelSettings, next_sentence: bool) -> str:
     """The family whose class in transformers computes what `config` says; a custom model may be of one, too.
 
     Raises:
-        UserError: there is none; it says what stands in the way.
+        UserError: there is none; the message names the reasons.
     """
     reasons = []
     for family in [config.family] if config.family in FAMILIES else list(RULES):
@@ -62,8 +62,11 @@ def family_in_transformers(config: ModelSettings, next_sentence: bool) -> str:
             return family
         reasons.append(f"not as {family}, for {'; '.join(found)}")
     raise UserError(
-        f"transformers has no class that computes this model: {', and '.join(reasons)}. It can neither be exported "
-        "nor begin with a Hugging Face checkpoint; it trains, is evaluated and fills masks from its own checkpoints"
+        f"transformers has no class for this model: {', and '.join(reasons)}. It cannot be "
+        "exported or initialized from a Hugging Face checkpoint; it trains, is evaluated and "
+        "fills masks from its own checkpoints",
+        fix="change these settings, or use the run's own checkpoints",
+        code="not-in-transformers",
     )
 
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed itself would refuse of a user's settings, told before any process group starts.
+"""Report settings that DeepSpeed itself would reject, before any process group starts.
 
 DeepSpeed refuses an unknown nested key or a wrong type in `deepspeed.initialize`, when all ranks have met and the model
 is built, or when it first uses the value, as a package or a folder that is not there. Its own schemas are asked here
@@ -60,7 +60,11 @@ def check_values(config: RunConfig, world_size: int, device_type: str) -> None:
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        raise UsageError(f"DeepSpeed refuses its settings (deepspeed: or --deepspeed_config): {'; '.join(problems)}")
+        raise UsageError(
+            f"DeepSpeed rejects its settings: {'; '.join(problems)}",
+            fix="change them in the `deepspeed:` block or in --deepspeed_config",
+            code="deepspeed-settings",
+        )
 
 
 def _wrong_values(given: dict[str, Any]) -> Iterator[str]:

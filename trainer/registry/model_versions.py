@@ -1,4 +1,4 @@
-"""The versions of a registered model side by side: what each was trained on and reached, and which bears an alias."""
+"""The versions of a registered model side by side: what each was trained on and reached, and which has an alias."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_OTHER_SCORES = 3
 
 
 class NotPromoted(UserError):
-    """The version did not pass the gate; the aliases are as they were."""
+    """The version did not pass the gate; no alias was moved."""
 
     exit_status = 3
 
@@ -90,7 +90,11 @@ def trained_on(versions: Sequence[ModelVersion], digest: str) -> list[ModelVersi
         UsageError: the beginning is too short to mean one data set.
     """
     if len(digest) < _MIN_DIGEST_DIGITS:
-        raise UsageError(f"--trained-on {digest!r} is too short; give at least {_MIN_DIGEST_DIGITS} digits of a digest")
+        raise UsageError(
+            f"--trained-on {digest!r} is shorter than {_MIN_DIGEST_DIGITS} digits",
+            fix=f"give at least {_MIN_DIGEST_DIGITS} digits of a digest",
+            code="digest-too-short",
+        )
     return [version for version in versions if any(each.startswith(digest.lower()) for each in version.data_lineage)]
 
 
@@ -101,7 +105,7 @@ def promote(
     conditions: tuple[Condition, ...],
     tracking_uri: str | None = None,
 ) -> Verdict:
-    """Let `alias` point to the version if the conditions hold; the version that bore it is kept as `previous`.
+    """Point `alias` to the version if the conditions hold; the version that held it becomes `previous`.
 
     Promotions at once are judged one after another, so that each is compared with what the one before left. The
     registered model's description becomes the version's.
@@ -121,14 +125,20 @@ def promote(
         candidate = next((each for each in versions if str(each.version) == version), None)
         if candidate is None:
             known = ", ".join(str(each.version) for each in versions) or "none"
-            raise UserError(f"{name} has no version {version}, only {known}; choose one of them by --version")
+            raise UserError(
+                f"{name} has no version {version}, only {known}",
+                fix="give one of them with --version",
+                code="unknown-model-version",
+            )
         holders = {bearer: each for each in versions for bearer in each.aliases}
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
         verdict = judge(conditions, candidate.scores, named, alias)
         if not verdict.holds:
             raise NotPromoted(
-                f"version {version} of {name} was not promoted to {alias}: {'; '.join(verdict.reasons)}. No alias was "
-                "moved"
+                f"version {version} of {name} was not promoted to {alias}: {'; '.join(verdict.reasons)}. "
+                "No alias was moved",
+                fix="evaluate or train the model further, or change the condition",
+                code="condition-not-met",
             )
         holder = holders.get(alias)
         # The aliases last, `alias` after `previous`: if the server is lost here, no alias that users read was moved.
@@ -168,7 +178,11 @@ def _versions(client: Any, name: str | None) -> list[ModelVersion]:
     wanted = f"name='{name}'" if name is not None else None
     models = list(_all_pages(client.search_registered_models, wanted))
     if name is not None and name not in {each.name for each in models}:
-        raise UserError(f"there is no registered model {name}; see the server's Models page, or register it first")
+        raise UserError(
+            f"there is no registered model {name}",
+            fix="see the Models page of the server for the names, or register the model first",
+            code="unknown-model",
+        )
     aliases: dict[tuple[str, int], list[str]] = {}
     for model in models:
         for alias, number in model.aliases.items():

@@ -448,7 +448,7 @@ def test_a_language_field_that_no_document_has_and_unknown_languages_are_told_on
     (tmp_path / "text.txt").write_text("A text has no fields.")
     make([small_corpus, named, tmp_path / "text.txt"], tokenizer, tmp_path / "out", "documents.language_field=lang")
     error = capfd.readouterr().err
-    assert "source corpus: 9 of its documents name a language in the field 'lang' that is not known (such as" in error
+    assert "source corpus: 9 of its documents name a language in the field 'lang' that is unknown (such as" in error
     assert "none of" not in error and "end by the rules of en" in error
 
 

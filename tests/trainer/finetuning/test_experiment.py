@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
+from tests.support.error_codes import coded
 from trainer.finetuning import frozen
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.experiment import FROZEN_RATES, Experiment, prepare, usual_rates
@@ -59,7 +60,7 @@ def test_more_tokens_than_the_model_takes_are_refused(tiny_hugging_face: Path, t
     path = tmp_path / "tags.tsv"
     path.write_text("words\ttags\n" + "the cat sat\tO X O\n" * 40)
     assert prepare_tagging(tiny_hugging_face, path, max_length=32).data.preprocessor.max_length == 32
-    with pytest.raises(UsageError, match="--max-length 33 is more than the 32 tokens that the model takes"):
+    with pytest.raises(UsageError, match="--max-length 33 .* 32 tokens", check=coded("max-length-too-large")):
         prepare_tagging(tiny_hugging_face, path, max_length=33)
 
 
@@ -73,7 +74,7 @@ def test_hidden_states_that_would_fill_the_memory_are_refused_before_any_work(
     prepare_tagging(tiny_hugging_face, path)
     both = ("frozen", "full")
     if refused:
-        with pytest.raises(UserError, match="280 hidden states of 16 numbers .* more than half of the .* GiB"):
+        with pytest.raises(UserError, match="280 hidden states of 16 .* GiB", check=coded("features-exceed-memory")):
             prepare_tagging(tiny_hugging_face, path, both)
     else:
         prepare_tagging(tiny_hugging_face, path, both)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
+from tests.support.error_codes import coded
 from trainer.finetuning.answer_task import Answer
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Experiment, make_model
@@ -69,7 +70,7 @@ def test_what_is_loaded_predicts_as_what_was_saved(
 ) -> None:
     fitted = save(name, tiny_hugging_face, preprocessor, tmp_path / "model")
     check_model_folder(tmp_path / "model", strict=True)
-    title = f"# base@champion, fitted to {name.replace('_', ' ')}\n"
+    title = f"# base@champion, fine-tuned for {name.replace('_', ' ')}\n"
     assert title in (tmp_path / "model" / "README.md").read_text()
     loaded = FittedModel.load(tmp_path / "model")
     unlabeled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)
@@ -94,7 +95,7 @@ def test_a_folder_from_elsewhere_says_by_its_config_what_it_is(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_length": "abc"}, "finetune.json is not as .*max_length: "),
+        ({"max_length": "abc"}, "finetune.json .*max_length: "),
         ({"max_length": -3}, "max_length: "),
         ({"text_column": None}, "text_column: "),
         ({"task": "poetry"}, "task: "),
@@ -106,10 +107,10 @@ def test_a_fit_whose_facts_were_changed_by_hand_is_refused(
     save("regression", tiny_hugging_face, preprocessor, tmp_path)
     path = tmp_path / "finetune.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message, check=coded("damaged-model")):
         FittedModel.load(tmp_path)
     path.write_text('{"max_length": 32}')
-    with pytest.raises(UserError, match="finetune.json is not as .*task: Field required"):
+    with pytest.raises(UserError, match="finetune.json .*task: Field required", check=coded("damaged-model")):
         FittedModel.load(tmp_path)
 
 
@@ -119,12 +120,12 @@ def test_class_names_without_numbers_are_refused(
     save("classification", tiny_hugging_face, preprocessor, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"x": "a"}}))
-    with pytest.raises(UserError, match="cannot be loaded as a model .*'x'"):
+    with pytest.raises(UserError, match="'x'", check=coded("model-not-loadable")):
         FittedModel.load(tmp_path)
 
 
 def test_an_encoder_is_refused(tiny_hugging_face: Path) -> None:
-    with pytest.raises(UserError, match="not fitted to a task"):
+    with pytest.raises(UserError, check=coded("not-fine-tuned")):
         FittedModel.load(tiny_hugging_face)
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
+from tests.support.error_codes import coded
 from trainer.finetuning.labeled_tables import check_readable, column, is_missing, read_table, write_table
 
 ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
@@ -64,7 +65,7 @@ def test_parquet_with_other_bytes_than_were_written_is_refused(tmp_path: Path) -
         data = path.read_bytes()
         assert read_table(path)["text"].tolist() == ["a cat"] and data.count(b"cat") == 1
         path.write_bytes(data.replace(b"cat", other))
-        with pytest.raises(UserError, match="cannot be read as a parquet table"):
+        with pytest.raises(UserError, check=coded("unreadable-table")):
             read_table(path)
 
 
@@ -92,11 +93,11 @@ def test_na_is_a_word_and_not_a_missing_cell(tmp_path: Path) -> None:
         ("table.tsv", 'a\tb\n"x\ty\n', "--no-quoting"),
         ("table.jsonl", '{"text": "a"}\n{broken\n', "line 2, is not a JSON object"),
         ("table.jsonl", "[" * 100_000, "line 1, is not a JSON object"),
-        ("table.jsonl", '[{"text": "a"}]', "line 1, holds list and not a JSON object"),
+        ("table.jsonl", '[{"text": "a"}]', "line 1, .*list"),
         ("table.jsonl", '{"text": "a", "text": "b"}', "line 1, .* names 'text' twice"),
         ("table.parquet", "no parquet", "cannot be read as a parquet"),
-        ("empty.csv", "", "is empty; give a table"),
-        ("empty.jsonl", "\n", "is empty; give a table"),
+        ("empty.csv", "", "is empty"),
+        ("empty.jsonl", "\n", "is empty"),
         ("more.tsv", "text\tlabel\na cat\t1\t\na dog\t0\t\n", "rows have more cells than the first line has names"),
     ],
 )
@@ -108,18 +109,18 @@ def test_a_file_that_is_no_table_is_told(tmp_path: Path, name: str, content: str
 
 
 def test_wrong_names_are_answered_with_those_that_are_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must end in .tsv, .csv"):
+    with pytest.raises(UsageError, match=".tsv, .csv", check=coded("unsupported-file-type")):
         read_table(tmp_path / "table.xlsx")
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, check=coded("missing-file")):
         read_table(tmp_path / "table.csv")
-    with pytest.raises(UsageError, match="--text-column must name one of those there: text, label"):
+    with pytest.raises(UsageError, match="text, label.*--text-column", check=coded("unknown-column")):
         column(pandas.DataFrame(ROWS), "sentence", Path("t.csv"), "--text-column")
 
 
 def test_a_file_in_another_encoding_is_told_with_line_and_remedy(tmp_path: Path) -> None:
     path = tmp_path / "latin.csv"
     path.write_bytes("text,label\nsummer,1\nété,0\n".encode("latin-1"))
-    with pytest.raises(UserError, match="line 3, is not UTF-8 text .byte 0xe9.*iconv -f latin1 -t utf-8 latin.csv"):
+    with pytest.raises(UserError, match="line 3, .*0xe9.*iconv -f latin1 -t utf-8 latin.csv", check=coded("not-utf8")):
         read_table(path)
     path.write_bytes("text,label\nété,0\n".encode("utf-16"))
     with pytest.raises(UserError, match="iconv -f utf-16"):
@@ -131,7 +132,7 @@ def test_of_two_columns_with_one_name_none_is_chosen_in_silence(tmp_path: Path) 
     path.write_text("text,label,label\na,0,1\n")
     table = read_table(path)
     assert column(table, "text", path, "--text-column") == ["a"]
-    with pytest.raises(UserError, match="several columns named 'label'"):
+    with pytest.raises(UserError, match="'label'", check=coded("repeated-column")):
         column(table, "label", path, "--label-column")
 
 
@@ -140,19 +141,19 @@ def test_of_two_columns_of_parquet_with_one_name_none_is_chosen(tmp_path: Path) 
     pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["1"]], names=["text", "text", "label"]), path)
     table = read_table(path)
     assert column(table, "label", path, "--label-column") == ["1"]
-    with pytest.raises(UserError, match="has several columns named 'text'"):
+    with pytest.raises(UserError, match="'text'", check=coded("repeated-column")):
         column(table, "text", path, "--text-column")
 
 
 def test_a_file_with_other_separators_is_told_by_its_one_column(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("text;label\na;0\n")
-    with pytest.raises(UsageError, match="text;label .its columns seem to be parted by semicolons"):
+    with pytest.raises(UsageError, match="text;label .* semicolons", check=coded("unknown-column")):
         column(read_table(path), "text", path, "--text-column")
 
 
 def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"write \.jsonl instead"):
+    with pytest.raises(UserError, check=coded("table-not-writable")):
         write_table(pandas.DataFrame({"mixed": ["a", 1]}, dtype=object), tmp_path / "table.parquet")
 
 
@@ -174,7 +175,7 @@ def test_a_table_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path,
 def test_a_file_that_cannot_be_read_as_a_table_is_told_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "some.csv").touch()
     check_readable(tmp_path / "some.csv")
-    with pytest.raises(UserError, match="there is no file .*none.csv"):
+    with pytest.raises(UserError, match="none.csv", check=coded("missing-file")):
         check_readable(tmp_path / "none.csv")
-    with pytest.raises(UsageError, match="its name must end in"):
+    with pytest.raises(UsageError, check=coded("unsupported-file-type")):
         check_readable(tmp_path / "some.txt")

@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> str
 
 @pytest.fixture(scope="module")
 def registered(exported: Path, store: str) -> registration.Registration:
-    return register(exported, "birds", "champion", store)
+    return register(str(exported), "birds", "champion", store)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -168,7 +168,7 @@ def test_a_version_that_cannot_be_read_back_is_taken_away(
 ) -> None:
     first = register(exported, "proof", "champion", store)
     monkeypatch.setattr(registration, "folder_digest", lambda folder: str(folder))
-    with pytest.raises(UserError, match="could not be read back"):
+    with pytest.raises(UserError, check=coded("registration-failed")):
         register(exported, "proof", "champion", store)
     assert connect(store).get_model_version_by_alias("proof", "champion").version == int(first.version)
     assert len(connect(store).search_model_versions("name='proof'")) == 1
@@ -193,7 +193,7 @@ def test_what_was_registered_of_a_checkpoint_is_found_again_and_proved(
     versions.append(register(folder_of(), "once", None, store).version)  # as a person asks for it
     assert versions == ["2", "3", "4", "5"]
     monkeypatch.setattr(registration, "load_served", None)
-    with pytest.raises(UserError, match="version 1 of once could not be read back .* and stays"):
+    with pytest.raises(UserError, match="version 1 of once .* and stays", check=coded("registration-failed")):
         register(folder_of(), "once", None, store, once=True)
     assert len(connect(store).search_model_versions("name='once'")) == 5
 
@@ -210,7 +210,7 @@ def test_the_training_run_is_linked_where_the_server_knows_it(exported: Path, st
     version = client.get_model_version("linked", registration.version)
     assert (version.run_id, version.tags["note"]) == (run.info.run_id, "kept")
     assert client.get_run(run.info.run_id).info.status == "KILLED"
-    with pytest.raises(UserError, match="no run"):
+    with pytest.raises(UserError, check=coded("unknown-run")):
         register(exported, "linked", None, store, run_id="0" * 32)
 
 
