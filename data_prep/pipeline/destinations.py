@@ -66,7 +66,8 @@ class Destinations:
     def groups_of(self, document_ids: np.ndarray) -> np.ndarray:
         """The groups (n,) int64 of document ids (n,) uint64."""
         if self.source_shards:
-            return ((document_ids & _LOW) * np.uint64(self.num_groups) >> np.uint64(32)).astype(np.int64)
+            groups: np.ndarray = (document_ids & _LOW) * np.uint64(self.num_groups) >> np.uint64(32)
+            return groups.astype(np.int64)
         destinations = self.of_many(document_ids)
         return destinations * self.num_groups // len(self) if self.num_groups else destinations
 

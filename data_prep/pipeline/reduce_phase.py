@@ -225,7 +225,9 @@ def _add_up_shards(urls: Sequence[str]) -> dict[str, Any]:
     token_counts: dict[str, Any] = {"train": 0, "valid": 0}
     source_counts: Any = 0
     dropped = Counter[tuple[int, str]]()
-    shards, empty, smallest = [], [], []
+    shards: list[Any] = []
+    empty: list[Any] = []
+    smallest: list[tuple[int, int, int]] = []
     for url in urls:
         result = read_result(url)
         split = result.shard.name.partition("-")[0]

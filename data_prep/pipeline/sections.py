@@ -219,7 +219,7 @@ class _Location(NamedTuple):
 
 
 def _read_section(file: BinaryIO, url: str, location: _Location, token_dtype: np.dtype[Any]) -> Section:
-    dtypes = {
+    dtypes: dict[str, np.dtype[Any]] = {
         **_DOCUMENT_DTYPES,
         "sentence_lengths": np.dtype("<u4"),
         "provenance": np.dtype("u1"),
