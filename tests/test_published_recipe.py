@@ -21,7 +21,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import OptimizerSettings, ScheduleSettings, TrainingSettings
 from trainer.data import mask_units
 from trainer.engine.optimizer import build_optimizer
-from trainer.finetune.fit import FitSettings
+from trainer.finetuning.fit import FitSettings
 from trainer.model.layers import ACTIVATIONS
 from trainer.model.positions import rotation
 from trainer.model.pretraining import PretrainingModel, _loss_sum

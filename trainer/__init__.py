@@ -1,1 +1,52 @@
-"""Pretraining with DeepSpeed ZeRO, and what is done with its checkpoints."""
+"""Pretrain BERT-style encoders with DeepSpeed ZeRO, and use them.
+
+    from trainer import load_config, train, export, FillMask
+
+    config = load_config("tiny_cpu", {"data.shards": "shards", "output_dir": "run"})
+    train(config)
+    export("run", "encoder")
+    FillMask("encoder")("Paris is the [MASK] of France.")
+
+`python -m trainer` lists the functions. Each is imported on first use, so that `import trainer` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.finetuning.finetune import finetune
+    from trainer.hf_export.export import export_checkpoint as export
+    from trainer.inference.embedding import Embedder
+    from trainer.inference.fill_mask import FillMask
+    from trainer.registry.registration import register
+
+__all__ = [
+    "Embedder",
+    "FillMask",
+    "export",
+    "finetune",
+    "register",
+]
+
+_SOURCES = {
+    "export": "trainer.hf_export.export:export_checkpoint",
+    "register": "trainer.registry.registration:register",
+    "FillMask": "trainer.inference.fill_mask:FillMask",
+    "Embedder": "trainer.inference.embedding:Embedder",
+    "finetune": "trainer.finetuning.finetune:finetune",
+}
+"""Where each name comes from. No package bears one of them: importing a package would replace the function."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SOURCES:
+        raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+    module, _, attribute = _SOURCES[name].partition(":")
+    value = globals()[name] = getattr(import_module(module), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SOURCES})

@@ -33,6 +33,7 @@ class UserError(Exception):
 
     def __init__(self, problem: str, *, fix: str = "", code: str = "") -> None:
         super().__init__(f"{problem.rstrip('. ')}. Fix: {fix.rstrip('. ')}." if fix else problem)
+        self.problem = problem
         self.fix = fix
         self.code = code
 
@@ -68,17 +69,18 @@ def missing_working_folder(error: OSError) -> UsageError | None:
     return None
 
 
-def run_command(command: Callable[[], None], speaks: bool = True) -> None:
+def run_command(command: Callable[[], None], speaks: bool = True, extra: str | None = None) -> None:
     """Run a command's main function and end the process: status 0, or the error's paragraph and its status.
 
     A reader of the output that has seen enough (`| head`, `q` in `less`) ends it quietly, with the status of a process
     that SIGPIPE ended. Output that cannot be written for another reason is an error, and messages that cannot be are
-    lost. Where it does not speak, as all ranks but the first, errors are left to another process.
+    lost. Where it does not speak, as all ranks but the first, errors are left to another process. `extra` is the extra
+    of pyproject.toml that the command needs, for the error about a library that is not installed.
     """
     prepare_standard_streams()
     status = 0
     try:
-        status = _run(command, speaks)
+        status = _run(command, speaks, extra)
         flush_status = _run(sys.stdout.flush, speaks)
         status = status or flush_status
     except BrokenPipeError:
@@ -90,7 +92,7 @@ def run_command(command: Callable[[], None], speaks: bool = True) -> None:
         sys.exit(status)
 
 
-def _run(command: Callable[[], None], speaks: bool) -> int:
+def _run(command: Callable[[], None], speaks: bool, extra: str | None = None) -> int:
     """The exit status of a command, its error told; a `SystemExit` that it raises goes on."""
     try:
         command()
@@ -103,6 +105,13 @@ def _run(command: Callable[[], None], speaks: bool) -> int:
         if told is None:
             raise
         message, status = f"error: {paragraph(told)}{f' [{told.code}]' if told.code else ''}", told.exit_status
+    except ModuleNotFoundError as error:
+        from data_prep.base.missing_extra import missing_extra
+
+        missing = missing_extra(error, extra)
+        if missing is None:
+            raise
+        message, status = f"error: {paragraph(missing)} [{missing.code}]", missing.exit_status
     except KeyboardInterrupt:
         message, status = "interrupted", 130
     except Stopped as stopped:

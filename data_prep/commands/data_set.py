@@ -12,21 +12,19 @@ from data_prep.storage import storage
 
 
 def add_data_set(command: argparse.ArgumentParser, what: str = "folder or URL of a data set") -> None:
-    """The data set, and how its store is reached."""
+    """Add the data set, and the options of its store."""
     command.add_argument("folder", metavar="DIR", help=what)
-    command.add_argument(
-        "--config", metavar="FILE", help="YAML file of settings, of which the storage_options are used"
-    )
+    command.add_argument("--config", metavar="FILE", help="YAML file whose storage_options apply")
 
 
 def open_data_set(arguments: argparse.Namespace) -> str:
-    """The data set's path or URL; the `storage_options` hold from here on.
+    """Return the path or URL of the data set; the `storage_options` apply from here on.
 
     Raises:
-        UsageError: the configuration is refused.
+        UsageError: the configuration is wrong.
     """
     if arguments.config is not None:
-        _check_there(arguments.config)
+        _check_exists(arguments.config)
         with storage.explained(arguments.config, "read"):
             config = load_settings(PreparationConfig, arguments.config)
         storage.configure(config.storage_options)
@@ -34,16 +32,19 @@ def open_data_set(arguments: argparse.Namespace) -> str:
     return folder
 
 
-def _check_there(config: str) -> None:
-    """Refuse a file that is not there; no preset is offered in its place, for none has storage_options.
+def _check_exists(config: str) -> None:
+    """Refuse a missing file; presets are not offered, because none has storage_options.
 
     Raises:
-        UsageError: there is nothing of this name.
+        UsageError: nothing of this name exists.
     """
     try:
         os.stat(config)
     except (FileNotFoundError, NotADirectoryError):
-        message = f"configuration {config} does not exist; give the YAML file with the storage_options"
-        raise UsageError(message) from None
-    except OSError:  # told where it is read
+        raise UsageError(
+            f"configuration {config} does not exist",
+            fix="give the YAML file with the storage_options",
+            code="missing-configuration",
+        ) from None
+    except OSError:  # reading the file reports it
         pass

@@ -1,4 +1,8 @@
-"""`python -m data_prep inspect DIR`: show decoded documents of a data set, or how its tokenizer takes a text apart."""
+"""`python -m data_prep inspect`: Show decoded documents of a data set, or how its tokenizer splits a text.
+
+Each document comes with its id, source and counts, one sentence per line; --document ID shows one whole, with its
+provenance. Ids are those that 'remove --documents' takes.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +17,26 @@ from data_prep.reports.inspection import document_report, inspect_report, parse_
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
-HELP = "show decoded documents of a data set, or how its tokenizer takes a text apart"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_data_set(parser, "folder or URL of a data set (or of a tokenizer, for the last two)")
-    parser.add_argument("--split", choices=("train", "valid"), default="train", help="which part (default train)")
-    parser.add_argument("--shard", type=at_least(0), metavar="N", help="number of the shard (default: the first)")
-    parser.add_argument("--documents", type=at_least(1), default=3, metavar="K", help="how many documents (default 3)")
-    parser.add_argument(
-        "--skip", type=at_least(0), default=0, metavar="M", help="leave out the first M documents (default 0)"
-    )
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--document", metavar="ID", help="find this document in any shard; show it whole, with source")
-    instead.add_argument("--tokenizer", metavar="TEXT", help="show pieces and ids of a text, and the merges one by one")
-    instead.add_argument("--vocabulary", metavar="FILE", help="write the vocabulary, a piece a line")
+    add_data_set(parser, "folder or URL of a data set (or of a tokenizer, for --tokenizer and --vocabulary)")
+    which = parser.add_argument_group("which documents")
+    which.add_argument("--split", choices=("train", "valid"), default="train", help="split (default: train)")
+    which.add_argument("--shard", type=at_least(0), metavar="N", help="number of the shard (default: the first)")
+    which.add_argument("--documents", type=at_least(1), default=3, metavar="K", help="number of documents (default: 3)")
+    which.add_argument("--skip", type=at_least(0), default=0, metavar="M", help="skip the first M documents")
+    instead = parser.add_argument_group("something else").add_mutually_exclusive_group()
+    instead.add_argument("--document", metavar="ID", help="find this document in any shard and show all of it")
+    instead.add_argument("--tokenizer", metavar="TEXT", help="show the tokens and ids of a text, and every merge")
+    instead.add_argument("--vocabulary", metavar="FILE", help="write the vocabulary to FILE, one token per line")
+    parser.add_argument("--dry-run", action="store_true", help="with --vocabulary: write nothing")
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Print what is asked for.
 
     Raises:
-        UserError: there is no such data set, shard or document, or it is damaged.
+        UserError: the data set, shard or document does not exist, or is damaged.
     """
     for line in _lines(arguments):
         print(line)
@@ -47,21 +49,24 @@ def _lines(arguments: argparse.Namespace) -> Iterable[str]:
 
         return map(printable, explain(_tokenizer(folder), arguments.tokenizer))
     if arguments.vocabulary is not None:
-        return _write_vocabulary(_tokenizer(folder), arguments.vocabulary)
+        return _write_vocabulary(_tokenizer(folder), arguments.vocabulary, arguments.dry_run)
     if arguments.document is not None:
         return document_report(folder, parse_document_id(arguments.document))
     return inspect_report(folder, arguments.split, arguments.shard, arguments.documents, arguments.skip)
 
 
 def _tokenizer(folder: str) -> Tokenizer:
-    """The tokenizer at `folder`, or that of the data set there."""
+    """Load the tokenizer at `folder`, or that of the data set there."""
     if storage.exists(storage.join(folder, MANIFEST_NAME)):
         folder = storage.join(folder, TOKENIZER_FOLDER)
     return Tokenizer.load(folder)
 
 
-def _write_vocabulary(tokenizer: Tokenizer, url: str) -> Iterator[str]:
+def _write_vocabulary(tokenizer: Tokenizer, url: str, dry_run: bool) -> Iterator[str]:
     from data_prep.tokenizer.explanation import vocabulary_lines
 
+    if dry_run:
+        yield f"would write {tokenizer.vocab_size:,} tokens to {storage.redact(url)}"
+        return
     storage.write_bytes(url, "".join(f"{line}\n" for line in vocabulary_lines(tokenizer)).encode())
-    yield f"{storage.redact(url)}: {tokenizer.vocab_size:,} pieces"
+    yield f"{storage.redact(url)}: {tokenizer.vocab_size:,} tokens"

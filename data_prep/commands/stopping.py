@@ -1,4 +1,4 @@
-"""Stopping on a signal as on Ctrl-C: workers end, locks are given back, and one line says that the work can go on."""
+"""Signals: SIGTERM and SIGHUP stop a command as Ctrl-C does: workers end, locks are released, one line says so."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from data_prep.base.errors import Stopped
 
 @contextmanager
 def stopping_on_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise `Stopped` in the block, but where they are ignored (as under nohup) or handled.
+    """Let SIGTERM and SIGHUP raise `Stopped` in the block, unless they are ignored (as under nohup) or handled.
 
-    For work that comes back to Python every few seconds; the signal waits until then.
+    For work that returns to Python every few seconds; the signal waits until then.
     """
     handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
     for number in handled:

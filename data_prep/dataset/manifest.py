@@ -15,16 +15,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import to_jsonable_python
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UserError
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
     STEPS,
+    UNKNOWN_STEP,
     FileRecord,
     InputRecord,
     ManifestPart,
@@ -34,7 +37,9 @@ from data_prep.dataset.manifest_records import (
     SplitRecord,
     StepRecord,
     TokenizerRecord,
+    step_of,
 )
+from data_prep.dataset.missing_data_set import explain_missing_data_set
 from data_prep.storage import storage
 
 MANIFEST_NAME = "manifest.json"
@@ -67,6 +72,17 @@ class Manifest(ManifestPart):
     version: Annotated[int, Field(ge=1, le=MAX_VERSION)] = Field(1, description="counts the manifests of this folder")
     parent: str | None = Field(None, description="digest of the version before, from which this one was made")
     removals: tuple[RemovalRecord, ...] = Field((), description="what was removed, in this and all earlier versions")
+    detached_provenance: tuple[FileRecord, ...] = Field(
+        (), description="provenance of dropped copies whose shard holds no document; left out in JSON where none is"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_no_detached_provenance(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests from before there was provenance keep their digest.
+        values: dict[str, Any] = serialize(self)
+        if not self.detached_provenance:
+            del values["detached_provenance"]
+        return values
 
     @field_validator("config")
     @classmethod
@@ -102,6 +118,17 @@ class Manifest(ManifestPart):
         return (*self.train.shards, *self.valid.shards)
 
     @property
+    def provenance_files(self) -> tuple[FileRecord, ...]:
+        """All provenance sidecars, in the order of the shards; empty where the configuration names no such field."""
+        of_shards = (shard.provenance for shard in self.shards)
+        return (*(file for file in of_shards if file is not None), *self.detached_provenance)
+
+    @property
+    def has_source_budgets(self) -> bool:
+        """Whether a source has a weight, max_tokens or epochs; each shard then holds one source."""
+        return any(shard.source is not None for shard in self.shards)
+
+    @property
     def removed_sources(self) -> frozenset[str]:
         """Names of the sources that were removed; they keep their numbers and have no document."""
         return frozenset(removal.source for removal in self.removals if removal.source is not None)
@@ -115,7 +142,13 @@ class Manifest(ManifestPart):
         totals: Counter[str] = Counter()
         for source in self.sources:
             totals.update(source.dropped)
-        return {reason: totals[reason] for reasons in STEPS.values() for reason in reasons if totals[reason]}
+        order = [reason for reasons in STEPS.values() for reason in reasons]
+        steps = [*STEPS, UNKNOWN_STEP]
+
+        def place(reason: str) -> tuple[int, int, str]:
+            return steps.index(step_of(reason)), order.index(reason) if reason in order else 0, reason
+
+        return {reason: totals[reason] for reason in sorted(totals, key=place) if totals[reason]}
 
     @property
     def cut_words(self) -> int:
@@ -124,12 +157,16 @@ class Manifest(ManifestPart):
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
-        """What each step took in, dropped and gave out; the last gives out what the shards hold."""
+        """What each step took in, dropped and gave out; the last gives out what the shards hold.
+
+        The step of reasons that no step has is there where there are such.
+        """
         dropped = self.dropped
         left = sum(source.documents for source in self.sources) + sum(dropped.values())
         records = []
-        for name, reasons in STEPS.items():
-            here = {reason: dropped[reason] for reason in reasons if reason in dropped}
+        optional = {"filtering", UNKNOWN_STEP} - {step_of(reason) for reason in dropped}
+        for name in (step for step in (*STEPS, UNKNOWN_STEP) if step not in optional):
+            here = {reason: count for reason, count in dropped.items() if step_of(reason) == name}
             records.append(
                 StepRecord(name=name, documents_in=left, dropped=here, documents_out=left - sum(here.values()))
             )
@@ -153,14 +190,9 @@ def read_manifest(folder: str, digest: str | None = None) -> Manifest:
         UserError: there is none, it is of a newer format, or it is not a manifest.
         UnknownVersion: no version that is kept has that digest.
     """
-    if meant := storage.folder_of_file(folder):
-        raise UsageError(f"{folder} is a file; name the folder of a data set, such as {meant}")
     url = storage.join(folder, MANIFEST_NAME)
-    if not storage.exists(url):
-        raise UserError(
-            f"{storage.redact(folder)} holds no {MANIFEST_NAME}, so it is no complete shard set; "
-            "make one with 'python -m data_prep shards', or run it again if it was stopped"
-        )
+    if storage.folder_of_file(folder) or not storage.exists(url):
+        raise explain_missing_data_set(folder)
     current = _parse(url)
     if digest is None or current.digest == digest:
         return current

@@ -15,12 +15,14 @@ from pydantic import (
 )
 
 from data_prep.base.validation import FileName, Sha256
+from data_prep.filters.reasons import is_filter_reason
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
 STEPS: dict[str, tuple[str, ...]] = {
     "reading": (
         "invalid UTF-8",
         "invalid JSON",
+        "invalid CSV",
         "no object",
         "missing field",
         "not text",
@@ -32,11 +34,26 @@ STEPS: dict[str, tuple[str, ...]] = {
         "unreadable",
         "too many marks",
     ),
+    "filtering": (),
     "cleaning": ("empty", "too short", "too long"),
     "deduplication": ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
     "removal": ("removed",),
 }
-"""The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`."""
+"""The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`.
+
+Filtering has the reasons of `documents.filters`, which users name: `step_of` knows them.
+"""
+UNKNOWN_STEP = "unknown"
+"""The step of reasons that no step has, in manifests that another release or a hand wrote."""
+
+
+def step_of(reason: str) -> str:
+    """The step that leaves documents out for a reason."""
+    if is_filter_reason(reason):
+        return "filtering"
+    return next((step for step, reasons in STEPS.items() if reason in reasons), UNKNOWN_STEP)
+
+
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 ShardFileName = Annotated[str, Field(pattern=r"^(train|valid)-[0-9]{6}\.tar$")]
 
@@ -65,6 +82,22 @@ class ShardRecord(FileRecord):
     sentences: Count
     tokens: Count
     min_document_tokens: Count = Field(description="tokens of the shortest document")
+    source: str | None = Field(
+        None, description="name of the one source of its documents, where sources have weights or budgets"
+    )
+    provenance: FileRecord | None = Field(
+        None, description="Parquet: id, URL and metadata of every document read, dropped copies included"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests that have neither keep their digest.
+        return _without_unset(serialize(self), ("source", "provenance"))
+
+
+def _without_unset(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The values without those of these names that are None, 0 or empty."""
+    return {name: value for name, value in values.items() if name not in names or value}
 
 
 class SplitRecord(ManifestPart):
@@ -131,13 +164,18 @@ class SourceRecord(ManifestPart):
         0, description="words read that were so long that they were encoded in parts; left out in JSON where none was"
     )
 
+    weight: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="its share of the training samples relative to the other sources' weights"
+    )
+    max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
+    epochs: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="how often a training run uses each of its documents"
+    )
+
     @model_serializer(mode="wrap")
-    def _without_no_cut_words(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests from before words were cut keep their digest.
-        values: dict[str, Any] = serialize(self)
-        if not self.cut_words:
-            del values["cut_words"]
-        return values
+    def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests that have none of them keep their digest.
+        return _without_unset(serialize(self), ("cut_words", "weight", "max_tokens", "epochs"))
 
 
 class StepRecord(ManifestPart):

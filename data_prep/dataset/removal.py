@@ -1,13 +1,14 @@
-"""Taking documents out of a data set: the shards that hold them are rewritten, without tokenizing, as a new version.
+"""Removing documents from a data set: rewrites the shards that hold them, without tokenizing, as a new version.
 
-What is unfinished lies in DATASET/.removal; a stopped removal goes on from the shards that are done, to the same bytes.
-Shards that hold nothing of it stay as they are, and the old ones stay for the versions that name them.
+Unfinished work is in DATASET/.removal; an interrupted removal resumes from the finished shards, with the same bytes.
+Other shards stay as they are, and the old files stay for the versions that name them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +19,9 @@ from data_prep.dataset.addition import REMOVED_IDS, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord
+from data_prep.dataset.provenance import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
-from data_prep.dataset.shard_rewrite import RewriteTask, read_result, result_url, rewrite_shard
+from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.dataset.shards import SHARD_NAME, shard_name
 from data_prep.dataset.state_files import read_state, write_state
 from data_prep.dataset.versions import (
@@ -31,7 +33,7 @@ from data_prep.dataset.versions import (
     refuse_unfinished,
     stray_files,
 )
-from data_prep.executors.executors import Executor
+from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import PhaseRunner
 from data_prep.storage import storage
 
@@ -41,16 +43,16 @@ _PLAN_NAME = "plan.json"
 def remove_documents(
     folder: str, request: RemovalRequest, executor: Executor | int, fresh: bool = False
 ) -> tuple[Manifest, bool]:
-    """Publish a version without what the request names; returns its manifest, and whether there was anything to do.
+    """Publish a version without the documents of the request; return its manifest, and whether anything was removed.
 
     Args:
-        fresh: give up a removal that was begun and is not finished, and start again.
+        fresh: discard another unfinished removal.
 
     Raises:
-        UserError: nothing of that name is there, nothing would be left, a shard is damaged, the folder holds other
-            unfinished work or is being worked on.
+        UserError: the source or a document is unknown, a split would become empty, a shard is damaged, or the folder
+            is locked or holds other unfinished work.
     """
-    read_manifest(folder)  # before the lock, which would make a folder of a misspelt name
+    read_manifest(folder)  # before the lock, which would create a folder of a misspelt name
     with storage.hold_lock(folder) as lock:
         parent = read_manifest(folder)
         refuse_unfinished(folder, (PREPARATION_WORK,))
@@ -60,12 +62,13 @@ def remove_documents(
             return parent, False
         check_something_is_left(folder, parent, found)
         version = next_version(parent)
+        sidecars = find_sidecars(folder, parent, _gone_ids(request, found), request.source, executor)
         first_number = _begin(folder, parent, request, fresh)
         for place in (folder, _work_folder(folder)):
             storage.remove_unfinished(place)
-        tasks = _tasks(folder, parent, found, first_number)
+        tasks = _tasks(folder, parent, request, found, sidecars, first_number)
         runner = PhaseRunner(executor, lock)
-        runner.run("rewriting", rewrite_shard, tasks, result_url, lambda task: task.shard.bytes, ("MB", 1e6))
+        runner.run("rewriting", rewrite_shard, tasks, result_url, lambda task: task.bytes, ("MB", 1e6))
         manifest = _finish(folder, parent, request, tasks, version)
         lock.check()
         storage.remove_unfinished(folder)  # of workers that were killed on the way
@@ -78,16 +81,47 @@ def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Fou
     """Refuse to empty a split.
 
     Raises:
-        UserError: every document of it would go.
+        UserError: the removal would take all of its documents.
     """
     for split in ("train", "valid"):
         documents = manifest.split(split).documents
         gone = sum(len(part.numbers) for part in found if part.shard.name.startswith(split))
         if documents and gone == documents:
             raise UserError(
-                f"nothing would be left in the {split} split of {storage.redact(folder)}, all of whose {documents:,} "
-                "documents are to go; make a new data set of what shall stay"
+                f"the removal would take all {documents:,} documents of the {split} split of {storage.redact(folder)}",
+                fix="prepare a new data set without them",
+                code="nothing-left",
             )
+
+
+def find_sidecars(
+    folder: str, manifest: Manifest, gone_ids: np.ndarray, source: str | None, executor: Executor | int
+) -> frozenset[str]:
+    """Return the names of the provenance sidecars with rows to remove.
+
+    Raises:
+        UserError: a sidecar is missing or damaged.
+    """
+    tasks = [_SidecarTask(folder, file, gone_ids, source) for file in manifest.provenance_files]
+    return frozenset(task.file.name for task, has_rows in run_units(_has_rows_to_remove, tasks, executor) if has_rows)
+
+
+@dataclass(frozen=True)
+class _SidecarTask:
+    folder: str
+    file: FileRecord
+    gone_ids: np.ndarray
+    source: str | None
+
+
+def _has_rows_to_remove(task: _SidecarTask) -> bool:
+    return bool(rows_to_remove(read_provenance(task.folder, task.file), task.gone_ids, task.source).any())
+
+
+def _gone_ids(request: RemovalRequest, found: Sequence[Found]) -> np.ndarray:
+    """Return the ids of all documents to take out, (n,) uint64, ascending, with those of dropped copies."""
+    absent = np.empty(0, np.uint64) if request.absent is None else request.absent
+    return np.unique(np.concatenate([absent, *(part.ids for part in found)]))
 
 
 def _work_folder(folder: str) -> str:
@@ -100,16 +134,17 @@ def _read_plan(folder: str) -> dict[str, Any] | None:
 
 
 def _begin(folder: str, parent: Manifest, request: RemovalRequest, fresh: bool) -> int:
-    """Begin the removal, or go on with it; returns the number of its first new shard."""
+    """Start the removal, or resume it; return the number of its first new shard."""
     mine, begun = {"parent": parent.digest, **request.description}, _read_plan(folder)
     if begun is not None and not fresh and {**mine, "first_number": begun["first_number"]} == begun:
         first_number: int = begun["first_number"]
         return first_number
     if begun is not None and not fresh:
-        what = "documents by their ids" if begun["source"] is None else f"source {begun['source']!r}"
+        what = "documents by id" if begun["source"] is None else f"source {begun['source']!r}"
         raise UserError(
-            f"{storage.redact(folder)} holds an unfinished removal of {what}; run that command again until it "
-            "ends, or give it up with --fresh"
+            f"{storage.redact(folder)} holds an unfinished removal of {what}",
+            fix="rerun that command until it finishes, or discard it with --fresh",
+            code="unfinished-work",
         )
     if begun is not None:
         _give_up(folder, begun)
@@ -120,16 +155,16 @@ def _begin(folder: str, parent: Manifest, request: RemovalRequest, fresh: bool) 
 
 
 def _give_up_stale(folder: str, parent: Manifest, fresh: bool) -> None:
-    """End a removal that began with another version: it was published, or another command was before it.
+    """Discard a removal that started from another version: it was published, or another command came first.
 
-    Without its plan, which is its first file, the folder of its work is what is left of one that was being removed.
+    The plan is the first file of a work folder; a folder without it is a remainder of a deletion.
     """
     try:
         begun = _read_plan(folder)
     except UserError:
         if not fresh:
             raise
-        begun = None  # which shards are its own is not known: `verify` names them
+        begun = None  # its shards are unknown then: `verify` lists them as stray files
     if begun is None:
         storage.remove(_work_folder(folder))
     elif begun["parent"] != parent.digest:
@@ -137,7 +172,7 @@ def _give_up_stale(folder: str, parent: Manifest, fresh: bool) -> None:
 
 
 def _give_up(folder: str, begun: dict[str, Any]) -> None:
-    """Remove what a removal has written and no version names."""
+    """Delete the files of a removal that no version names."""
     for name in stray_files(folder):
         match = SHARD_NAME.fullmatch(name)
         if match and int(match[2]) >= begun["first_number"]:
@@ -145,23 +180,54 @@ def _give_up(folder: str, begun: dict[str, Any]) -> None:
     storage.remove(_work_folder(folder))
 
 
-def _tasks(folder: str, parent: Manifest, found: Iterable[Found], first_number: int) -> list[RewriteTask]:
-    numbers = {"train": first_number, "valid": first_number}
+def _tasks(
+    folder: str,
+    parent: Manifest,
+    request: RemovalRequest,
+    found: Sequence[Found],
+    sidecars: Collection[str],
+    first_number: int,
+) -> list[RewriteTask]:
+    """Return a task for every shard or detached sidecar that loses documents or rows."""
+    numbers_of, gone_ids = {part.shard.name: part.numbers for part in found}, _gone_ids(request, found)
+    next_number = {"train": first_number, "valid": first_number}
     tasks = []
-    for part in found:
-        split: Literal["train", "valid"] = "train" if part.shard.name.startswith("train") else "valid"
-        name = shard_name(split, numbers[split])
-        numbers[split] += 1
-        tasks.append(RewriteTask(folder, part.shard, name, part.numbers, parent.tokenizer, len(parent.sources)))
+    of_shards: list[tuple[ShardRecord | None, FileRecord | None]] = [(item, item.provenance) for item in parent.shards]
+    for shard, sidecar in [*of_shards, *((None, file) for file in parent.detached_provenance)]:
+        gone = np.empty(0, np.int64) if shard is None else numbers_of.get(shard.name, np.empty(0, np.int64))
+        rewritten = sidecar if sidecar is not None and sidecar.name in sidecars else None
+        if not len(gone) and rewritten is None:
+            continue
+        old_name = next(file.name for file in (shard, sidecar) if file is not None)
+        split: Literal["train", "valid"] = "train" if old_name.startswith("train") else "valid"
+        name = shard_name(split, next_number[split])
+        next_number[split] += 1
+        tasks.append(
+            RewriteTask(
+                folder=folder,
+                shard=shard,
+                provenance=rewritten,
+                name=name,
+                gone=gone,
+                gone_ids=gone_ids,
+                gone_source=request.source,
+                tokenizer=parent.tokenizer,
+                num_sources=len(parent.sources),
+            )
+        )
     return tasks
 
 
 def _finish(
     folder: str, parent: Manifest, request: RemovalRequest, tasks: Sequence[RewriteTask], version: int
 ) -> Manifest:
-    """Write what stands beside the shards; returns the manifest, not yet published."""
-    results = {task.shard.name: read_result(task) for task in tasks}
-    _check_written(folder, [result.shard for result in results.values() if result.shard is not None])
+    """Write the files beside the shards; return the manifest, which is not published yet."""
+    done = [(task, read_result(task)) for task in tasks]
+    _check_written(folder, [result for _, result in done])
+    results = {task.shard.name: result for task, result in done if task.shard is not None}
+    rewritten = {task.provenance.name for task, _ in done if task.provenance is not None}
+    kept = [file for file in parent.detached_provenance if file.name not in rewritten]
+    detached = [*kept, *(result.detached for _, result in done if result.detached is not None)]
     counts = read_token_counts(folder, parent)
     splits = {}
     for split in ("train", "valid"):
@@ -179,7 +245,7 @@ def _finish(
     removal = RemovalRecord(
         version=version,
         source=request.source,
-        ids=None if request.ids is None else _write_ids(folder, parent, request.ids, version),
+        ids=None if request.excluded_ids is None else _write_ids(folder, parent, request.excluded_ids, version),
         documents=int(gone[:, 0].sum()),
         tokens=int(gone[:, 2].sum()),
         note=request.note,
@@ -192,18 +258,29 @@ def _finish(
             "version": version,
             "parent": parent.digest,
             "removals": (*parent.removals, removal),
+            "detached_provenance": tuple(sorted(detached, key=lambda file: file.name)),
         }
     )
 
 
-def _check_written(folder: str, shards: Sequence[ShardRecord]) -> None:
-    """See that what earlier starts wrote is still there; another command may have given this removal up."""
-    for shard in shards:
-        for file in (shard, shard.index):
+def _check_written(folder: str, results: Sequence[RewriteResult]) -> None:
+    """Check that the files of earlier starts still exist; another command may have discarded this removal.
+
+    Raises:
+        UserError: one is gone.
+    """
+    for result in results:
+        shard = result.shard
+        files = [result.detached] if shard is None else [shard, shard.index, shard.provenance]
+        for file in files:
+            if file is None:
+                continue
             url = storage.join(folder, file.name)
             if not storage.exists(url) or storage.size(url) != file.bytes:
                 raise UserError(
-                    f"{storage.redact(url)} was written by this removal and is gone; run the same command with --fresh"
+                    f"{storage.redact(url)}, which this removal wrote, is gone",
+                    fix="rerun the same command with --fresh",
+                    code="work-lost",
                 )
 
 

@@ -1,37 +1,50 @@
-"""What is asked to be removed from a data set, and where it lies: found in the indexes, no shard is read."""
+"""Removal requests, and the documents that they name: found in indexes and provenance sidecars, no shard is read."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
+from data_prep.base.terminal import counted
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord
+from data_prep.dataset.provenance import find_rows, read_provenance
 from data_prep.dataset.shard_index import read_index
+from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage
+
+DOCUMENT_ID_NAMES = ("document_id", "document")
+ID_NAMES = ("id", "ids", "doc_id", "docid", "uid")
+URL_NAMES = ("url", "urls", "uri", "link")
 
 _ID = re.compile("[0-9a-fA-F]{16}")
 _SHOWN = 5
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 @dataclass(frozen=True)
 class RemovalRequest:
-    """A source by its name, or documents by their ids.
+    """A source by name, or documents by id.
 
     Attributes:
-        ids: (n,) uint64, rising, each once.
-        note: what the manifest is to say of it.
+        ids: (n,) uint64 document ids, ascending and unique.
+        absent: (m,) uint64 ids of dropped copies of these documents, ascending and unique; additions exclude them too.
+        note: text for the manifest, such as who asked for the removal.
     """
 
     source: str | None = None
     ids: np.ndarray | None = None
+    absent: np.ndarray | None = None
     note: str | None = None
 
     def __post_init__(self) -> None:
@@ -39,79 +52,201 @@ class RemovalRequest:
 
     @property
     def description(self) -> dict[str, str | None]:
-        """Plain values that are equal where the same documents are meant."""
+        """Plain values that are equal for requests of the same documents."""
+        ids = self.excluded_ids
         return {
             "source": self.source,
-            "ids_sha256": None if self.ids is None else hashlib.sha256(self.ids.tobytes()).hexdigest(),
+            "ids_sha256": None if ids is None else hashlib.sha256(ids.tobytes()).hexdigest(),
         }
 
+    @property
+    def excluded_ids(self) -> np.ndarray | None:
+        """All ids that later additions exclude, (k,) uint64, ascending and unique; None for a source."""
+        if self.ids is None or self.absent is None:
+            return self.ids
+        return np.union1d(self.ids, self.absent)
+
     def __str__(self) -> str:
-        return f"source {self.source!r}" if self.ids is None else f"{len(self.ids):,} documents by id"
+        return f"source {self.source!r}" if self.ids is None else counted(len(self.ids), "document")
 
 
 @dataclass(frozen=True)
 class Found:
-    """The documents of a shard that a request means.
+    """The documents of a shard that a request names.
 
     Attributes:
-        numbers: (n,) int64 numbers of the documents in the shard, rising.
-        num_tokens: of these documents.
+        numbers: (n,) int64 numbers of the documents in the shard, ascending.
+        ids: (n,) uint64 ids of these documents.
+        num_tokens: tokens of these documents.
     """
 
     shard: ShardRecord
     numbers: np.ndarray
+    ids: np.ndarray
     num_tokens: int
 
 
-def read_document_ids(url: str) -> np.ndarray:
-    """Read a file of ids, 16 hexadecimal digits a line as `inspect` shows them; # begins a comment.
+class ListedDocuments(NamedTuple):
+    """The documents that a list of ids or URLs names.
 
-    Returns (n,) uint64, rising, each once.
+    Attributes:
+        ids: (n,) uint64 ids under which the data set keeps their texts, ascending and unique.
+        absent: (m,) uint64 ids of dropped copies, which the data set does not hold, ascending and unique.
+        num_listed: different values in the list.
+        num_found: how many of them the provenance names.
+    """
+
+    ids: np.ndarray
+    absent: np.ndarray
+    num_listed: int
+    num_found: int
+
+
+@dataclass(frozen=True)
+class _SearchTask:
+    folder: str
+    file: FileRecord
+    column: Literal["id", "url"]
+    values: tuple[str, ...]
+
+
+def read_list(url: str, names: Sequence[str]) -> list[tuple[int, str]]:
+    """Read a list: one value per line (lines that begin with # are comments), or a CSV or TSV file with a header.
+
+    Args:
+        names: lower-case names of the column with the values; the column of a table of one may have any name.
+
+    Returns (line number, value) pairs.
 
     Raises:
-        UserError: a line is something else, or there is no id.
+        UserError: the file does not exist, is not text, has no such column, or is empty.
     """
     where = storage.redact(url)
     if not storage.exists(url):
-        raise UserError(f"{where} is missing; name a file of ids of documents, 16 hexadecimal digits a line")
+        raise UsageError(f"{where} does not exist", fix="give the path or URL of a list", code="missing-path")
     try:
         text = storage.read_bytes(url).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{where} is no text file; give ids of documents, 16 hexadecimal digits a line") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where} is not UTF-8 text (byte {error.start})", fix="give a text, CSV or TSV file", code="invalid-list"
+        ) from None
+    delimiter = next((sign for ending, sign in _DELIMITERS.items() if url.lower().endswith(ending)), None)
+    found = list(_plain_values(text) if delimiter is None else _table_values(text, delimiter, names, where))
+    if not found:
+        raise UserError(f"{where} lists nothing", fix="give one value per line", code="empty-list")
+    return found
+
+
+def read_document_ids(url: str) -> np.ndarray:
+    """Read a list of document ids: 16 hexadecimal digits each, as `inspect` shows them; # begins a comment.
+
+    Returns (n,) uint64, ascending and unique.
+
+    Raises:
+        UserError: a value is something else, or there is none.
+    """
     ids: list[int] = []
-    for number, line in enumerate(io.StringIO(text, newline=None), 1):
-        word = line.partition("#")[0].strip()
-        if word and not _ID.fullmatch(word):
+    for number, value in read_list(url, DOCUMENT_ID_NAMES):
+        word = value.partition("#")[0].strip()
+        if not _ID.fullmatch(word):
             raise UserError(
-                f"{where} line {number} is no id of a document: {word[:40]!r}; give the 16 hexadecimal digits that "
-                "'inspect' shows, such as 00f3a9c2d4e5b617, and behind # what you like"
+                f"{storage.redact(url)} line {number} is not a document id: {word[:40]!r}",
+                fix="give the 16 hexadecimal digits that 'inspect' shows, such as 00f3a9c2d4e5b617; for the ids of "
+                "your corpus use --ids, for URLs --urls",
+                code="malformed-document-id",
             )
-        if word:
-            ids.append(int(word, 16))
-    if not ids:
-        raise UserError(f"{where} holds no id of a document; give one a line, as 'inspect' shows them")
+        ids.append(int(word, 16))
     return np.unique(np.array(ids, np.uint64))
 
 
-def find_documents(folder: str, manifest: Manifest, request: RemovalRequest) -> list[Found] | None:
-    """The documents that the request means, by shard, in the manifest's order; None where it was removed before.
+def find_listed(
+    folder: str, manifest: Manifest, column: Literal["id", "url"], values: Sequence[str], executor: Executor | int = 1
+) -> ListedDocuments:
+    """Find the documents whose provenance has one of these ids or URLs, dropped copies included.
+
+    Reads every sidecar once, and no shard.
 
     Raises:
-        UserError: there is no such source, ids are unknown (the message names them), or an index is damaged.
+        UserError: the data set has no sidecars, or one is damaged.
+    """
+    if not manifest.provenance_files:
+        setting = f"documents.{column}_field"
+        raise UserError(
+            f"{storage.redact(folder)} has no provenance: it was prepared without {setting}",
+            fix=f"rebuild it with {setting}, or remove documents by the ids that 'inspect' shows (--documents)",
+            code="missing-provenance",
+        )
+    wanted = tuple(sorted(set(values)))
+    tasks = [_SearchTask(folder, file, column, wanted) for file in manifest.provenance_files]
+    kept, own, found = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], set[str]()
+    with Progress("searching provenance", sum(task.file.bytes for task in tasks), "MB", 1e6) as progress:
+        for task, (kept_as, document_ids, matched) in run_units(_search_sidecar, tasks, executor):
+            kept.append(kept_as)
+            own.append(document_ids)
+            found |= matched
+            progress.add(task.file.bytes)
+    ids = np.unique(np.concatenate(kept))
+    return ListedDocuments(ids, np.setdiff1d(np.concatenate(own), ids), len(wanted), len(found))
+
+
+def find_documents(folder: str, manifest: Manifest, request: RemovalRequest) -> list[Found] | None:
+    """Return the documents of the request by shard, in the order of the manifest; None if they were removed before.
+
+    Raises:
+        UserError: the source or ids are unknown (the message lists them), or an index is damaged.
     """
     if request.source is not None:
         number = _source_number(folder, manifest, request.source)
         return None if request.source in manifest.removed_sources else _search(folder, manifest, number, None)
     assert request.ids is not None
-    wanted = np.setdiff1d(request.ids, removed_ids(folder, manifest), assume_unique=True)
-    return _search(folder, manifest, None, wanted) if len(wanted) else None
+    removed = removed_ids(folder, manifest)
+    wanted = np.setdiff1d(request.ids, removed, assume_unique=True)
+    if len(wanted):
+        return _search(folder, manifest, None, wanted)
+    is_new = request.absent is not None and len(np.setdiff1d(request.absent, removed, assume_unique=True)) > 0
+    return [] if is_new else None
+
+
+def _plain_values(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
+        if (value := line.strip()) and not value.startswith("#"):
+            yield number, value
+
+
+def _table_values(text: str, delimiter: str, names: Sequence[str], where: str) -> Iterator[tuple[int, str]]:
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        head = [name.strip().lower() for name in next(rows, [])]
+        columns = [number for number, name in enumerate(head) if name in names] or ([0] if len(head) == 1 else [])
+        if not columns:
+            raise UserError(
+                f"{where} line 1 has no column {' or '.join(names)}; its columns are {', '.join(head) or 'none'}",
+                fix="name the column with the values in the header",
+                code="missing-column",
+            )
+        for row in rows:
+            if len(row) > columns[0] and (value := row[columns[0]].strip()):
+                yield rows.line_num, value
+    except csv.Error as error:
+        raise UserError(
+            f"{where} line {rows.line_num} is not valid CSV ({error})", fix="correct the line", code="invalid-list"
+        ) from None
+
+
+def _search_sidecar(task: _SearchTask) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    """Return the ids under which matching rows are kept, their own ids, and the matched values."""
+    rows = find_rows(read_provenance(task.folder, task.file), task.column, task.values)
+    kept = rows["kept_as"].drop_null().to_numpy().astype(np.uint64)
+    return kept, rows["document_id"].to_numpy().astype(np.uint64), set(rows[task.column].to_pylist())
 
 
 def _source_number(folder: str, manifest: Manifest, name: str) -> int:
     names = [source.name for source in manifest.sources]
     if name not in names:
         known = ", ".join(repr(source.name) for source in manifest.sources if source.documents)
-        raise UserError(f"{storage.redact(folder)} has no source {name!r}; its sources are {known}")
+        raise UserError(
+            f"{storage.redact(folder)} has no source {name!r}", fix=f"give one of {known}", code="unknown-source"
+        )
     return names.index(name)
 
 
@@ -125,22 +260,23 @@ def _search(folder: str, manifest: Manifest, source: int | None, ids: np.ndarray
             if ids is None:
                 mine = index.document_sources == source
             else:
-                places = np.minimum(np.searchsorted(ids, index.document_ids), len(ids) - 1)
-                mine = ids[places] == index.document_ids
-                met[places[mine]] = True
+                positions = np.minimum(np.searchsorted(ids, index.document_ids), len(ids) - 1)
+                mine = ids[positions] == index.document_ids
+                met[positions[mine]] = True
             if mine.any():
                 num_tokens = int(index.document_lengths[mine].sum(dtype=np.int64))
-                found.append(Found(shard, np.flatnonzero(mine), num_tokens))
+                found.append(Found(shard, np.flatnonzero(mine), index.document_ids[mine], num_tokens))
             progress.add(shard.index.bytes)
     if ids is not None and not met.all():
-        raise UserError(_unknown(folder, ids[~met]))
+        raise _unknown(folder, ids[~met])
     return found
 
 
-def _unknown(folder: str, ids: np.ndarray) -> str:
+def _unknown(folder: str, ids: np.ndarray) -> UserError:
     shown = ", ".join(f"{document:016x}" for document in ids[:_SHOWN].tolist())
-    return (
-        f"{storage.redact(folder)} holds no document {shown}{' ...' if len(ids) > _SHOWN else ''} "
-        f"({len(ids):,} unknown ids); 'inspect' shows ids, the xxh3_64 of a normalized text; take out of the file what "
-        "is of another data set"
+    more = " ..." if len(ids) > _SHOWN else ""
+    return UserError(
+        f"{storage.redact(folder)} does not hold {len(ids):,} of the given document ids: {shown}{more}",
+        fix="take ids of other data sets out of the list; 'inspect' shows ids, the xxh3_64 of a normalized text",
+        code="unknown-document",
     )

@@ -1,4 +1,4 @@
-"""The documents of a data set one by one: found by id, and read by byte offset without reading their shard."""
+"""Single documents of a data set: found by id, and read by byte offset without reading their shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from data_prep.storage import storage
 
 @dataclass(frozen=True)
 class DocumentPlace:
-    """Where a document lies, or one piece of a document that was split.
+    """Location of a document, or of one piece of a document that was split.
 
     Attributes:
         number: of the document in its shard, from 0.
@@ -38,7 +38,7 @@ class DocumentPlace:
 
 
 class ShardDocuments:
-    """The documents of one shard; its index is in memory, tokens are read document by document."""
+    """The documents of one shard: its index is in memory, tokens are read document by document."""
 
     def __init__(self, folder: str, manifest: Manifest, split: Literal["train", "valid"], shard: ShardRecord) -> None:
         """Read the index.
@@ -56,17 +56,21 @@ class ShardDocuments:
         self._first_documents = starts_of(index.record_document_counts)
         if index.document_sources.max(initial=0) >= len(self._sources):
             where = storage.redact(storage.join(folder, shard.index.name))
-            raise UserError(f"{where} names a source that the manifest does not; make the shards again")
+            raise UserError(
+                f"{where} names source {index.document_sources.max()}, and the manifest has {len(self._sources)}",
+                fix="restore the index, or rebuild the shards",
+                code="damaged-index",
+            )
 
     def __len__(self) -> int:
         return len(self._index.document_lengths)
 
     def numbers_of(self, document_id: int) -> list[int]:
-        """Numbers of the documents with this id: several for the pieces of one, none where it is not here."""
+        """Return the numbers of the documents with this id: several for the pieces of one, none if it is elsewhere."""
         return np.flatnonzero(self._index.document_ids == np.uint64(document_id)).tolist()
 
     def place(self, number: int) -> DocumentPlace:
-        """Where document `number` lies and where it came from."""
+        """Return the location and the source of document `number`."""
         record = self._record(number)
         prefix = self._shard.name.partition(".")[0].rpartition("-")[2]
         return DocumentPlace(
@@ -82,17 +86,17 @@ class ShardDocuments:
         )
 
     def sentences(self, number: int) -> list[np.ndarray]:
-        """The token ids of each sentence of document `number`.
+        """Return the token ids of each sentence of document `number`.
 
         Raises:
-            UserError: the shard is missing, cut off, or holds ids that its tokenizer does not know.
+            UserError: the shard is missing, truncated, or holds ids outside the vocabulary.
         """
         record = self._record(number)
         token_bytes = self._dtype.itemsize
         tokens_before = int(self._starts[number] - self._starts[self._first_documents[record]])
         first_byte = int(self._index.token_offsets[record]) + tokens_before * token_bytes
         num_bytes = int(self._index.document_lengths[number]) * token_bytes
-        # Whoever forged an index may have forged the manifest too: memory is asked for by what there is to read.
+        # A forged index may come with a forged manifest: never allocate more than the file holds.
         if first_byte + num_bytes > storage.size(self._url):
             raise self._damaged_at(number)
         with storage.open_read(self._url) as file:
@@ -109,8 +113,9 @@ class ShardDocuments:
 
     def _damaged_at(self, number: int) -> UserError:
         return UserError(
-            f"{storage.redact(self._url)} is damaged at document {number}; restore it, or make the shards again; "
-            "'python -m data_prep verify' names all that is damaged"
+            f"{storage.redact(self._url)} is damaged at document {number}",
+            fix="restore it, or rebuild the shards; 'python -m data_prep verify' lists everything that is damaged",
+            code="damaged-shard",
         )
 
     def _record(self, number: int) -> int:
@@ -118,19 +123,22 @@ class ShardDocuments:
 
 
 def all_shards(manifest: Manifest) -> Iterator[tuple[Literal["train", "valid"], ShardRecord]]:
-    """Every shard with its split, train first."""
+    """Yield every shard with its split, train first."""
     for split in ("train", "valid"):
         for shard in manifest.split(split).shards:
             yield split, shard
 
 
-def find_document(folder: str, document_id: int) -> list[DocumentPlace]:
-    """Find a document by its id in any shard of the data set; all its pieces, in the order in which they lie.
+def find_document(folder: str, document_id: int, manifest: Manifest | None = None) -> list[DocumentPlace]:
+    """Find a document by its id in any shard; return all its pieces in the order of the shards.
+
+    Args:
+        manifest: of the version to search; by default the current one.
 
     Raises:
         UserError: no shard holds it, or an index is missing or damaged.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder) if manifest is None else manifest
     shards = list(all_shards(manifest))
     found: list[DocumentPlace] = []
     with Progress("searching indexes", sum(shard.index.bytes for _, shard in shards), "MB", 1e6) as progress:
@@ -141,7 +149,9 @@ def find_document(folder: str, document_id: int) -> list[DocumentPlace]:
     if not found:
         total = sum(shard.documents for _, shard in shards)
         raise UserError(
-            f"{storage.redact(folder)} holds no document {document_id:016x} among its {total:,}; 'inspect' shows ids, "
-            "the xxh3_64 of a normalized text in hexadecimal; where the id is right, the text was dropped or removed"
+            f"{storage.redact(folder)} has no document {document_id:016x} among its {total:,}",
+            fix="take an id that 'python -m data_prep inspect' shows (xxh3_64 of the normalized text, hexadecimal); if "
+            "the id is right, the document was dropped or removed",
+            code="unknown-document",
         )
     return found

@@ -25,7 +25,7 @@ from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shard_index import ShardIndex, join_indexes
 from data_prep.storage import storage
 
-SHARD_NAME = re.compile(r"(train|valid)-(\d{6})\.(tar|index\.safetensors)")
+SHARD_NAME = re.compile(r"(train|valid)-(\d{6})\.(tar|index\.safetensors|provenance\.parquet)")
 MAX_SHARDS = 1_000_000
 """Of a split, counted through all its versions: the digits of `SHARD_NAME`."""
 _TAR_BLOCK = 512

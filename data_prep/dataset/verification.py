@@ -1,4 +1,4 @@
-"""Checking a data set: bytes against the manifest, counts against the shards, and that what was removed is gone."""
+"""Verification of a data set: bytes against the manifest, counts against the shards, and removed documents gone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 from data_prep.base.errors import UserError
 from data_prep.base.installed import own_version
 from data_prep.base.progress import Progress
+from data_prep.base.terminal import counted, printable
 from data_prep.dataset.addition import all_configs, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
 from data_prep.dataset.data_card import card_problem
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, list_versions, older_version_name
-from data_prep.dataset.manifest_records import STEPS
+from data_prep.dataset.manifest_records import UNKNOWN_STEP, step_of
+from data_prep.dataset.provenance_check import SidecarTask, check_sidecar
 from data_prep.dataset.shard_check import CheckTask, Findings, check_shard
 from data_prep.dataset.versions import select_version, stray_files, unfinished_work
 from data_prep.executors.executors import Executor, run_units
@@ -24,13 +26,13 @@ _SHOWN = 3
 
 
 def verify_shards(folder: str, executor: Executor | int = 1, version: str | None = None) -> tuple[Manifest, list[str]]:
-    """Check the data set at `folder`; returns its manifest and what is wrong with it, a line each.
+    """Check the data set at `folder`; return its manifest and one line for every problem.
 
     Args:
         version: number or digest of the version to check; by default the current one.
 
     Raises:
-        UserError: there is no manifest that can be read, or no such version.
+        UserError: the manifest is missing or damaged, or there is no such version.
     """
     versions = list_versions(folder)
     manifest = versions[-1] if version is None else select_version(folder, version)
@@ -49,13 +51,42 @@ def verify_shards(folder: str, executor: Executor | int = 1, version: str | None
     damages = [finding.problem for finding in findings.values() if finding.problem is not None]
     problems.extend(damages)
     problems.extend(_removal_problems(folder, manifest, removed, findings))
+    problems.extend(_provenance_problems(folder, manifest, executor, removed, findings))
     if not damages:
         problems.extend(_total_problems(folder, manifest, findings, 3 if foreign_tokenizer else len(SOURCE_COLUMNS)))
     return manifest, sorted(problems)
 
 
+class DamagedDataSet(UserError):
+    """A data set has problems.
+
+    Attributes:
+        problems: one line each.
+    """
+
+    problems: tuple[str, ...] = ()
+
+
+def raise_problems(folder: str, problems: Sequence[str]) -> None:
+    """Raise the problems that `verify_shards` found, if any.
+
+    Raises:
+        DamagedDataSet: there are some.
+    """
+    if not problems:
+        return
+    problem, _, fix = problems[0].partition(" Fix: ")
+    error = DamagedDataSet(
+        printable(f"{storage.redact(folder)} has {counted(len(problems), 'problem')}; the first: {problem}"),
+        fix=fix or "restore the damaged files from a copy, or rebuild them with 'python -m data_prep shards --repair'",
+        code="damaged-data-set",
+    )
+    error.problems = tuple(problems)
+    raise error
+
+
 def _check_shards(folder: str, manifest: Manifest, executor: Executor | int, count_text: bool) -> dict[str, Findings]:
-    """The findings of every shard by its name."""
+    """Return the findings of every shard by its name."""
     tokenizer_url = storage.join(folder, TOKENIZER_FOLDER) if count_text else None
     tasks = [
         CheckTask(folder, shard, len(manifest.sources), manifest.tokenizer, tokenizer_url) for shard in manifest.shards
@@ -68,6 +99,42 @@ def _check_shards(folder: str, manifest: Manifest, executor: Executor | int, cou
     return findings
 
 
+def _provenance_problems(
+    folder: str, manifest: Manifest, executor: Executor | int, removed: np.ndarray, findings: Mapping[str, Findings]
+) -> Iterator[str]:
+    """Yield problems of the sidecars: files, rows that are missing or should be gone, documents that do not exist."""
+    empty = np.empty(0, np.uint64)
+    of_shards = {
+        shard.provenance.name: findings[shard.name].document_ids for shard in manifest.shards if shard.provenance
+    }
+    tasks = [
+        SidecarTask(
+            folder,
+            file,
+            of_shards.get(file.name, empty),
+            removed,
+            tuple(sorted(manifest.removed_sources)),
+            tuple(source.name for source in manifest.sources),
+        )
+        for file in manifest.provenance_files
+    ]
+    if not tasks:
+        return
+    held = np.unique(np.concatenate([empty, *(found.document_ids for found in findings.values())]))
+    is_whole = all(found.problem is None for found in findings.values())
+    with Progress("verifying provenance", sum(task.file.bytes for task in tasks), "MB", 1e6) as progress:
+        for task, found in run_units(check_sidecar, tasks, executor):
+            yield from found.problems
+            unknown = np.setdiff1d(found.kept_ids, held, assume_unique=True)
+            if len(unknown) and is_whole:
+                where = storage.redact(storage.join(folder, task.file.name))
+                yield (
+                    f"{where} names {len(unknown)} documents that the data set does not hold, such as "
+                    f"{unknown[0]:016x}. Fix: restore it, or rebuild the data set"
+                )
+            progress.add(task.file.bytes)
+
+
 def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
     place = storage.join(folder, TOKENIZER_FOLDER)
     where, expected = storage.redact(place), manifest.tokenizer
@@ -78,15 +145,18 @@ def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
         return
     if tokenizer.fingerprint != expected.fingerprint:
         yield (
-            f"{where} is another tokenizer: its fingerprint is {tokenizer.fingerprint} and the shards were made with "
-            f"{expected.fingerprint}; copy the right one there, or make the shards again"
+            f"{where} is another tokenizer: its fingerprint is {tokenizer.fingerprint}, and that of the shards is "
+            f"{expected.fingerprint}. Fix: copy the right tokenizer there, or rebuild the shards"
         )
     elif (tokenizer.vocab_size, np.dtype(tokenizer.token_dtype).name) != (expected.vocab_size, expected.token_dtype):
-        yield f"{where} has {tokenizer.vocab_size} pieces and the manifest says {expected.vocab_size}; make them again"
+        yield (
+            f"{where} has {tokenizer.vocab_size} tokens ({np.dtype(tokenizer.token_dtype).name}), and the manifest "
+            f"names {expected.vocab_size} ({expected.token_dtype}). Fix: rebuild the shards"
+        )
 
 
 def tokenizer_file_problems(folder: str) -> Iterator[str]:
-    """Files of the tokenizer that are not as they were written; those that training reads are checked elsewhere."""
+    """Yield the files of the tokenizer that changed; those that training reads are checked elsewhere."""
     place = storage.join(folder, TOKENIZER_FOLDER)
     try:
         info = TokenizerInfo.read(place)
@@ -96,70 +166,72 @@ def tokenizer_file_problems(folder: str) -> Iterator[str]:
         url = storage.join(place, name)
         where = storage.redact(url)
         if not storage.exists(url):
-            yield f"{where} is missing; copy the whole folder of the tokenizer again"
+            yield f"{where} is missing. Fix: copy the whole tokenizer folder again"
         elif (found := storage.sha256_of(url)) != sha256:
             yield (
-                f"{where} has other content: its sha256 is {found}, that of {INFO_NAME} {sha256}; copy the whole "
-                "folder of the tokenizer again"
+                f"{where} has sha256 {found}, and {INFO_NAME} names {sha256}. Fix: copy the whole tokenizer folder "
+                "again"
             )
 
 
 def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]) -> Iterator[str]:
-    """What is wrong with the manifests, and files that belong to no version."""
+    """Yield edited manifests, and files that belong to no version."""
     where = storage.redact(folder)
     current = versions[-1]
     name = MANIFEST_NAME if manifest.version == current.version else older_version_name(manifest.version)
     if storage.read_bytes(storage.join(folder, name)) != manifest.to_json().encode():
-        yield f"{storage.join(where, name)} was edited by hand: it is not as it was written; restore it"
+        yield f"{storage.join(where, name)} was edited: it is not in canonical form. Fix: restore it"
     for before, after in zip(versions[:-1], versions[1:], strict=True):
         if after.version == before.version + 1 and after.parent != before.digest:
             yield (
-                f"the manifest of version {before.version} in {where} is not the one that version {after.version} was "
-                "made from: one of them was edited by hand; restore it"
+                f"the manifest of version {before.version} in {where} is not the parent of version {after.version}: "
+                "one of them was edited. Fix: restore it"
             )
     if not unfinished_work(folder):
         for stray in stray_files(folder):
-            yield f"{storage.join(where, stray)} is not in the manifest of any version; remove it"
+            yield f"{storage.join(where, stray)} is not in the manifest of any version. Fix: delete it"
 
 
 def _arithmetic_problems(manifest: Manifest) -> Iterator[str]:
-    """What does not add up within the manifest."""
-    known = {reason for reasons in STEPS.values() for reason in reasons}
+    """Yield contradictions within the manifest."""
     for source in manifest.sources:
-        for reason in sorted(set(source.dropped) - known):
-            yield f"the manifest drops documents of source {source.name!r} for a reason that no step has: {reason!r}"
+        for reason in sorted(reason for reason in source.dropped if step_of(reason) == UNKNOWN_STEP):
+            yield f"the manifest drops documents of source {source.name!r} for an unknown reason: {reason!r}"
     given_out, held = manifest.steps[-1].documents_out, manifest.train.documents + manifest.valid.documents
     if given_out != held:
-        yield f"the steps of the manifest give out {given_out} documents and its splits hold {held}"
+        yield f"the last step of the manifest gives out {given_out} documents, and its splits hold {held}"
     removed = sum(removal.documents for removal in manifest.removals)
     if removed != manifest.dropped.get("removed", 0):
-        yield f"the manifest's sources lost {manifest.dropped.get('removed', 0)} documents to removals of {removed}"
+        yield (
+            f"the sources of the manifest count {manifest.dropped.get('removed', 0)} removed documents, and its "
+            f"removals count {removed}"
+        )
 
 
 def _removal_problems(
     folder: str, manifest: Manifest, removed: np.ndarray, findings: Mapping[str, Findings]
 ) -> Iterator[str]:
-    """Documents that should be gone and are there."""
+    """Yield removed documents that are still there."""
     gone = [number for number, source in enumerate(manifest.sources) if source.name in manifest.removed_sources]
     for name, found in findings.items():
         where = storage.redact(storage.join(folder, name))
         present = np.intersect1d(found.document_ids, removed)
         if len(present):
             shown = ", ".join(f"{document:016x}" for document in present[:_SHOWN].tolist())
-            yield f"{where} holds {len(present)} documents that were removed: {shown}{' ...' * (len(present) > _SHOWN)}"
+            yield f"{where} holds {len(present)} removed documents: {shown}{' ...' * (len(present) > _SHOWN)}"
         for number in gone:
             if found.source_counts[number, 0]:
                 documents, source = found.source_counts[number, 0], manifest.sources[number].name
-                yield f"{where} holds {documents} documents of source {source!r}, which was removed"
+                yield f"{where} holds {documents} documents of the removed source {source!r}"
 
 
 def _total_problems(
     folder: str, manifest: Manifest, findings: Mapping[str, Findings], num_counted: int
 ) -> Iterator[str]:
-    """Compare the sums of sound shards with the totals that the manifest gives.
+    """Compare the sums over sound shards with the totals of the manifest.
 
     Args:
-        num_counted: of `SOURCE_COLUMNS`, how many were counted.
+        num_counted: how many of `SOURCE_COLUMNS` were counted.
     """
     found_counts = {}
     for name in ("train", "valid"):
@@ -173,17 +245,17 @@ def _total_problems(
         for name, counts in found_counts.items():
             if name not in stored or not np.array_equal(stored[name], counts):
                 where = storage.redact(storage.join(folder, manifest.token_counts.name))
-                yield f"{where} counts other {name} tokens than the shards hold; make the shards again"
+                yield f"{where} has other {name} token counts than the shards. Fix: rebuild the shards"
     for name, split in (("train", manifest.train), ("valid", manifest.valid)):
         if split.unigram_entropy_nats != unigram_entropy_nats(found_counts[name]):
-            yield f"the manifest's unigram entropy of {name} is not that of its tokens"
+            yield f"the unigram entropy of {name} in the manifest is not that of its tokens"
     nothing = np.zeros((len(manifest.sources), len(SOURCE_COLUMNS)), np.int64)
     source_counts = np.sum([nothing, *(found.source_counts for found in findings.values())], axis=0)
     for source, counts in zip(manifest.sources, source_counts.tolist(), strict=True):
-        # Without the right tokenizer, which is a problem of its own, words and bytes were not counted.
+        # Words and bytes are counted only with the right tokenizer; a wrong one is a problem of its own.
         for column, count in zip(SOURCE_COLUMNS[:num_counted], counts, strict=False):
             if getattr(source, column) != count:
-                yield f"source {source.name} has {count} {column} and the manifest says {getattr(source, column)}"
+                yield f"source {source.name} has {count} {column}, and the manifest names {getattr(source, column)}"
     if all(config.get("deduplication", {}).get("exact", True) for config in all_configs(manifest)):
         yield from _duplicate_problems(folder, findings)
 
@@ -193,4 +265,4 @@ def _duplicate_problems(folder: str, findings: Mapping[str, Findings]) -> Iterat
     ids.sort()
     twice = int((ids[1:] == ids[:-1]).sum())
     if twice:
-        yield f"{storage.redact(folder)} holds {twice} documents twice; make the shards again"
+        yield f"{storage.redact(folder)} holds {twice} documents twice. Fix: rebuild the shards"

@@ -95,7 +95,8 @@ def next_shard_number(folder: str) -> int:
     """
     names = storage.list_names(folder)
     if MANIFEST_NAME in names:
-        names += [shard.name for version in list_versions(folder) for shard in version.shards]
+        for version in list_versions(folder):
+            names += [file.name for file in (*version.shards, *version.provenance_files)]
     return max((int(match[2]) + 1 for match in map(SHARD_NAME.fullmatch, names) if match), default=0)
 
 
@@ -105,6 +106,7 @@ def named_files(versions: Iterable[Manifest]) -> set[str]:
     for version in versions:
         for shard in version.shards:
             named |= {shard.name, shard.index.name}
+        named |= {file.name for file in version.provenance_files}
         named |= {version.token_counts.name, *(removal.ids.name for removal in version.removals if removal.ids)}
     return named
 

@@ -1,4 +1,4 @@
-"""What documents say of their own language, watched, since a misspelt field or code would only worsen the sentences."""
+"""Counts of the languages that documents name: a misspelled field or code would silently worsen the sentences."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SHOWN_CHARACTERS = 40
 
 @dataclass
 class DocumentLanguages:
-    """Counts of documents that were asked for their language.
+    """Counts of documents whose language was looked up.
 
     Attributes:
-        unnamed: those that name none.
-        unknown: those that name one that is not known; `first_unknown` is the first such name.
+        unnamed: documents that name none.
+        unknown: documents that name an unknown one; `first_unknown` is the first such name.
     """
 
     documents: int = 0
@@ -40,11 +40,11 @@ class DocumentLanguages:
         self.first_unknown = self.first_unknown or other.first_unknown
 
     def warnings(self, field: str) -> Iterator[str]:
-        """What should be told: that no document names a language in the field, or that some name an unknown one."""
+        """Warnings: no document names a language in the field, or some name an unknown one."""
         if 0 < self.documents == self.unnamed:
             yield f"none of its {self.documents:,} documents names a language in the field {field!r}"
         if self.unknown:
             yield (
-                f"{self.unknown:,} of its documents name a language in the field {field!r} that is not known (such as "
+                f"{self.unknown:,} of its documents name a language in the field {field!r} that is unknown (such as "
                 f"{self.first_unknown!r}; give codes such as en, de or zh)"
             )

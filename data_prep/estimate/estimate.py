@@ -1,7 +1,7 @@
-"""What a preparation will come to, judged from the beginnings of some of its units, which go through the real work.
+"""An estimate of a preparation from the beginnings of some of its units, which go through the real work.
 
 The sampled documents are read, encoded, put into work files and written as shards, in a temporary folder, and every
-step is timed. Of a small corpus the sample is all of it, and the counts are those of the preparation. Nothing else
+step is timed. The sample of a small corpus is all of it, and the counts are exact. Nothing else
 depends on the estimate: the plan is a function of the inputs' sizes alone.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from data_prep.dataset.counts import SOURCE_COLUMNS
-from data_prep.documents.input_units import InputUnit, file_format
+from data_prep.documents.input_units import InputUnit, file_format, is_one_document
 from data_prep.estimate.sample_shards import WrittenSample, write_sample
-from data_prep.estimate.unit_sample import Sample, is_one_document, sample_unit
+from data_prep.estimate.unit_sample import Sample, sample_unit
 from data_prep.pipeline.map_task import Destinations, cached_tokenizer
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a preparation will come to.
+    """The estimate of a preparation.
 
     Attributes:
         sources: figures by the name of the source.

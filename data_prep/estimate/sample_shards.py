@@ -1,4 +1,4 @@
-"""Writing the shards of a sample, to know how large they are and how long that takes."""
+"""Writing the shards of a sample, to measure their size and the time."""
 
 from __future__ import annotations
 

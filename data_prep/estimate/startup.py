@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from data_prep.executors.executors import ProcessExecutor
+from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.pipeline.map_task import cached_tokenizer
 from data_prep.pipeline.plan import absolute
 from data_prep.tokenizer.tokenizer import Tokenizer

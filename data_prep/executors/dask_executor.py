@@ -1,8 +1,8 @@
-"""Running work units on a Dask cluster, whose workers see the same inputs, tokenizer and output as this machine.
+"""Running units on a Dask cluster, whose workers see the same inputs, tokenizer and output as this machine.
 
-The workers need this package installed, and one thread each (`dask worker --nthreads 1`): a worker with more does its
-units one after another all the same. Where this process is killed, the units that are running then run to their end,
-which harms no run of the same command; a run with --fresh should wait for them.
+The workers need this package installed, and one thread each (`dask worker --nthreads 1`): a worker with more threads
+still runs one unit at a time. When this process is killed, running units finish on the workers, which harms no later
+run of the same command; a run with --fresh should wait for them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,29 @@ import distributed
 from distributed.comm import CommClosedError
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.executors.executors import Result, Unit
+from data_prep.executors.executors import ExecutorOptions, Result, Unit
 from data_prep.storage import storage
 
 CONNECT_SECONDS = 20.0
 WORKER_SECONDS = 60.0
 
-_one_at_a_time = threading.Lock()  # a process's tokenizer is not for several threads
+_one_at_a_time = threading.Lock()  # the tokenizer of a process is not thread-safe
+
+
+def open_dask_executor(options: ExecutorOptions) -> DaskExecutor:
+    """Connect to the scheduler that the options name.
+
+    Raises:
+        UsageError: the options name none, or no address.
+        UserError: no scheduler answers, or no worker joins it.
+    """
+    if options.scheduler is None:
+        raise UsageError(
+            "--executor=dask needs the address of a scheduler",
+            fix="give --scheduler tcp://HOST:PORT",
+            code="missing-scheduler",
+        )
+    return DaskExecutor(options.scheduler)
 
 
 class DaskExecutor:
@@ -34,26 +50,32 @@ class DaskExecutor:
         """Connect to the scheduler and wait for its first worker.
 
         Raises:
-            UsageError: the address cannot be understood.
-            UserError: nobody answers there, or no worker comes.
+            UsageError: the address is malformed.
+            UserError: no scheduler answers, or no worker joins it.
         """
         self._scheduler = storage.redact(scheduler)
         try:
             self._client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
         except ValueError as error:
-            raise UsageError(f"--scheduler={self._scheduler} is no address ({error}); give tcp://HOST:PORT") from None
+            raise UsageError(
+                f"--scheduler={self._scheduler} is not an address ({error})",
+                fix="give tcp://HOST:PORT",
+                code="malformed-address",
+            ) from None
         except (OSError, CommClosedError) as error:
             raise UserError(
-                f"no Dask scheduler answers at {self._scheduler} within {CONNECT_SECONDS:.0f} s ({error}); start one "
-                "with 'dask scheduler', and check host, port and firewall"
+                f"no Dask scheduler answers at {self._scheduler} within {CONNECT_SECONDS:.0f} s ({error})",
+                fix="start one with 'dask scheduler', and check host, port and firewall",
+                code="no-scheduler",
             ) from None
         try:
             self._client.wait_for_workers(1, timeout=WORKER_SECONDS)
         except (OSError, TimeoutError):
             self._client.close()
             raise UserError(
-                f"the Dask scheduler at {self._scheduler} has no worker; start some with "
-                f"'dask worker {self._scheduler} --nthreads 1 --nworkers N'"
+                f"the Dask scheduler at {self._scheduler} has no workers after {WORKER_SECONDS:.0f} s",
+                fix=f"start some with 'dask worker {self._scheduler} --nthreads 1 --nworkers N'",
+                code="no-workers",
             ) from None
 
     def __enter__(self) -> DaskExecutor:
@@ -65,12 +87,12 @@ class DaskExecutor:
         self._client.close()
 
     def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
-        """See `executors.Executor`; a unit whose worker is lost is begun again on another by Dask."""
+        """Run units as `Executor.run` does; Dask reruns the units and lost results of a killed worker on another."""
         if not units:
             return
         call = functools.partial(_run_unit, task, storage.options())
-        # Not pure: a unit is done again where its result was removed. No retries: storage has its own, and a mistake
-        # of the user's stays one.
+        # Not pure: a unit runs again if its result was removed. No retries: storage has its own, and a user's mistake
+        # stays one.
         futures = self._client.map(call, units, pure=False, retries=0, key=task.__name__)
         unit_of = {future.key: unit for future, unit in zip(futures, units, strict=True)}
         try:
@@ -80,25 +102,30 @@ class DaskExecutor:
                 future.release()
         except distributed.KilledWorker as error:
             raise UserError(
-                f"a unit's Dask worker was lost again and again ({error.last_worker.address} was the last), which is "
-                "mostly a machine running out of memory; give the workers more (--memory-limit) and run the same "
-                "command again, it goes on from the finished units"
+                f"the Dask workers of a unit were killed again and again ({error.last_worker.address} was the last), "
+                "most likely because memory ran out",
+                fix="give the workers more memory (--memory-limit), and rerun the same command; it resumes from the "
+                "finished units",
+                code="workers-killed",
             ) from None
         except (CancelledError, CommClosedError) as error:
             raise UserError(
-                f"the Dask scheduler at {self._scheduler} was lost ({type(error).__name__}); start it again and run "
-                "the same command again, which goes on from the finished units"
+                f"the connection to the Dask scheduler at {self._scheduler} was lost ({type(error).__name__})",
+                fix="restart the scheduler, and rerun the same command; it resumes from the finished units",
+                code="scheduler-lost",
             ) from None
         except (ImportError, AttributeError) as error:
             raise UserError(
-                f"the Dask workers cannot run this release: {error}; install the same release on every one of them"
+                f"the Dask workers cannot run this release of clozeworks: {error}",
+                fix="install the same release on every worker",
+                code="release-mismatch",
             ) from error
         finally:
             self._client.cancel([future for future in futures if future.key in unit_of])
 
 
 def _run_unit(task: Callable[[Unit], Result], options: Mapping[str, Mapping[str, Any]], unit: Unit) -> Result:
-    """On a worker: the unit, with the stores' options of the process that asked for it."""
+    """Run the unit on a worker, with the storage options of the process that submitted it."""
     with _one_at_a_time:
         storage.configure(options)
         return task(unit)

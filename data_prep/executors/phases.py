@@ -1,4 +1,4 @@
-"""A phase of preparation: tasks whose result files say that they are done, run on an executor where they are not."""
+"""A phase of preparation: runs the tasks whose result files do not exist yet on an executor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage
 from data_prep.storage.locks import Lock
 
-# A network file system may show a file of another machine's only a moment later.
+# A network file system may show a file of another machine with a delay.
 _APPEARANCE_SECONDS = 10.0
 
 Task = TypeVar("Task")
@@ -21,7 +21,7 @@ Task = TypeVar("Task")
 
 @dataclass(frozen=True)
 class PhaseRunner:
-    """Runs phases on an executor for as long as the output folder's lock is held."""
+    """Runs phases on an executor while the lock of the output folder is held."""
 
     executor: Executor | int
     lock: Lock
@@ -35,15 +35,15 @@ class PhaseRunner:
         amount: Callable[[Task], int],
         unit: tuple[str, float],
     ) -> None:
-        """Do the tasks whose result is not there yet, the largest first, so that the workers end together.
+        """Run the tasks without a result, the largest first, so that the workers finish together.
 
         Args:
-            result_url: where a task leaves its result, as its last act.
-            amount: how much work a task is.
-            unit: what `amount` counts, and by what it is divided to be shown: ("MB", 1e6).
+            result_url: returns where a task writes its result, as its last act.
+            amount: returns how much work a task is.
+            unit: unit of `amount` and the divisor for display, such as ("MB", 1e6).
 
         Raises:
-            UserError: a task raised it, the lock was lost, or results do not lie where this process looks for them.
+            UserError: a task raised it, the lock was lost, or this process cannot see the results.
         """
         waiting = sorted(unfinished(tasks, result_url), key=amount, reverse=True)
         total = sum(map(amount, tasks))
@@ -57,7 +57,7 @@ class PhaseRunner:
 
 
 def unfinished(tasks: Sequence[Task], result_url: Callable[[Task], str]) -> list[Task]:
-    """The tasks without a result; every folder is listed once, so that an object store is not asked for each."""
+    """Return the tasks without a result; lists every folder once instead of asking a store for every task."""
     present: dict[str, set[str]] = {}
     missing = []
     for task in tasks:
@@ -74,7 +74,8 @@ def _check_all_there(tasks: Sequence[Task], result_url: Callable[[Task], str]) -
     while missing := unfinished(tasks, result_url):
         if time.monotonic() > deadline:
             raise UserError(
-                f"{storage.redact(result_url(missing[0]))} was written by a worker and is not there; workers on other "
-                "machines need an --output that all of them share, such as a network folder or s3://"
+                f"{storage.redact(result_url(missing[0]))} was written by a worker and does not exist for this process",
+                fix="give an --output that all machines share, such as a network folder or s3://",
+                code="output-not-shared",
             )
         time.sleep(0.2)

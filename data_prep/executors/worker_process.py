@@ -1,7 +1,10 @@
-"""A process that does units one at a time, and the pipe to it: nothing is shared with others, so none can block them.
+"""A worker process that runs one unit at a time, and the pipe to it; workers share nothing, so none can block another.
 
-Not `concurrent.futures`: its queues need named semaphores, for which the resource tracker prints tracebacks once it was
-killed, and where the fork server is killed it leaves workers behind and may wait for them without end.
+Not `concurrent.futures`: its queues need named semaphores, for which a killed resource tracker prints tracebacks, and
+when the fork server is killed it leaves workers behind and may wait for them forever.
+
+A worker does not import the `__main__` module of its parent: a script needs no `if __name__ == "__main__"`, and
+functions that a script or notebook defines travel by value.
 """
 
 from __future__ import annotations
@@ -9,57 +12,60 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.spawn
 import os
 import pickle
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from data_prep.executors.worker_server import START_METHOD, start_worker_server
 from data_prep.storage import storage
 
-# What starting a process may raise where the server that forks it was killed.
+# Starting a process may raise these when the fork server was killed.
 _NOT_STARTED = (EOFError, ConnectionError, FileNotFoundError)
-# What speaking to a process may raise where it was killed; where it was sending, that is a bare OSError.
+# Sending to or receiving from a killed process raises these; a process killed while it sends raises a bare OSError.
 _LOST = (EOFError, OSError)
 
-_SERVER_END_SECONDS = 0.2  # from when a killed server closes its pipes until the system says that it is gone
+_SERVER_END_SECONDS = 0.2  # from when a killed server closes its pipes until the system reports its end
+
+_starting = threading.Lock()
 
 
 class WorkerLost(Exception):
-    """A worker, or the server that forks workers, was killed."""
+    """A worker or the fork server was killed."""
 
 
 def ready_workers(workers: Sequence[Worker]) -> list[Worker]:
-    """Wait until one of the workers that are busy has a result, or was killed; returns those that have, or were."""
+    """Wait until a busy worker has a result or was killed; return all such workers."""
     ready = multiprocessing.connection.wait([worker.connection for worker in workers if worker.is_busy])
     return [worker for worker in workers if worker.connection in ready]
 
 
 class _Traceback(Exception):
-    """Where in the worker an error was raised; the cause of that error."""
+    """The worker's traceback of an error; set as the cause of that error."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Worker:
-    """The near end of a worker; it is idle or has one task.
+    """The parent's end of a worker, which is idle or runs one unit.
 
     Attributes:
-        is_busy: it has a unit, or was killed with one.
-        number: that of the unit, or None where nobody asks for the result.
+        is_busy: it runs a unit, or was killed with one.
+        number: number of the unit; None if the result is ignored.
     """
 
     def __init__(self) -> None:
         """Start the process.
 
         Raises:
-            WorkerLost: the server was killed meanwhile.
+            WorkerLost: the fork server was killed meanwhile.
         """
         start_worker_server()
         context: Any = multiprocessing.get_context(START_METHOD)  # its type has no Process
@@ -70,27 +76,29 @@ class Worker:
         process = context.Process(target=_serve, args=arguments, daemon=True)
         is_lost = False
         try:
-            process.start()
+            with _without_main_module():
+                process.start()
         except _NOT_STARTED:
             is_lost = True
         finally:
             theirs.close()
         if is_lost:
-            # Out of the handler, whose traceback holds the pipe by which a process that was forked all the same sees
-            # that nobody wants it.
+            # Outside the handler: its traceback holds the pipe by which a process that was forked after all notices
+            # that its parent dropped it.
             self._wait_for_end()
             time.sleep(_SERVER_END_SECONDS)
             raise WorkerLost
         self._process = process
 
     def begin(self, task: object, number: int | None, unit: object) -> None:
-        """Have the idle worker do `task(unit)`; if it was killed, `result` raises `WorkerLost`."""
+        """Have the idle worker run `task(unit)`; if it was killed, `result` raises `WorkerLost`."""
         self.is_busy, self.number = True, number
+        data = _dumps((task, unit))
         with contextlib.suppress(*_LOST):
-            self.connection.send((task, unit))
+            self.connection.send_bytes(data)
 
     def result(self) -> Any:
-        """What the task returned; waits for it. What becomes of a unit without a number is not looked at.
+        """Wait for the task and return its result; the outcome of a unit without a number is ignored.
 
         Raises:
             WorkerLost: the process was killed.
@@ -106,7 +114,7 @@ class Worker:
         return value
 
     def end(self, at_once: bool) -> None:
-        """End the process, after its task unless `at_once`, and wait until it is gone."""
+        """End the process, after its task unless `at_once`, and wait for its end."""
         if at_once:
             self._process.kill()
         else:
@@ -114,13 +122,13 @@ class Worker:
                 self.connection.send(None)
             self._wait_for_end()
         self._process.join()
-        # Where the server was killed it reports nothing: join returns, and a process that was not killed here ends once
-        # the pipe is closed by which it watches its parent.
+        # A killed fork server reports nothing: join returns, and a process that was not killed here ends when the pipe
+        # closes by which it watches its parent.
         self._process.close()
         self._wait_for_end()
 
     def _wait_for_end(self) -> None:
-        """Wait until nobody holds the pipe's far end, which a process that is no child of ours tells by that alone."""
+        """Wait until the far end of the pipe is closed: the only sign of the end of a process that is not our child."""
         if self.connection.closed:
             return
         with contextlib.suppress(*_LOST):
@@ -130,7 +138,7 @@ class Worker:
 
 
 def _serve(connection: Connection, options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
-    """What a worker does: tasks from the pipe, until None comes or nobody is there any more."""
+    """Run tasks from the pipe until None arrives or the parent is gone."""
     _begin(options, environment)
     with contextlib.suppress(*_LOST):
         while (work := connection.recv()) is not None:
@@ -138,21 +146,21 @@ def _serve(connection: Connection, options: Mapping[str, Mapping[str, Any]], env
             try:
                 connection.send(outcome)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                connection.send((None, RuntimeError(f"what came of a unit cannot travel: {error}"), outcome[2]))
+                connection.send((None, RuntimeError(f"the result of a unit cannot be pickled: {error}"), outcome[2]))
 
 
 def _outcome(task: Callable[[Any], Any], unit: Any) -> tuple[Any, BaseException | None, str]:
-    """What the task returned, or the error that it raised and where that was."""
+    """Run the task; return its result, or its error and traceback."""
     try:
         return task(unit), None, ""
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
+    except BaseException as error:  # noqa: BLE001 - every error goes to the caller
         return None, error, traceback.format_exc()
 
 
 def _begin(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
     """Leave Ctrl-C to the parent, and end with it, also in the middle of a task.
 
-    The server that workers are forked from keeps the environment in which it was started, which may be another now.
+    The fork server keeps the environment in which it was started, which may differ from the parent's current one.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
@@ -166,3 +174,33 @@ def _begin(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, s
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _dumps(work: object) -> bytes:
+    """Pickle a task and its unit; by value where something in them is defined in `__main__` or has no name."""
+    try:
+        data = pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data = b"__main__"
+    if b"__main__" in data:
+        import cloudpickle  # takes 50 ms
+
+        data = cloudpickle.dumps(work)
+    return data
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Start processes that do not import the `__main__` module, which may be a script that calls `prepare`."""
+    with _starting:
+        describe = multiprocessing.spawn.get_preparation_data
+
+        def describe_without_main(name: str, *arguments: Any) -> dict[str, object]:
+            described: dict[str, object] = describe(name, *arguments)
+            return {key: value for key, value in described.items() if not key.startswith("init_main_from")}
+
+        multiprocessing.spawn.get_preparation_data = describe_without_main
+        try:
+            yield
+        finally:
+            multiprocessing.spawn.get_preparation_data = describe

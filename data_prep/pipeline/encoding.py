@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.formats import Document
+from data_prep.documents.document import Document
 from data_prep.pipeline.sections import Section
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.text.sentences import batch_sentence_starts, known_language, raw_sentence_starts

@@ -12,9 +12,10 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted, printable
-from data_prep.documents.input_units import file_format
+from data_prep.documents.input_units import has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, unfinished
+from data_prep.filters.registry import filters_fingerprint
 from data_prep.pipeline.map_task import MapTask, map_unit, sections_url
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.pipeline.sections import read_summary
@@ -46,6 +47,7 @@ class MapSummary:
 def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
     """One task for each unit of the plan, by its number."""
     documents = plan.config.documents
+    fingerprint = filters_fingerprint(documents.filters)
     return [
         MapTask(
             number=number,
@@ -58,6 +60,8 @@ def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
             work_folder=absolute(plan.work_folder(output)),
             text_field=plan.config.sources[unit.source].text_field,
             deduplication=plan.config.deduplication,
+            source=plan.config.sources[unit.source].name,
+            filters_fingerprint=fingerprint,
         )
         for number, unit in enumerate(plan.units)
     ]
@@ -122,7 +126,7 @@ def summarize(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
     for task in tasks:
         values, counts = read_summary(map_result_url(task))
         dropped[task.unit.source].update(values["dropped"])
-        if file_format(task.unit.url)[0] != ".txt":  # has no fields
+        if has_fields(task.unit.url):
             languages[task.unit.source].merge(DocumentLanguages(**values.get("languages", {})))
         document_counts += counts.astype(np.int64)
         digests.append(values["sha256"])

@@ -16,11 +16,12 @@ from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
-from data_prep.documents.documents import DocumentReader, beyond_sha256, unit_sha256
-from data_prep.documents.formats import Document
+from data_prep.documents.document import Document
+from data_prep.documents.documents import beyond_sha256, unit_sha256
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.rejects import BadInput
+from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.pipeline.encoding import document_id, encode_documents
 from data_prep.pipeline.sections import Section, SectionWriter, read_summary
 from data_prep.storage import storage
@@ -74,6 +75,8 @@ class MapTask:
         language: of documents that name none of their own.
         tokenizer_folder: a folder or URL.
         text_field: of the unit's source; None for that of `settings`.
+        source: name of the unit's source.
+        filters_fingerprint: of `settings.filters` where the plan was made.
     """
 
     number: int
@@ -86,6 +89,8 @@ class MapTask:
     work_folder: str
     text_field: str | None
     deduplication: DeduplicationSettings
+    source: str = ""
+    filters_fingerprint: str | None = None
 
 
 def sections_url(work_folder: str, number: int) -> str:
@@ -135,7 +140,7 @@ def map_unit(task: MapTask) -> int:
     Where near-duplicates are looked for, the file of the documents' signatures is there before it.
     """
     with storage.local_write(sections_url(task.work_folder, task.number)) as path:
-        reader = DocumentReader(task.unit, task.settings, task.text_field)
+        reader = FilteredReader(task.unit, task.settings, task.source, task.text_field, task.filters_fingerprint)
         try:
             _write(task, path, reader, lambda: _Read(reader.dropped, reader.sha256, reader.languages, reader.beyond))
         except BadInput as error:

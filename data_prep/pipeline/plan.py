@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import PreparationConfig, ShardSettings
+from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig, ShardSettings
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.shards import MAX_SHARDS
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
+from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.documents.input_units import InputUnit, file_format
+from data_prep.documents.input_units import InputUnit, growth_of
+from data_prep.filters.registry import configured_filters, described_filters
 from data_prep.pipeline.map_task import Destinations
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
-_COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 _TEXT_BYTES_PER_TOKEN = 4.0
 
 
@@ -49,7 +50,13 @@ class Plan:
 
     def described_config(self) -> dict[str, Any]:
         """The settings that the result depends on, without secrets."""
-        values = self.config.model_dump(mode="json", include={"sources", "documents", "deduplication", "shards"})
+        values = self.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+        documents = values["documents"]
+        documents["filters"] = described_filters(self.config.documents.filters)
+        documents["formats"] = described_formats(file.url for file in self.inputs)
+        for name in ("id_field", "url_field", "metadata_fields", "filters", "formats"):
+            if not documents[name]:
+                del documents[name]  # as in data sets made before there were these settings
         for source in values["sources"]:
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
             source["url"] = source["url"] and storage.redact(source["url"])
@@ -78,6 +85,7 @@ def make_plan(
     """
     if parent is not None:
         _check_fits(config.shards, tokenizer, parent)
+    configured_filters(config.documents)  # what is wrong with them is found before work begins
     inputs = find_inputs(config) if inputs is None else inputs
     units = find_units(inputs, config)
     bytes_per_token = np.dtype(tokenizer.token_dtype).itemsize
@@ -87,7 +95,7 @@ def make_plan(
 
 def text_bytes(inputs: Sequence[InputFile]) -> float:
     """About how much text the files hold, judged by their sizes alone."""
-    return sum(file.bytes * _growth(file.url) for file in inputs)
+    return sum(file.bytes * growth_of(file.url) for file in inputs)
 
 
 def check_output_apart(plan: Plan, output: str) -> None:
@@ -145,8 +153,3 @@ def _destinations(
             f"and there may be {MAX_SHARDS:,}; raise it"
         )
     return Destinations(num_train, num_valid, settings.valid_fraction)
-
-
-def _growth(url: str) -> float:
-    ending, compression = file_format(url)
-    return _COMPRESSED_GROWTH if compression or ending == ".parquet" else 1.0

@@ -13,6 +13,7 @@ from data_prep.dataset.file_check import file_tasks, size_problems
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
+from data_prep.pipeline.dropped_documents import check_dropped_kept, keep_dropped
 from data_prep.pipeline.exclusion_phase import run_exclusions
 from data_prep.pipeline.map_phase import check_all_mapped, map_tasks, run_map, summarize, tasks_of_range, units_left
 from data_prep.pipeline.map_task import MapTask, keep_tokenizer
@@ -128,6 +129,7 @@ def _complete_already(plan: Plan, output: str) -> Manifest | None:
     if manifest is not None:
         remove_work(plan, output)
         _check_sizes(manifest, output)
+        check_dropped_kept(plan)
     return manifest
 
 
@@ -156,6 +158,7 @@ def _finish(
     check_inputs_unchanged(plan, summary.digests)
     runner.lock.check()
     remove_unfinished(plan, output)  # of workers that were killed on the way
+    keep_dropped(plan, tokenizer, output, summary, runner)
     manifest = publish_shards(plan, tokenizer, output, summary, results)
     remove_work(plan, output)
     return manifest

@@ -1,1 +1,1 @@
-"""A data set shown to people: statistics, pictures, decoded documents."""
+"""Reports about a data set: statistics, plots, decoded documents."""

@@ -1,37 +1,64 @@
-"""The statistics of a data set as one HTML page: pictures inside, no script, nothing fetched from anywhere."""
+"""The statistics of a data set as one HTML page: pictures inside, no script, nothing to fetch."""
 
 from __future__ import annotations
 
 import base64
-import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from data_prep.base.terminal import printable
+import numpy as np
+
+from data_prep.base.table import escape_html
+from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
+from data_prep.dataset.shard_documents import ShardDocuments, all_shards
 from data_prep.reports.stats import Statistics
-from data_prep.reports.tables import Table, tables
+from data_prep.reports.tables import tables
 from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
 
 PAGE_NAME = "index.html"
 
+_NUM_SAMPLES = 5
+_SAMPLE_CHARACTERS = 600
+_VISIBLE_ROWS = 12
 _STYLE = """
 body { margin: 2rem auto; max-width: 72rem; padding: 0 1.5rem; background: #fff; color: #1d2129;
        font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin-bottom: 0; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; margin: 0 0 .6rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; }
 p { margin: .3rem 0; color: #555b66; }
+.counts { display: flex; flex-wrap: wrap; gap: .8rem 2.4rem; margin: 0 0 .8rem; }
+.counts div { color: #555b66; }
+.counts b { display: block; font-size: 1.3rem; font-weight: 600; color: #1d2129;
+            font-variant-numeric: tabular-nums; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; }
 th, td { padding: .25rem .8rem .25rem 0; text-align: left; border-bottom: 1px solid #e4e6ea; white-space: nowrap; }
 th { font-weight: 600; color: #555b66; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
-.plots { display: flex; flex-wrap: wrap; gap: 1rem; margin-top: 2rem; }
-img { width: 34rem; max-width: 100%; height: auto; align-self: flex-start; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(27rem, 1fr)); gap: 1.6rem; margin-top: 1rem;
+         align-items: start; }
+img { width: 100%; height: auto; }
+.sample { border-left: 3px solid #d5d9e0; padding: .1rem 0 .1rem .9rem; margin: .9rem 0; }
+.sample p { color: #1d2129; overflow-wrap: anywhere; }
+.sample small, .origin { color: #555b66; font-size: .85rem; }
+summary { cursor: pointer; color: #2f6f9f; margin: .4rem 0; }
 code { overflow-wrap: anywhere; }
 """
 
 
-def write_page(output: str, statistics: Statistics, plots: Mapping[str, bytes]) -> str:
-    """Write the plots as files and the page, which holds them too, into the folder `output`; returns the page's place.
+class Sample(NamedTuple):
+    """A document shown on the page, cut to its beginning."""
+
+    document_id: int
+    source: str
+    num_tokens: int
+    text: str
+    is_cut: bool
+
+
+def write_page(output: str, statistics: Statistics, plots: Mapping[str, bytes], samples: Sequence[Sample] = ()) -> str:
+    """Write the plots as files, and the page that also holds them, into the folder `output`; return the page's URL.
 
     Raises:
         UserError: the folder cannot be written.
@@ -39,56 +66,95 @@ def write_page(output: str, statistics: Statistics, plots: Mapping[str, bytes]) 
     for name, picture in plots.items():
         storage.write_bytes(storage.join(output, f"{name}.png"), picture)
     page = storage.join(output, PAGE_NAME)
-    storage.write_bytes(page, render_page(statistics, plots).encode())
+    storage.write_bytes(page, render_page(statistics, plots, samples).encode())
     return page
 
 
-def render_page(statistics: Statistics, plots: Mapping[str, bytes]) -> str:
-    """The page as HTML text; every name and piece in it is escaped."""
+def read_samples(folder: str, manifest: Manifest) -> list[Sample]:
+    """Return the first documents of the first train shard, of as many sources as possible.
+
+    Documents lie in the order of their hashes, so the first ones are a random sample.
+
+    Raises:
+        UserError: the shard or the tokenizer is missing or damaged.
+    """
+    first = next(all_shards(manifest), None)
+    if first is None:
+        return []
+    documents = ShardDocuments(folder, manifest, *first)
+    tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
+    places = [documents.place(number) for number in range(min(len(documents), 1_000))]
+    first_of_sources = list({place.source.name: place for place in reversed(places)}.values())[::-1]
+    others = [place for place in places if place not in first_of_sources]
+    samples = []
+    for place in [*first_of_sources, *others][:_NUM_SAMPLES]:
+        # A token is at least one byte of the text, so this many hold the beginning that is shown.
+        tokens = np.concatenate(documents.sentences(place.number))[: 4 * _SAMPLE_CHARACTERS]
+        text = tokenizer.decode(tokens.tolist()).removeprefix(" ")
+        is_cut = len(text) > _SAMPLE_CHARACTERS or place.num_tokens > len(tokens)
+        samples.append(
+            Sample(place.document_id, place.source.name, place.num_tokens, text[:_SAMPLE_CHARACTERS], is_cut)
+        )
+    return samples
+
+
+def render_page(statistics: Statistics, plots: Mapping[str, bytes], samples: Sequence[Sample] = ()) -> str:
+    """Return the page as HTML; all text of the corpus in it is escaped."""
     manifest = statistics.manifest
-    title = _escaped(f"Data set {statistics.folder}")
+    title = escape_html(f"Data set {statistics.folder}")
     lines = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
-        # A second fence behind the escaping: nothing runs and nothing is fetched, whatever the corpus holds.
+        # A second line of defense behind the escaping: nothing runs and nothing is fetched, whatever the corpus holds.
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{title}</h1>",
-        f"<p>version {manifest.version}, digest <code>{manifest.digest}</code></p>",
-        f"<p>made by clozeworks {_escaped(manifest.clozeworks_version)}</p>",
-        f"<p>tokenizer <code>{manifest.tokenizer.fingerprint}</code>, {manifest.tokenizer.vocab_size:,} pieces, "
-        f"{manifest.tokenizer.token_dtype}</p>",
+        *_counts(manifest),
     ]
-    for table in tables(statistics):
-        lines.extend(_table(table))
-    lines.append('<div class="plots">')
-    lines.extend(_picture(name, picture) for name, picture in plots.items())
+    if plots:
+        lines.append('<div class="plots">')
+        lines.extend(_picture(name, picture) for name, picture in plots.items())
+        lines.append("</div>")
+    if samples:
+        lines.append("<h2>Sample documents</h2>")
+        lines.extend(_sample(sample) for sample in samples)
+    lines.extend(table.html(_VISIBLE_ROWS) for table in tables(statistics))
+    lines.append('<h2>Origin</h2><div class="origin">')
+    lines.append(f"<p>version {manifest.version}, manifest digest <code>{manifest.digest}</code></p>")
+    lines.append(
+        f"<p>tokenizer <code>{manifest.tokenizer.fingerprint}</code>, {manifest.tokenizer.vocab_size:,} tokens, "
+        f"ids as {manifest.tokenizer.token_dtype}</p>"
+    )
+    lines.append(f"<p>made by clozeworks {escape_html(manifest.clozeworks_version)}</p>")
     lines.append("</div></body></html>\n")
     return "\n".join(lines)
 
 
-def _table(table: Table) -> Iterator[str]:
-    yield f'<h2>{_escaped(table.title)}</h2><div class="table"><table><thead><tr>'
-    classes = [' class="number"' if column.is_number else "" for column in table.columns]
-    yield "".join(
-        f"<th{kind}>{_escaped(column.name)}</th>" for kind, column in zip(classes, table.columns, strict=True)
+def _counts(manifest: Manifest) -> Iterator[str]:
+    splits = (manifest.train, manifest.valid)
+    counts = {
+        "tokens": sum(split.tokens for split in splits),
+        "documents": sum(split.documents for split in splits),
+        "sentences": sum(split.sentences for split in splits),
+        "documents dropped": sum(manifest.dropped.values()),
+        "sources": len(manifest.sources),
+        "shards": len(manifest.shards),
+    }
+    yield '<div class="counts">'
+    yield from (f"<div><b>{count:,}</b>{name}</div>" for name, count in counts.items())
+    yield "</div>"
+
+
+def _sample(sample: Sample) -> str:
+    head = f"{sample.source} · {sample.num_tokens:,} tokens · id {sample.document_id:016x}"
+    text = sample.text + " …" * sample.is_cut
+    return (
+        f'<div class="sample"><small><bdi>{escape_html(head)}</bdi></small><p dir="auto">{escape_html(text)}</p></div>'
     )
-    yield "</tr></thead><tbody>"
-    for row in table.rows:
-        # bdi: a right-to-left name does not turn the row around.
-        cells = (f"<td{kind}><bdi>{_escaped(cell)}</bdi></td>" for kind, cell in zip(classes, row, strict=True))
-        yield f"<tr>{''.join(cells)}</tr>"
-    yield "</tbody></table></div>"
-    if table.note:
-        yield f"<p>{_escaped(table.note)}</p>"
 
 
 def _picture(name: str, picture: bytes) -> str:
     data = base64.b64encode(picture).decode()
-    return f'<img alt="{_escaped(name.replace("-", " "))}" src="data:image/png;base64,{data}">'
-
-
-def _escaped(text: str) -> str:
-    return html.escape(printable(text), quote=True)
+    return f'<img alt="{escape_html(name.replace("-", " "))}" src="data:image/png;base64,{data}">'

@@ -1,7 +1,7 @@
-"""Pictures of a data set as PNG files; the one module that knows matplotlib.
+"""Plots of a data set as PNG files; the only module of data_prep that uses matplotlib.
 
-Figures are made by matplotlib's objects, without pyplot: no window, no global state. The same statistics give the same
-bytes with the same version of matplotlib.
+Figures are matplotlib objects without pyplot: no window, no global state. The same statistics give the same bytes with
+the same version of matplotlib.
 """
 
 from __future__ import annotations
@@ -20,32 +20,41 @@ from data_prep.base.terminal import printable
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.reports.lengths import LengthHistogram
 from data_prep.reports.stats import Statistics
-from data_prep.reports.tables import NUM_FREQUENT_PIECES, fertility
 
 _BLUE, _GREY = "#2f6f9f", "#8a8f98"
+_FIGURE_INCHES = (7.2, 4.2)
+_FEWEST_BARS = 8  # fewer bars leave space below them, so that none is a block
+_MOST_TOKENS = 12
 _MOST_SOURCES = 30
 _MOST_SHARDS_AS_BARS = 200
 _LABEL_CHARACTERS = 28
-_BINS_AN_OCTAVE = 2
+_BINS_PER_OCTAVE = 2
 
 
 def draw_plots(statistics: Statistics) -> dict[str, bytes]:
-    """Every plot as a PNG, by name, in reading order."""
-    plots: dict[str, tuple[str, Callable[[Axes, Statistics], None]]] = {
-        "tokens-by-source": ("Tokens by source", _tokens_by_source),
-        "fertility-by-source": ("Fertility by source", _fertility_by_source),
-        "document-lengths": ("Documents by length", _document_lengths),
-        "sentence-lengths": ("Sentences by length", _sentence_lengths),
-        "drop-reasons": ("Documents left out", _drop_reasons),
-        "frequent-pieces": ("Most frequent pieces", _frequent_pieces),
-        "token-frequencies": ("Token ids by rank", _token_frequencies),
-        "shard-sizes": ("Sizes of the shards", _shard_sizes),
+    """Return every plot that has something to show as a PNG, by name, in reading order."""
+    manifest = statistics.manifest
+    has_several_sources = len(manifest.sources) > 1
+    plots: dict[str, tuple[str, Callable[[Axes, Statistics], None], bool]] = {
+        "tokens-by-source": ("Tokens by source", _tokens_by_source, has_several_sources),
+        "document-lengths": ("Documents by length", _document_lengths, True),
+        "sentence-lengths": ("Sentences by length", _sentence_lengths, True),
+        "frequent-tokens": ("Most frequent tokens", _frequent_tokens, True),
+        "token-frequencies": ("Token frequency by rank", _token_frequencies, True),
+        "drop-reasons": ("Dropped documents by reason", _drop_reasons, bool(manifest.dropped)),
+        "bytes-per-token-by-source": ("Bytes per token by source", _bytes_per_token, has_several_sources),
+        "shard-sizes": ("Shard sizes", _shard_sizes, len(manifest.shards) > 1),
     }
-    return {name: _drawn(title, draw, statistics) for name, (title, draw) in plots.items()}
+    is_empty = not statistics.document_lengths.num
+    return {
+        name: _drawn(title, draw, statistics)
+        for name, (title, draw, has_content) in plots.items()
+        if has_content and not is_empty
+    }
 
 
 def _drawn(title: str, draw: Callable[[Axes, Statistics], None], statistics: Statistics) -> bytes:
-    figure = Figure(figsize=(7.2, 4.2), dpi=110, layout="constrained")
+    figure = Figure(figsize=_FIGURE_INCHES, dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontsize=12)
@@ -67,11 +76,11 @@ def _tokens_by_source(axes: Axes, statistics: Statistics) -> None:
     _bars(axes, tokens, "tokens")
 
 
-def _fertility_by_source(axes: Axes, statistics: Statistics) -> None:
-    rates = [(name, fertility(source)) for name, source in _named_sources(statistics)]
-    known = sorted(((name, rate) for name, rate in rates if rate is not None), key=lambda item: -item[1])
-    # Of very many sources those are of interest that cost most.
-    _bars(axes, known[:_MOST_SOURCES], "tokens a word (words end at spaces)")
+def _bytes_per_token(axes: Axes, statistics: Statistics) -> None:
+    sources = [(name, source) for name, source in _named_sources(statistics) if source.tokens]
+    # The sources of interest are those that cost most tokens.
+    rates = sorted(((name, source.text_bytes / source.tokens) for name, source in sources), key=lambda item: item[1])
+    _bars(axes, rates[:_MOST_SOURCES], "bytes of UTF-8 per token")
 
 
 def _document_lengths(axes: Axes, statistics: Statistics) -> None:
@@ -89,16 +98,14 @@ def _drop_reasons(axes: Axes, statistics: Statistics) -> None:
         for reason, count in step.dropped.items()
     ]
     _bars(axes, reasons, "documents")
-    if not reasons:
-        axes.text(0.5, 0.5, "nothing was left out", transform=axes.transAxes, ha="center", color=_GREY)
 
 
-def _frequent_pieces(axes: Axes, statistics: Statistics) -> None:
+def _frequent_tokens(axes: Axes, statistics: Statistics) -> None:
     total = int(statistics.token_counts.sum())
-    tokens = statistics.frequent_tokens(NUM_FREQUENT_PIECES)
+    tokens = statistics.frequent_tokens(_MOST_TOKENS)
     shares = [(statistics.pieces[token], 100 * int(statistics.token_counts[token]) / total) for token in tokens]
     names = [piece if _can_be_drawn(piece) else f"id {token}" for (piece, _), token in zip(shares, tokens, strict=True)]
-    _bars(axes, [(name, share) for name, (_, share) in zip(names, shares, strict=True)], "per cent of all tokens")
+    _bars(axes, [(name, share) for name, (_, share) in zip(names, shares, strict=True)], "percent of all tokens")
 
 
 def _token_frequencies(axes: Axes, statistics: Statistics) -> None:
@@ -126,7 +133,7 @@ def _shard_sizes(axes: Axes, statistics: Statistics) -> None:
 
 
 def _histogram(axes: Axes, lengths: LengthHistogram, things: str) -> None:
-    bins = lengths.bins(_BINS_AN_OCTAVE)
+    bins = lengths.bins(_BINS_PER_OCTAVE)
     edges = [*(item.low for item in bins), bins[-1].high + 1] if bins else [1, 2]
     axes.stairs([item.num for item in bins] or [0], edges, fill=True, color=_BLUE, edgecolor="white")
     axes.set_xscale("log", base=2)
@@ -138,14 +145,14 @@ def _histogram(axes: Axes, lengths: LengthHistogram, things: str) -> None:
 
 
 def _bars(axes: Axes, values: Sequence[tuple[str, float]], meaning: str) -> None:
-    """Horizontal bars, the first on top; the figure grows with their number."""
+    """Draw horizontal bars, the first on top; the figure grows with many of them."""
     assert isinstance(axes.figure, Figure)
-    axes.figure.set_figheight(max(2.2, 1.2 + 0.24 * len(values)))
+    axes.figure.set_figheight(max(_FIGURE_INCHES[1], 1.2 + 0.24 * len(values)))
     bars = axes.barh(range(len(values)), [value for _, value in values], height=0.7, color=_BLUE)
-    axes.bar_label(bars, [_shown(value) for _, value in values], padding=3, fontsize=8, color="#444")
+    axes.bar_label(bars, [_format(value) for _, value in values], padding=3, fontsize=8, color="#444")
     # A dollar sign in a name would begin a formula.
     axes.set_yticks(range(len(values)), [name for name, _ in values], fontsize=8, parse_math=False)
-    axes.set_ylim(max(len(values), 2) - 0.4, -0.6)
+    axes.set_ylim(max(len(values), _FEWEST_BARS) - 0.4, -0.6)
     axes.margins(x=0.12)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -153,7 +160,7 @@ def _bars(axes: Axes, values: Sequence[tuple[str, float]], meaning: str) -> None
 
 
 def _named_sources(statistics: Statistics) -> list[tuple[str, SourceRecord]]:
-    """Sources under names that fit beside a bar: shortened, or a number where the font lacks their script."""
+    """Return the sources with names that fit beside a bar: shortened, or numbered if the font lacks their script."""
     named = []
     for number, source in enumerate(statistics.manifest.sources, 1):
         name = printable(source.name)
@@ -166,10 +173,10 @@ def _named_sources(statistics: Statistics) -> list[tuple[str, SourceRecord]]:
 
 
 def _can_be_drawn(text: str) -> bool:
-    """Whether matplotlib's own font has every character."""
+    """Return whether matplotlib's default font has every character."""
     font = get_font(findfont(FontProperties()))
     return all(font.get_char_index(ord(character)) for character in text)
 
 
-def _shown(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""What there is to know of a data set as a whole, gathered from manifest, indexes and token counts."""
+"""Statistics of a whole data set, from its manifest, indexes and token counts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Statistics:
     """Counts, lengths and frequencies of a data set, over both splits.
 
     Attributes:
-        folder: where it lies, without credentials.
+        folder: path or URL, without credentials.
         document_lengths: in tokens.
         sentence_lengths: in tokens.
-        token_counts: (vocab_size,) int64 how often each id occurs.
-        pieces: text of each id, with U+2581 for a space.
+        token_counts: (vocab_size,) int64, occurrences of each id.
+        pieces: (vocab_size,) text of each id, with U+2581 for a space.
     """
 
     folder: str
@@ -35,7 +35,7 @@ class Statistics:
     pieces: list[str]
 
     def frequent_tokens(self, number: int) -> list[int]:
-        """The ids that occur most often, at most `number`, the most frequent first; of equals the lower id first."""
+        """Return at most `number` ids, the most frequent first; among equals the lower id first."""
         order = np.argsort(-self.token_counts, kind="stable")[:number]
         return [token for token in order.tolist() if self.token_counts[token]]
 
@@ -43,8 +43,8 @@ class Statistics:
 def read_statistics(folder: str) -> Statistics:
     """Gather the statistics of the data set at `folder`, a path or URL.
 
-    One shard's index is in memory at a time, so that the memory does not grow with the number of documents. Token data
-    is not read.
+    Only one shard's index is in memory at a time, so memory does not grow with the number of documents; no token data
+    is read.
 
     Raises:
         UserError: a file that the manifest names is missing or damaged.

@@ -1,39 +1,21 @@
-"""The tables that describe a data set, for terminal and page alike."""
+"""The tables that describe a data set, for terminal, page and card."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from data_prep.base.table import Column, Table
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.reports.lengths import LengthHistogram
 from data_prep.reports.stats import Statistics
 
-NUM_FREQUENT_PIECES = 30
+NUM_FREQUENT_TOKENS = 30
 _PERCENTILES = {0: "shortest", 5: "5%", 25: "25%", 50: "median", 75: "75%", 95: "95%", 100: "longest"}
 
 
-@dataclass(frozen=True)
-class Column:
-    """The head of a column; numbers stand to the right."""
-
-    name: str
-    is_number: bool = True
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of finished text; what comes from the corpus in it is not yet escaped."""
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-
 def split_table(manifest: Manifest) -> Table:
-    """Shards and counts of train and valid."""
+    """Return shards and counts of train and valid."""
     rows = []
     for name in ("train", "valid"):
         split = manifest.split(name)
@@ -53,12 +35,12 @@ def split_table(manifest: Manifest) -> Table:
         "Splits",
         (Column("split", False), *map(Column, ("shards", "documents", "sentences", "tokens", "MB", "entropy"))),
         tuple(rows),
-        "entropy: of single tokens, in nats; the loss of a model that looks at no context",
+        "entropy: of single tokens (unigrams), in nats; the loss of a model without context",
     )
 
 
 def source_table(manifest: Manifest) -> Table:
-    """Counts of every source, what its text costs in tokens, and what was left out of it."""
+    """Return the counts of every source, its tokens per word and byte, and its dropped documents."""
     return Table(
         "Sources",
         (
@@ -70,13 +52,13 @@ def source_table(manifest: Manifest) -> Table:
         tuple(
             (source.name, source.language or "-", *_costs(source), source.license or "-") for source in manifest.sources
         ),
-        "tokens/word, the fertility, counts words between spaces, so it says little of Chinese or Japanese; "
+        "tokens/word (fertility) counts words between spaces, which says little about Chinese or Japanese; "
         "bytes/token compares any languages",
     )
 
 
 def language_table(manifest: Manifest) -> Table | None:
-    """The sources of each language taken together; None where there is one language."""
+    """Return the sums over the sources of each language; None if there is one language."""
     languages = sorted({source.language or "-" for source in manifest.sources})
     if len(languages) < 2:
         return None
@@ -94,12 +76,12 @@ def language_table(manifest: Manifest) -> Table | None:
             ),
         ),
         tuple(rows),
-        "a document counts for the language of its source",
+        "each document counts for the language of its source",
     )
 
 
 def step_table(manifest: Manifest) -> Table:
-    """What every step of preparation took in, left out by reason, and gave out."""
+    """Return the documents that entered each step of preparation, were dropped by reason, and left it."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in manifest.dropped.items()) or "nothing"
     return Table(
         "Steps of preparation, in documents",
@@ -114,28 +96,29 @@ def step_table(manifest: Manifest) -> Table:
             )
             for step in manifest.steps
         ),
-        f"dropped: {dropped}" + (f"; long words encoded in parts: {manifest.cut_words:,}" * (manifest.cut_words > 0)),
+        f"dropped: {dropped}"
+        + (f"; words over 1 MiB, encoded in parts: {manifest.cut_words:,}" * (manifest.cut_words > 0)),
     )
 
 
 def length_table(statistics: Statistics) -> Table:
-    """Percentiles of lengths in tokens."""
+    """Return percentiles of lengths in tokens."""
     named = (("document", statistics.document_lengths), ("sentence", statistics.sentence_lengths))
     return Table(
         "Lengths in tokens",
-        (Column("of a", False), *map(Column, (*_PERCENTILES.values(), "mean"))),
+        (Column("unit", False), *map(Column, (*_PERCENTILES.values(), "mean"))),
         tuple((name, *_percentiles(lengths), f"{lengths.mean:,.1f}") for name, lengths in named),
-        "exact below 65,536 tokens; longer lengths are counted in classes 0.3% wide, shortest and longest exactly",
+        "exact below 65,536 tokens; longer ones to 0.3%; shortest and longest are exact",
     )
 
 
-def piece_table(statistics: Statistics) -> Table:
-    """The pieces that occur most often."""
+def token_table(statistics: Statistics) -> Table:
+    """Return the most frequent tokens."""
     total = max(1, int(statistics.token_counts.sum()))
     unused = int((statistics.token_counts == 0).sum())
     return Table(
-        "Most frequent pieces",
-        (Column("rank"), Column("id"), Column("piece", False), Column("count"), Column("share")),
+        "Most frequent tokens",
+        (Column("rank"), Column("id"), Column("token", False), Column("count"), Column("share")),
         tuple(
             (
                 str(rank),
@@ -144,14 +127,14 @@ def piece_table(statistics: Statistics) -> Table:
                 f"{statistics.token_counts[token]:,}",
                 f"{statistics.token_counts[token] / total:.2%}",
             )
-            for rank, token in enumerate(statistics.frequent_tokens(NUM_FREQUENT_PIECES), 1)
+            for rank, token in enumerate(statistics.frequent_tokens(NUM_FREQUENT_TOKENS), 1)
         ),
-        f"pieces never used: {unused:,} of {len(statistics.token_counts):,}",
+        f"unused tokens of the vocabulary: {unused:,} of {len(statistics.token_counts):,}",
     )
 
 
 def tables(statistics: Statistics) -> Iterator[Table]:
-    """All tables that a page shows, in reading order."""
+    """Yield all tables of a page in reading order."""
     manifest = statistics.manifest
     yield split_table(manifest)
     yield source_table(manifest)
@@ -160,16 +143,11 @@ def tables(statistics: Statistics) -> Iterator[Table]:
         yield languages
     yield step_table(manifest)
     yield length_table(statistics)
-    yield piece_table(statistics)
-
-
-def fertility(source: SourceRecord) -> float | None:
-    """Tokens a word; None for a source of which nothing is left."""
-    return source.tokens / source.words if source.words else None
+    yield token_table(statistics)
 
 
 def _costs(*sources: SourceRecord) -> Iterable[str]:
-    """Counts of the sources taken together, tokens a word, bytes a token, and documents left out."""
+    """Yield the sums over the sources: counts, tokens per word, bytes per token, and dropped documents."""
     documents, sentences, tokens, words, text_bytes = (
         sum(getattr(source, field) for source in sources)
         for field in ("documents", "sentences", "tokens", "words", "text_bytes")

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from data_prep.storage.hashing_files import RangeHashingFile
@@ -71,7 +72,8 @@ class ParquetRows:
             self._parquet = pq.ParquetFile(
                 self._file, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
             )
-            self.columns = [(field.name, field.type) for field in self._parquet.schema_arrow]
+            self._schema = self._parquet.schema_arrow
+            self.columns = [(field.name, field.type) for field in self._schema]
             metadata = self._parquet.metadata
             self._rows_of_groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
             if min(self._rows_of_groups, default=0) < 0:
@@ -122,8 +124,10 @@ class ParquetRows:
         """Digest of the raw bytes of the columns named to `hash_columns`."""
         return self._file.hexdigest()
 
-    def values(self, names: Sequence[str]) -> Iterator[tuple[bytes | None, ...]]:
-        """The rows of these columns, all of which hold text; None stands for null.
+    def values(self, names: Sequence[str], of_any_type: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of these columns; None stands for null.
+
+        Columns hold text, which is given as bytes; those `of_any_type` are given as the values of JSON.
 
         Raises:
             DamagedParquet: the file is damaged.
@@ -136,20 +140,48 @@ class ParquetRows:
                     batch_size=_BATCH_ROWS, row_groups=[group], columns=list(names), use_threads=False
                 ):
                     num_read += batch.num_rows
-                    yield from zip(*(_bytes_of(batch.column(name)) for name in names), strict=True)
+                    columns = ((name, self._column(batch, name)) for name in names)
+                    yield from zip(
+                        *(json_values(c) if name in of_any_type else _bytes_of(c) for name, c in columns), strict=True
+                    )
                 if num_read != num_rows:
                     raise ValueError(f"it holds {num_read} rows")
-            except _damage() as error:
+            except damage() as error:
                 of_all = f"row group {group + 1} of {len(self._rows_of_groups)}"
                 raise DamagedParquet(f"{of_all}, rows {row + 1} to {row + num_rows}", error) from None
             row += num_rows
+
+    def column_type(self, name: str) -> Any:
+        """Type of a column, or of a field within one, such as `text.body`; None where there is none."""
+        import pyarrow as pa
+
+        if name in self._schema.names:
+            return self.columns[self._schema.names.index(name)][1]
+        first, *path = name.split(".")
+        found = self._schema.field(first).type if path and self._schema.names.count(first) == 1 else None
+        for part in path:
+            is_there = found is not None and pa.types.is_struct(found) and found.get_field_index(part) >= 0
+            found = found.field(part).type if is_there else None
+        return found
+
+    def is_text(self, name: str) -> bool:
+        """Whether `column_type` is text, bytes that may be UTF-8, or null."""
+        return is_text(self.column_type(name))
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        if name in self._schema.names:
+            return batch.column(name)
+        import pyarrow.compute as pc
+
+        first, *path = name.split(".")
+        return pc.struct_field(batch.column(first), path)
 
     @contextlib.contextmanager
     def _footer(self) -> Iterator[None]:
         """Tell what goes wrong while the footer is looked at as damage of it."""
         try:
             yield
-        except _damage() as error:
+        except damage() as error:
             place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
             raise DamagedParquet(place, error) from None
 
@@ -168,7 +200,7 @@ def read_whole(path: Path) -> pa.Table:
         table.validate(full=True)  # a text may hold bytes that are no UTF-8
     except FileNotFoundError:
         raise
-    except _damage() as error:
+    except damage() as error:
         raise DamagedParquet("all of it was read", error) from None
     return table
 
@@ -187,7 +219,7 @@ def is_text(column_type: Any) -> bool:
     return str(column_type) in _TEXT_TYPES
 
 
-def _damage() -> tuple[type[Exception], ...]:
+def damage() -> tuple[type[Exception], ...]:
     """What comes of a damaged file; ValueError of names that are no UTF-8 and of our own checks."""
     import pyarrow as pa
 
@@ -202,6 +234,24 @@ def _bytes_of(column: pa.Array) -> list[bytes | None]:
         column = column.dictionary_decode()
     values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
     return values
+
+
+def json_values(column: pa.Array) -> list[Any]:
+    """The values of a column as JSON has them: what it has no type for, such as dates, as text."""
+    values: list[Any] = column.to_pylist()
+    return [value if isinstance(value, (str, int, float, NoneType)) else _json_value(value) for value in values]
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, (str, int, float, NoneType)):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _first_line(error: BaseException) -> str:

@@ -41,7 +41,7 @@ def with_retries(url: str, what: str, operation: Callable[[], Result], seconds: 
     """Call `operation` until it succeeds, fails for good, or the store has been busy for `seconds`.
 
     An attempt that has begun is not cut short, so a store that hangs takes its own time limit on top. Each wait is
-    told on stderr. What fails for good is raised as it is.
+    reported on stderr. A permanent failure is raised unchanged.
 
     Raises:
         UserError: the store was busy or out of reach all the time.

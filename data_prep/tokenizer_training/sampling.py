@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,10 +23,10 @@ from typing import TextIO, TypeVar
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
-from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
-from data_prep.executors.executors import run_units
+from data_prep.executors.executors import Executor, run_units
+from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.storage import storage
 from data_prep.text.cleaning import clean_paragraphs
 from data_prep.text.sentences import check_language
@@ -82,7 +83,7 @@ class CorpusCounts:
 
 
 def draw_sample(
-    config: PreparationConfig, units: Sequence[InputUnit], work_folder: str | Path, num_workers: int
+    config: PreparationConfig, units: Sequence[InputUnit], work_folder: str | Path, executor: Executor | int
 ) -> tuple[TrainingSample, CorpusCounts]:
     """Read all units; return the sample that `config.tokenizer` asks for, and what the corpus is made of.
 
@@ -99,7 +100,7 @@ def draw_sample(
     multipliers = None
     if settings.sampling_alpha < 1:
         shares = CorpusCounts()
-        for counts in _run("counting", count_unit, tasks, num_workers):
+        for counts in _run("counting", count_unit, tasks, executor):
             shares.add(counts)
         multipliers = tempering(shares.bytes_by(settings.sampling_by), settings.sampling_alpha)
         tasks = [replace(task, multipliers=multipliers) for task in tasks]
@@ -108,7 +109,7 @@ def draw_sample(
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         with _writing(work):
             work.mkdir(parents=True)
-        for counts, path in _run("sampling", sample_unit, tasks, num_workers):
+        for counts, path in _run("sampling", sample_unit, tasks, executor):
             totals.add(counts)
             for warning in counts.warnings:
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
@@ -136,7 +137,7 @@ def sample_unit(task: SampleTask) -> tuple[CorpusCounts, str]:
     The file holds at least what of the unit is in the sample of the corpus; nothing where it turns out damaged.
     """
     # A unit may be done twice at once, where a killed pool's other workers take a moment to end.
-    path = Path(task.work_folder) / f"unit-{task.number:06d}-{os.getpid()}.jsonl"
+    path = Path(task.work_folder) / f"unit-{task.number:06d}-{uuid.uuid4().hex}.jsonl"
     with _writing(path), open(path, "w", encoding="utf-8") as file:
         counts = _read(task, _Writer(task, file).add)
         if counts.warnings:
@@ -188,10 +189,10 @@ def _task(config: PreparationConfig, number: int, unit: InputUnit, work: Path) -
 
 
 def _run(
-    title: str, function: Callable[[SampleTask], Result], tasks: Sequence[SampleTask], num_workers: int
+    title: str, function: Callable[[SampleTask], Result], tasks: Sequence[SampleTask], executor: Executor | int
 ) -> Iterator[Result]:
     with Progress(title, sum(task.unit.bytes for task in tasks), "MB", 1e6) as progress:
-        for task, result in run_units(function, tasks, num_workers):
+        for task, result in run_units(function, tasks, executor):
             yield result
             progress.add(task.unit.bytes)
 
@@ -231,11 +232,11 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
     """Give every cleaned document of the unit, with its language, to `take`, and count."""
     counts = CorpusCounts()
     settings = task.documents
-    reader = DocumentReader(task.unit, settings, task.text_field)
+    reader = FilteredReader(task.unit, settings, task.source, task.text_field)
     try:
-        for text, own_language in reader:
-            language = language_label(own_language or task.language)
-            cleaned = "\n".join(clean_paragraphs(text, task.settings.normalization))
+        for document in reader:
+            language = language_label(document.language or task.language)
+            cleaned = "\n".join(clean_paragraphs(document.text, task.settings.normalization))
             reason = _why_dropped(cleaned, settings)
             if reason is not None:
                 counts.dropped[task.source, reason] += 1

@@ -26,7 +26,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.settings import to_yaml
 from trainer.checkpoint.format import step_folder
 from trainer.config.run_config import RunConfig
-from trainer.export.export import export_checkpoint
+from trainer.hf_export.export import export_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROBED_STEPS, WARMING_STEPS = 10, 3

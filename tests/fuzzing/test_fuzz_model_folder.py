@@ -21,14 +21,14 @@ from tests.fuzzing.mutations import damage, fuzz, says_the_same
 from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 from tests.support.tiny_hugging_face import build
-from trainer.finetune.examples import Examples
-from trainer.finetune.fitted_model import FitFacts, FittedModel
+from trainer.finetuning.examples import Examples
+from trainer.finetuning.fitted_model import FitFacts, FittedModel
 from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import FillMask
 from trainer.inference.model_folder import FINETUNE_FILE
 from trainer.inference.next_sentence import NextSentence
 from trainer.inference.provenance import PROVENANCE_FILE, data_lineage, read_provenance
-from trainer.registry.pulled_model import pull
+from trainer.inference.pulled_model import pull
 
 WEIGHTS, CONFIG, TOKENIZER, TOKENIZER_CONFIG = (
     *("model.safetensors", "config.json"),

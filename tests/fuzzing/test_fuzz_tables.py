@@ -21,8 +21,8 @@ from tests.fuzzing.mutations import HOSTILE_JSON, fuzz, mutated_bytes, mutated_d
 from tests.fuzzing.sealed import sealed_parquet
 from tests.fuzzing.test_fuzz_parquet import damaged_page, read_in_processes
 from tests.fuzzing.watching import read_or_refuse
-from trainer.finetune.examples import Columns, read_examples
-from trainer.finetune.tasks import ClassificationTask
+from trainer.finetuning.examples import Columns, read_examples
+from trainer.finetuning.tasks import ClassificationTask
 
 ROWS = [
     {"text": "The old cat, 漢字 🙂, crossed the river.", "label": "1.0", "words": ["a", "b"]},
@@ -54,7 +54,7 @@ from pathlib import Path
 import pyarrow
 
 from tests.fuzzing.watching import read_or_refuse
-from trainer.finetune.examples import Columns, read_examples, text_of
+from trainer.finetuning.examples import Columns, read_examples, text_of
 
 
 def read(path):

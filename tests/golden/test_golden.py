@@ -23,7 +23,7 @@ from trainer.checkpoint.format import read_state, step_folder
 from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.records import FORMAT_VERSION as CHECKPOINT_FORMAT
 from trainer.checkpoint.restore import find_latest
-from trainer.export.export_source import read_source
+from trainer.hf_export.export_source import read_source
 from trainer.inference.fill_mask import FillMask
 
 GOLDEN = Path(__file__).parent

@@ -119,7 +119,7 @@ def test_a_run_refused_for_its_initial_weights_leaves_no_folder_and_its_dry_run_
     begins = ["init_from=nowhere", "model.output_bias=zeros", "output_dir=run", f"data.shards={small_shards}"]
     for more in [], ["--dry-run"]:
         result = pretrain("--config", "tiny_cpu", *begins, *more, cwd=tmp_path)
-        assert_refused(result, 1, "nowhere is neither a folder nor a model's address")
+        assert_refused(result, 2, "nowhere is not a directory, and the Hugging Face Hub cannot be reached")
         assert not (tmp_path / "run").exists()
 
 

@@ -20,7 +20,7 @@ from tests.fault_table import observed as observed
 from tests.support.free_ports import free_port
 from tests.support.mlflow_servers import Server, run_mlflow_server
 from tests.support.toy_run import make_run, make_tokenizer
-from trainer.export.export import export_checkpoint
+from trainer.hf_export.export import export_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN = str(REPOSITORY / "launch" / "pretrain.py")

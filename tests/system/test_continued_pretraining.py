@@ -34,7 +34,7 @@ from tests.support.foreign_tokenizers import WRITERS
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
-from trainer.export.export import export_checkpoint
+from trainer.hf_export.export import export_checkpoint
 from trainer.inference.checkpoint_model import load_checkpoint
 from trainer.inference.fill_mask import FillMask
 from trainer.registry.registration import register

@@ -13,12 +13,13 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import export
+from tests.support.error_codes import coded
 from tests.support.fault_proxy import Fault, Request, run_proxy
 from tests.support.launch_command import run
 from tests.support.mlflow_servers import Server
 from tests.support.toy_run import make_run, make_weights, write_checkpoint
 from trainer.checkpoint.format import step_folder
-from trainer.registry.pulled_model import pull
+from trainer.inference.pulled_model import pull
 from trainer.registry.registration import register
 from trainer.tracking.mlflow_server import connect
 
@@ -36,7 +37,7 @@ def test_row_37_a_checkpoint_with_nan_is_not_exported(
     weights[name][0] = float("nan")
     fingerprint = json.loads((tokenizer_folder / "tokenizer_info.json").read_text())["fingerprint"]
     write_checkpoint(output_dir, 30, fingerprint, weights)
-    with pytest.raises(UserError, match=f"{name} hold NaN.*export an earlier one"):
+    with pytest.raises(UserError, match=name, check=coded("weights-not-finite")):
         run(monkeypatch, export, "--checkpoint", output_dir, "--output", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     run(monkeypatch, export, "--checkpoint", step_folder(output_dir, 20), "--output", tmp_path / "out")
@@ -55,7 +56,7 @@ def test_row_37_a_torn_checkpoint_is_not_exported(
     else:
         content[-1] ^= 1
         path.write_bytes(content if damage == "flipped byte" else content[:-20])
-    with pytest.raises(UserError, match="rank-00001-of-00002.safetensors"):
+    with pytest.raises(UserError, match="rank-00001-of-00002.safetensors", check=coded("damaged-checkpoint")):
         run(monkeypatch, export, "--checkpoint", output_dir, "--output", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -67,7 +68,7 @@ def test_row_37_an_export_overwrites_nothing(
     output_dir = make_run(tmp_path / "run", tokenizer_folder)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="not empty"):
+    with pytest.raises(UsageError, check=coded("output-not-empty")):
         run(monkeypatch, export, "--checkpoint", output_dir, "--output", tmp_path / "out")
     assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("mine.txt", "mine")]
 

@@ -34,7 +34,7 @@ def test_row_26_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes
     refusal = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(refusal) == 1 and "Traceback" not in output
     for part in (
-        "the checkpoint of step 4 belongs to another run",
+        "[incompatible-change]",
         "training.seed was 7 and is 8",
         "model.intermediate_size was 64 and is 96",
         "stage 0 global_batch_tokens was 1024 and is 512",

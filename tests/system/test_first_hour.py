@@ -19,9 +19,9 @@ from data_prep.tokenizer_training.training import train_tokenizer
 from launch import embed, fill_mask, finetune, predict
 from tests.support.mlflow_servers import run_mlflow_server
 from trainer.config.run_config import RunConfig
-from trainer.export.export import export_model
+from trainer.hf_export.export import export_model
+from trainer.inference.pulled_model import pull
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.pulled_model import pull
 from trainer.registry.registration import register
 
 NUM_ROWS = 2000

@@ -31,8 +31,8 @@ from tests.support.soak_faults import FullDisk
 from tests.support.soak_rank_faults import FAULTS
 from tests.support.soak_report import SoakReport
 from tests.system.conftest import Training
+from trainer.inference.pulled_model import pull
 from trainer.registry.model_versions import list_model_versions
-from trainer.registry.pulled_model import pull
 from trainer.tracking.mlflow_server import connect
 from trainer.tracking.sync import sync
 

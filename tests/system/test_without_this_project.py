@@ -18,8 +18,8 @@ from transformers import AutoTokenizer
 
 from tests.support.free_ports import free_port
 from tests.support.toy_run import make_run, make_tokenizer
-from trainer.export.export import export_checkpoint
-from trainer.registry.pulled_model import pull
+from trainer.hf_export.export import export_checkpoint
+from trainer.inference.pulled_model import pull
 from trainer.registry.registration import register
 
 PLAIN = """

@@ -84,8 +84,11 @@ def check_compatible(
             (harmless if _is_harmless(name) else dangerous).append(line)
     if dangerous and not allow_change:
         raise UserError(
-            f"the checkpoint of step {saved.state.step} belongs to another run: " + "; ".join(dangerous) + "; set it "
-            "back, use another output_dir for a new run, or give --allow-change to go on with the change"
+            f"cannot resume from the checkpoint of step {saved.state.step}: {'; '.join(dangerous)}",
+            fix=(
+                "set these back, give another output_dir for a new run, or add --allow-change to resume with the change"
+            ),
+            code="incompatible-change",
         )
     return harmless + dangerous
 
@@ -102,8 +105,10 @@ def _saved_config(saved: SavedState) -> RunConfig:
         return RunConfig.model_validate(without_registry(saved.config))
     except ValidationError as error:
         raise UserError(
-            f"the checkpoint of step {saved.state.step} was written with a setting that this release does not know or "
-            f"accept ({first_problem(error)}); resume it with the release that wrote it"
+            f"this release does not accept a setting of the checkpoint of step {saved.state.step} "
+            f"({first_problem(error)})",
+            fix="resume it with the release that wrote it",
+            code="checkpoint-of-another-release",
         ) from None
 
 

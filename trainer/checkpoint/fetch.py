@@ -73,7 +73,11 @@ def _marker(remote: str, folder: Path, step: int) -> Marker:
     try:
         return stored_marker(remote, step)
     except UserError as error:
-        raise UserError(f"{local}; and {error}") from None
+        raise UserError(
+            f"{local.problem}; {error.problem}",
+            fix=error.fix,
+            code=error.code,
+        ) from None
 
 
 def _ensure_files(remote: str, folder: Path, step: int, records: list[FileRecord]) -> None:
@@ -83,7 +87,11 @@ def _ensure_files(remote: str, folder: Path, step: int, records: list[FileRecord
         refuse_link(folder)
         fetch(remote, step, record, folder)
         if problem := find_problem(folder, record):
-            raise UserError(f"{storage.redact(remote)} gave another file: {problem}")
+            raise UserError(
+                f"{storage.redact(remote)} returned a different file: {problem}",
+                fix="resume from another checkpoint",
+                code="damaged-checkpoint",
+            )
 
 
 def _write_marker(folder: Path, marker: Marker) -> None:
@@ -97,4 +105,4 @@ def _attempt(action: Callable[[], Marker | None]) -> tuple[Marker | None, str | 
     try:
         return action(), None
     except UserError as error:
-        return None, str(error)
+        return None, error.problem

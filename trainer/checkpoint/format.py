@@ -83,7 +83,11 @@ def read_marker(folder: Path) -> Marker:
     """
     path = folder / MARKER_NAME
     if not path.is_file():
-        raise UserError(f"{folder} is no complete checkpoint: it holds no {MARKER_NAME}{_hint(folder)}")
+        raise UserError(
+            f"{folder} is not a complete checkpoint: it has no {MARKER_NAME}",
+            fix=f"{_hint(folder)}",
+            code="incomplete-checkpoint",
+        )
     return parse_marker(storage.read_bytes(path), folder)
 
 
@@ -97,8 +101,9 @@ def parse_marker(data: bytes, folder: str | Path) -> Marker:
     named = step_of(Path(folder).name)
     if named not in (None, marker.step):
         raise UserError(
-            f"{storage.redact(folder)} holds the checkpoint of step {marker.step} and not that of step {named}, which "
-            f"its name tells: it was renamed; call it {step_folder('', marker.step).name} again, or remove it"
+            f"{storage.redact(folder)} has the name of step {named} and contains the checkpoint of step {marker.step}",
+            fix=f"rename it to {step_folder('', marker.step).name}, or remove it",
+            code="renamed-checkpoint",
         )
     return marker
 
@@ -113,9 +118,17 @@ def read_state(folder: str | Path) -> SavedState:
     marker = read_marker(folder)
     records = {record.name: record for record in marker.files}
     if STATE_NAME not in records:
-        raise UserError(f"{folder / MARKER_NAME} does not name {STATE_NAME}; the checkpoint is damaged, use another")
+        raise UserError(
+            f"checkpoint {folder} is damaged: {MARKER_NAME} does not list {STATE_NAME}",
+            fix="use another checkpoint",
+            code="damaged-checkpoint",
+        )
     if problem := find_problem(folder, records[STATE_NAME]):
-        raise UserError(f"checkpoint {folder} is damaged: {problem}; use another one")
+        raise UserError(
+            f"checkpoint {folder} is damaged: {problem}",
+            fix="use another checkpoint",
+            code="damaged-checkpoint",
+        )
     return parse_state(folder, marker)
 
 
@@ -128,8 +141,10 @@ def parse_state(folder: Path, marker: Marker) -> SavedState:
     saved = parse_record(SavedState, storage.read_bytes(folder / STATE_NAME), str(folder / STATE_NAME))
     if saved.state.step != marker.step:
         raise UserError(
-            f"checkpoint {folder} is damaged: {MARKER_NAME} is of step {marker.step} and {STATE_NAME} of step "
-            f"{saved.state.step}; use another one"
+            f"checkpoint {folder} is damaged: {MARKER_NAME} is of step {marker.step}, and "
+            f"{STATE_NAME} is of step {saved.state.step}",
+            fix="use another checkpoint",
+            code="damaged-checkpoint",
         )
     return saved
 
@@ -144,31 +159,35 @@ def open_checkpoint(folder: str | Path, verified: bool = False) -> Checkpoint:
     marker = read_marker(folder)
     for record in () if verified else marker.files:
         if problem := find_problem(folder, record):
-            raise UserError(f"checkpoint {folder} is damaged: {problem}; use another one")
+            raise UserError(
+                f"checkpoint {folder} is damaged: {problem}",
+                fix="use another checkpoint",
+                code="damaged-checkpoint",
+            )
     names = tuple(record.name for record in marker.files if record.name.endswith(".safetensors"))
     return Checkpoint(folder, read_state(folder), names)
 
 
 def find_problem(folder: Path, record: FileRecord) -> str | None:
-    """What is wrong with one file of a checkpoint; None if it is the one that was written."""
+    """What is wrong with one file of a checkpoint; None if it is the file that was written."""
     path = folder / record.name
     try:
         size = path.stat().st_size
         if size != record.bytes:
-            return f"{record.name} has {size:,} bytes and should have {record.bytes:,}"
+            return f"{record.name} has {size:,} bytes instead of {record.bytes:,}"
         if storage.sha256_of(path) != record.sha256:
-            return f"{record.name} has another sha256 than when it was written"
+            return f"{record.name} has another sha256 than the one written"
     except OSError as error:
         return f"{record.name} cannot be read ({error.strerror})"
     except UserError as error:
-        return str(error)
+        return error.problem
     return None
 
 
 def _hint(folder: Path) -> str:
-    """Name the newest checkpoint where `folder` is a run's folder or its checkpoints folder."""
+    """What to give instead: the newest checkpoint where `folder` is a run's directory or its checkpoints directory."""
     for output_dir in (folder, folder.parent):
         steps, _ = list_steps(output_dir)
         if steps:
-            return f"; the newest complete one is {step_folder(output_dir, steps[0])}"
-    return "; give the folder of one step, OUTPUT_DIR/checkpoints/step-NNNNNNNN"
+            return f"give the newest complete one, {step_folder(output_dir, steps[0])}"
+    return "give the directory of one step, OUTPUT_DIR/checkpoints/step-NNNNNNNN"

@@ -30,8 +30,9 @@ def refuse_link(folder: str | Path) -> None:
     if is_link(folder):
         target = os.readlink(storage.local_path(folder))
         raise UserError(
-            f"{folder} is a link to {target}, whose files are left as they are; remove the link, or put a copy of the "
-            "checkpoint in its place"
+            f"{folder} is a link to {target}, whose files must not change",
+            fix="remove the link, or replace it by a copy of the checkpoint",
+            code="checkpoint-is-a-link",
         )
 
 

@@ -23,7 +23,7 @@ def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     """
     checkpoint = open_checkpoint(folder)
     shapes = checkpoint.saved.shapes
-    _check_pieces(checkpoint)  # before memory is taken for the shapes that are said
+    check_pieces(checkpoint)  # before memory is taken for the shapes that are said
     weights = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
     for name in checkpoint.tensor_files:
         for piece in read_pieces(checkpoint.folder / name):
@@ -61,7 +61,11 @@ def read_pieces(path: Path) -> Iterator[Piece]:
                     raise ValueError(f"{key!r} is {piece.get_dtype()} of shape {shape}")
                 yield Piece(kind, name, int(start), int(start) + shape[0], piece)
     except (SafetensorError, ValueError, OSError) as error:
-        raise UserError(f"{path} is no file of a checkpoint ({error}); use another checkpoint") from None
+        raise UserError(
+            f"{path} is not a checkpoint file ({error})",
+            fix="use another checkpoint",
+            code="damaged-checkpoint",
+        ) from None
 
 
 def check_coverage(missing: dict[str, int], folder: Path) -> None:
@@ -69,10 +73,14 @@ def check_coverage(missing: dict[str, int], folder: Path) -> None:
     for name, count in missing.items():
         if count:
             what = f"{count:,} elements of {name} are missing" if count > 0 else f"{name} is held more than once"
-            raise UserError(f"checkpoint {folder} is damaged: {what}; use another one")
+            raise UserError(
+                f"checkpoint {folder} is damaged: {what}",
+                fix="use another checkpoint",
+                code="damaged-checkpoint",
+            )
 
 
-def _check_pieces(checkpoint: Checkpoint) -> None:
+def check_pieces(checkpoint: Checkpoint) -> None:
     """Refuse weights whose pieces, one behind the other, are not the whole parameter."""
     reached = dict.fromkeys(checkpoint.saved.shapes, 0)
     pieces = [piece for name in checkpoint.tensor_files for piece in read_pieces(checkpoint.folder / name)]

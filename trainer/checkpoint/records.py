@@ -102,7 +102,12 @@ def parse_record(schema: type[Schema], data: bytes, place: str) -> Schema:
         first, name = error.errors()[0], storage.redact(place)
         if "format_version" in first["loc"] and isinstance(first["input"], int):
             raise UserError(
-                f"{name} has format version {first['input']} and this release reads {FORMAT_VERSION}; "
-                "use the release that wrote it"
+                f"{name} has format version {first['input']}, and this release reads version {FORMAT_VERSION}",
+                fix="use the release that wrote it",
+                code="checkpoint-of-another-release",
             ) from None
-        raise UserError(f"{name} is damaged ({first_problem(error)}); use another checkpoint") from None
+        raise UserError(
+            f"{name} is damaged ({first_problem(error)})",
+            fix="use another checkpoint",
+            code="damaged-checkpoint",
+        ) from None

@@ -51,7 +51,11 @@ def find_latest(
     steps = _candidates(output_dir, ranks, remote, say)
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps)) or "none"
-        raise UserError(f"there is no checkpoint of step {step} in {output_dir}; those that are there: {there}")
+        raise UserError(
+            f"there is no checkpoint of step {step} in {output_dir}; existing steps: {there}",
+            fix="give one of the existing steps",
+            code="unknown-checkpoint-step",
+        )
     for candidate in steps if step is None else [step]:
         folder = step_folder(output_dir, candidate)
         problem = (
@@ -65,14 +69,16 @@ def find_latest(
         if step is not None:
             others = ", ".join(str(other) for other in steps if other != step) or "none"
             raise UserError(
-                f"checkpoint {folder} is damaged ({problems[0]}), so nothing can go on from it; the other steps that "
-                f"are there: {others}"
+                f"checkpoint {folder} is damaged ({problems[0]}); other steps: {others}",
+                fix="resume from another step",
+                code="damaged-checkpoint",
             )
         say(f"checkpoint {folder} is damaged and skipped: {problems[0]}")
     if steps:
         raise UserError(
-            f"none of the {len(steps)} checkpoints in {checkpoints_folder(output_dir)} is whole, so the run cannot be "
-            "resumed; restore one from a copy, or move the folder away to start from the beginning"
+            f"all {len(steps)} checkpoints in {checkpoints_folder(output_dir)} are damaged, so the run cannot resume",
+            fix="restore one from a copy, or move the directory away to start from the beginning",
+            code="no-intact-checkpoint",
         )
     return None
 
@@ -85,13 +91,17 @@ def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: W
     if remote is not None:
         stored, problem = broadcast_object(_stored_steps(remote) if ranks.is_first else None, ranks)
         if problem and not steps:
-            raise UserError(f"whether there is a checkpoint to go on from cannot be told: {problem}")
+            raise UserError(
+                f"cannot determine whether there is a checkpoint to resume from: {problem}",
+                fix="make checkpoint.upload_to readable, or remove the setting to start without it",
+                code="checkpoints-unreadable",
+            )
         if problem:
-            say(f"{problem}; only the checkpoints on disk are looked at")
+            say(f"{problem}; considering only the checkpoints on disk")
         steps = sorted({*steps, *stored}, reverse=True)
     for step in unfinished:
         if not steps or step > steps[0]:
-            say(f"{step_folder(output_dir, step)} holds no {MARKER_NAME}: its save never ended, it is left out")
+            say(f"{step_folder(output_dir, step)} has no {MARKER_NAME}: its save never ended, and it is left out")
     return steps
 
 
@@ -99,7 +109,7 @@ def _stored_steps(remote: str) -> tuple[list[int], str | None]:
     try:
         return stored_steps(remote), None
     except UserError as error:
-        return [], str(error)
+        return [], error.problem
 
 
 def load(engine: Engine, checkpoint: Checkpoint) -> None:
@@ -137,7 +147,7 @@ def _first_problem(folder: Path, ranks: Ranks) -> str | None:
             read_state(folder)
         return problem
     except UserError as error:
-        return str(error)
+        return error.problem
 
 
 def _check_shapes(shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:
@@ -145,8 +155,10 @@ def _check_shapes(shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) ->
     for name in sorted(shapes.keys() | saved.keys()):
         if shapes.get(name) != saved.get(name):
             raise UserError(
-                f"checkpoint {checkpoint.folder} is of another model: {name} has shape {saved.get(name)} there and "
-                f"{shapes.get(name)} here; use the model settings of its state.json, or another output_dir"
+                f"checkpoint {checkpoint.folder} is of another model: {name} has shape {saved.get(name)} "
+                f"there and {shapes.get(name)} here",
+                fix="use the model settings of its state.json, or give another output_dir",
+                code="checkpoint-of-another-model",
             )
 
 

@@ -90,7 +90,11 @@ def copy_file(path: Path, url: str) -> None:
     try:
         remote_files.upload(path, url)
     except FileNotFoundError:
-        raise UserError(f"{path} is gone") from None
+        raise UserError(
+            f"{path} no longer exists",
+            fix="keep checkpoints until they are uploaded (raise checkpoint.keep_last)",
+            code="missing-file",
+        ) from None
 
 
 def remove_step(url: str, step: int) -> None:

@@ -41,8 +41,10 @@ def check_upload_wait(config: RunConfig, world_size: int) -> None:
     name = min(limits, key=lambda each: limits[each])
     if config.checkpoint.upload_to is not None and world_size > 1 and wait >= limits[name]:
         raise UsageError(
-            f"checkpoint.upload_wait_seconds={wait} is not less than {name}={limits[name]}, after which ranks whose "
-            "copy is done give up on the others; lower the one or raise the other"
+            f"checkpoint.upload_wait_seconds={wait} is not less than {name}={limits[name]}, after "
+            "which ranks stop waiting for each other",
+            fix="lower the one or raise the other",
+            code="upload-wait-too-long",
         )
 
 
@@ -88,7 +90,7 @@ class Uploader:
         try:
             return not storage.exists(stored) or storage.read_bytes(stored) != storage.read_bytes(own)
         except UserError as error:
-            self._warn(f"{error}; the next save tries again")
+            self._warn(f"{error.problem}; retrying at the next save")
             return False
 
     def close(self, mark: Callable[[str], None] = lambda doing: None) -> bool:
@@ -101,13 +103,13 @@ class Uploader:
             self._deadline = deadline
             self._changed.notify_all()
         while self._thread.is_alive() and time.monotonic() < deadline + _POLL_SECONDS:
-            mark("waiting for the copy of the last checkpoint")
+            mark("waiting for the upload of the last checkpoint")
             self._thread.join(_POLL_SECONDS)
         if self._pending:
             steps = ", ".join(f"{step:,}" for step in sorted(self._pending))
             self._warn(
-                f"rank {self._ranks.rank}: the checkpoints of steps {steps} are not whole in "
-                f"{storage.redact(self._url)}; they lie on the local disk"
+                f"rank {self._ranks.rank}: the checkpoints of steps {steps} are incomplete in "
+                f"{storage.redact(self._url)}; they are on the local disk"
             )
         return not self._pending
 
@@ -132,11 +134,10 @@ class Uploader:
         except Exception as error:  # noqa: BLE001 - whatever befell one, the next is copied
             if not (checkpoint.folder / MARKER_NAME).exists():
                 return True
-            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._warn(
                 f"rank {self._ranks.rank}: checkpoint {checkpoint.folder} was not copied to "
-                f"{storage.redact(self._url)}: {redact_text(reason)}. The local copy stays, and the next save tries "
-                "again"
+                f"{storage.redact(self._url)}: {redact_text(reason)}. The local copy stays; retrying at the next save"
             )
             return False
 

@@ -111,7 +111,7 @@ def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], l
         refuse_link(folder)  # which was set aside, unless nothing may be changed here
         outcome = write_tensors(folder / rank_file_name(ranks.rank, ranks.world_size), _parts(engine.fragments()))
     except UserError as error:
-        outcome = f"rank {ranks.rank}: {error}"
+        outcome = f"rank {ranks.rank}: {error.problem}"
     outcomes = gather_objects(outcome, ranks)
     return [o for o in outcomes if isinstance(o, FileRecord)], [o for o in outcomes if isinstance(o, str)]
 
@@ -136,13 +136,13 @@ def _complete(
         for record in records:
             if nodes_share and not (folder / record.name).exists():
                 return None, [
-                    f"{folder / record.name} is not here; output_dir must be one folder that all hosts share, or "
-                    "checkpoint.upload_to a store that all hosts reach"
+                    f"{folder / record.name} does not exist on the host of rank 0; set output_dir to a directory that "
+                    "all hosts share, or checkpoint.upload_to to a store that all hosts reach"
                 ]
         marker = Marker(format_version=FORMAT_VERSION, step=saved.state.step, files=(*records, own))
         storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
     except UserError as error:
-        return None, [str(error)]
+        return None, [error.problem]
     return marker, []
 
 
@@ -152,7 +152,7 @@ def _complete_here(folder: Path, saved: SavedState, marker: Marker, warn: Warn) 
         storage.write_bytes(folder / STATE_NAME, saved.model_dump_json(indent=1).encode())
         storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
     except UserError as error:
-        warn(f"{folder} is not complete on this node, which will have to fetch it: {error}")
+        warn(f"{folder} is incomplete on this node, which will fetch it on resume: {error.problem}")
 
 
 def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> None:
@@ -178,7 +178,7 @@ def _make_room(folder: Path) -> None:
 
 def _give_up(folder: Path, problem: str, warn: Warn) -> None:
     """Rank 0: remove the half-made save and bring back what it was to replace."""
-    warn(f"THE CHECKPOINT {folder} WAS NOT SAVED, the last good one stays: {problem}")
+    warn(f"CHECKPOINT {folder} WAS NOT SAVED, the last good one stays: {problem}")
     with contextlib.suppress(UserError, OSError):
         remove_checkpoint(folder)
         if _replaced(folder).exists():
@@ -218,7 +218,7 @@ def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: in
         try:
             remove_checkpoint(folder)
         except UserError as error:
-            warn(f"the old checkpoint {folder} is left: {error}")
+            warn(f"cannot remove the old checkpoint {folder}: {error.problem}")
 
 
 def _metric(folder: Path, settings: CheckpointSettings) -> float | None:

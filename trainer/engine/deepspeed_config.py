@@ -92,7 +92,11 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
         given["bf16"] = given.pop("bfloat16")
     problems = [*_unknown(given), *_refused(given), *_contradictions(given, config, world_size)]
     if problems:
-        raise UsageError("the DeepSpeed settings cannot be used: " + "; ".join(problems))
+        raise UsageError(
+            f"the DeepSpeed settings contradict the configuration or are not supported: {'; '.join(problems)}",
+            fix="change the settings above in the `deepspeed:` block or in --deepspeed_config",
+            code="deepspeed-settings",
+        )
     given.pop("optimizer", None)
     given.pop("train_batch_size", None)
     given.pop("train_micro_batch_size_per_gpu", None)

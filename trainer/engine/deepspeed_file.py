@@ -21,24 +21,41 @@ def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
     if path is None:
         return config
     if config.deepspeed is not None:
-        raise UsageError("the configuration has a 'deepspeed:' block and --deepspeed_config is given; keep one of them")
+        raise UsageError(
+            f"the configuration has a 'deepspeed:' block, and --deepspeed_config {path} is given",
+            fix="keep one of them",
+            code="contradicting-options",
+        )
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
         is_too_deep = _is_deeper(values, _MOST_LEVELS)
         json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # a checkpoint tells it again
     except OSError as error:
-        raise UsageError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
+        raise UsageError(
+            f"--deepspeed_config {path} cannot be read ({error.strerror})",
+            fix="give the path of a JSON file",
+            code="unreadable-file",
+        ) from None
     except ValueError as error:
-        raise UsageError(f"--deepspeed_config {path} is not JSON: {error}") from None
+        raise UsageError(
+            f"--deepspeed_config {path} is not valid JSON ({error})",
+            fix="correct the file",
+            code="invalid-deepspeed-file",
+        ) from None
     except RecursionError:
         is_too_deep = True
     if is_too_deep:
         raise UsageError(
-            f"--deepspeed_config {path} is nested more than {_MOST_LEVELS} levels deep, as no setting of DeepSpeed is; "
-            "fix the file"
+            f"--deepspeed_config {path} is nested more than {_MOST_LEVELS} levels deep",
+            fix="write the settings as DeepSpeed documents them",
+            code="invalid-deepspeed-file",
         )
     if not isinstance(values, dict):
-        raise UsageError(f"--deepspeed_config {path} holds no JSON object at its top")
+        raise UsageError(
+            f"--deepspeed_config {path} is not a JSON object",
+            fix="write the settings as DeepSpeed documents them",
+            code="invalid-deepspeed-file",
+        )
     return config.model_copy(update={"deepspeed": values})
 
 

@@ -135,8 +135,9 @@ class Engine:
             self.step()
         if not self.was_step_applied:
             raise UserError(
-                "the model's first forward and backward gave no finite gradient; check the model's settings, and with "
-                "training.precision=fp16 try bf16"
+                "the model's first forward and backward pass gave a gradient that is not finite",
+                fix="check the settings of the model, and use training.precision=bf16 instead of fp16",
+                code="first-gradient-not-finite",
             )
         self.set_loss_scaler_state(scaler)
         for fragment in self.fragments():
@@ -219,7 +220,11 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
             )
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UsageError(f"DeepSpeed refuses its settings (deepspeed: in the YAML): {problems}") from None
+        raise UsageError(
+            f"DeepSpeed rejects its settings: {problems}",
+            fix="change them in the `deepspeed:` block or in --deepspeed_config",
+            code="deepspeed-settings",
+        ) from None
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
@@ -250,4 +255,8 @@ def check_precision(config: RunConfig, device_type: str) -> None:
         UsageError: fp16 on the CPU, where there is no loss scaling.
     """
     if config.training.precision == "fp16" and device_type == "cpu":
-        raise UsageError("training.precision=fp16 needs a CUDA device; on the CPU use bf16 or fp32")
+        raise UsageError(
+            "training.precision=fp16 needs a CUDA device, and this run uses the CPU",
+            fix="set training.precision to bf16 or fp32",
+            code="fp16-without-cuda",
+        )

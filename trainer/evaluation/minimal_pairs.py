@@ -77,10 +77,18 @@ def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
     files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES)) if path.is_dir() else [path]
     if not files or not path.exists():
         what = "has no .jsonl or .jsonl.gz file" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {what}. Fix: name a folder with files of minimal pairs, as BLiMP publishes them.")
+        raise UserError(
+            f"{path} {what}",
+            fix="give a directory with files of minimal pairs, as BLiMP publishes them",
+            code="no-minimal-pairs",
+        )
     pairs = [pair for file in files for pair in _read_file(file)]
     if not pairs:
-        raise UserError(f"{path} has no minimal pair. Fix: name a folder whose files have a pair per line.")
+        raise UserError(
+            f"{path} has no minimal pair",
+            fix="give a directory whose files have one pair per line",
+            code="no-minimal-pairs",
+        )
     return pairs
 
 
@@ -89,7 +97,11 @@ def _read_file(file: Path) -> Iterator[MinimalPair]:
     try:
         data = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file} cannot be read ({error}). Fix: copy the file again.") from None
+        raise UserError(
+            f"{file} cannot be read ({error})",
+            fix="copy the file again",
+            code="unreadable-file",
+        ) from None
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             yield _read_pair(line, name, f"{file}, line {number:,}")
@@ -99,15 +111,25 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not valid JSON ({error}). Fix: write an object per line.") from None
+        raise UserError(
+            f"{where}: not valid JSON ({error})",
+            fix="write one object per line",
+            code="invalid-minimal-pair",
+        ) from None
     if not isinstance(values, dict):
         raise UserError(
-            f"{where}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]}). Fix: write an object per line."
+            f"{where}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]})",
+            fix="write one object per line",
+            code="invalid-minimal-pair",
         )
     for key in ("sentence_good", "sentence_bad"):
         if not isinstance(values.get(key), str) or not values[key].strip():
             given = repr(values[key])[:_SHOWN_CHARACTERS] if key in values else "missing"
-            raise UserError(f"{where}: {key} must be a sentence ({given}). Fix: give a text that is not empty.")
+            raise UserError(
+                f"{where}: {key} must be a sentence ({given})",
+                fix="give a text that is not empty",
+                code="invalid-minimal-pair",
+            )
     paradigm, field = (values.get(key) for key in ("UID", "field"))
     return MinimalPair(
         values["sentence_good"],
@@ -147,8 +169,9 @@ def pair_scores(
     if not np.isfinite(scores).all():
         text = list(numbers)[int(np.flatnonzero(~np.isfinite(scores))[0])]
         raise UserError(
-            f"the model gives a score that is not finite to {text[:_SHOWN_CHARACTERS]!r}. Fix: use a model whose "
-            "weights are finite."
+            f"the model gives a score that is not finite to {text[:_SHOWN_CHARACTERS]!r}",
+            fix="use a model whose weights are finite",
+            code="weights-not-finite",
         )
     return np.array([[scores[numbers[pair.good]], scores[numbers[pair.bad]]] for pair in pairs])
 
@@ -156,8 +179,9 @@ def pair_scores(
 def _checked(encoded: Encoded, where: str, max_length: int) -> Encoded:
     if len(encoded.ids) > max_length:
         raise UserError(
-            f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}. Fix: leave "
-            "the pair out."
+            f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}",
+            fix="remove the pair",
+            code="text-too-long",
         )
     return encoded
 

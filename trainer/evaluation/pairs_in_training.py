@@ -116,8 +116,9 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
                 ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
                 if len(ids) > longest:
                     raise UserError(
-                        f"{pair.where}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}. "
-                        "Fix: leave the pair out, or raise data.sequence_length."
+                        f"{pair.where}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}",
+                        fix="remove the pair, or raise data.sequence_length",
+                        code="text-too-long",
                     )
                 sentences.append(Encoded(ids, np.arange(1, len(ids) - 1)))
     of_pairs = np.array([[numbers[pair.good], numbers[pair.bad]] for pair in pairs])

@@ -30,12 +30,20 @@ def attention_maps(folder: Path, first: str, second: str | None = None) -> Atten
         UsageError: the text is empty or longer than the model takes.
     """
     if not first.strip():
-        raise UsageError("the text is empty; give a sentence")
+        raise UsageError(
+            "the text is empty",
+            fix="give a sentence",
+            code="empty-text",
+        )
     preprocessor = Preprocessor.load(folder)
     rows, (length,) = preprocessor.rows([first], None if second is None else [second])
     if length > preprocessor.max_length:
         most = preprocessor.max_length
-        raise UsageError(f"the text is {length:,} tokens long and the model takes {most:,}; give a shorter one")
+        raise UsageError(
+            f"the text has {length:,} tokens, and the model takes {most:,}",
+            fix="give a shorter text",
+            code="text-too-long",
+        )
     # Only the plain implementation keeps the weights; the fused ones never make them.
     model, missing = load_pretrained("AutoModel", folder, "an encoder", attn_implementation="eager")
     refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
@@ -56,5 +64,9 @@ def choose(numbers: list[int] | None, count: int, option: str) -> list[int]:
     """
     for number in numbers or []:
         if not 1 <= number <= count:
-            raise UsageError(f"{option} {number} is not there: the model has 1 to {count}")
+            raise UsageError(
+                f"{option} {number} does not exist: the model has 1 to {count}",
+                fix=f"give a number from 1 to {count}",
+                code="unknown-layer",
+            )
     return [number - 1 for number in numbers] if numbers else list(range(count))

@@ -26,6 +26,7 @@ from trainer.inference.pretrained import (
     max_length,
     refuse_random_weights,
 )
+from trainer.inference.pulled_model import hugging_face_folder
 from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -51,9 +52,31 @@ class Embeddings:
 
 
 class Embedder:
-    """An encoder and its tokenizer."""
+    """Compute vectors of texts with an encoder, on the CPU.
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        embedder = Embedder("models:/english@champion")
+        embedder(["A cat.", "A dog."])  # float32 (2, hidden_size)
+
+    Args:
+        model: a run's output directory or a checkpoint (exported to a temporary directory first), an exported or other
+            Hugging Face directory, `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `runs:/...`, or a name on the Hugging
+            Face Hub; or a model in memory, with its `tokenizer`.
+        tracking_uri: the MLflow server of an address; default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db.
+
+    Raises:
+        UserError: there is no such model, or it is not an encoder.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        tracking_uri: str | None = None,
+    ) -> None:
+        if isinstance(model, str | Path):
+            model, tokenizer = _load_encoder(hugging_face_folder(model, tracking_uri))
+        assert tokenizer is not None, "a model in memory comes with its tokenizer"
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.max_length = max_length(model.config, tokenizer)
@@ -62,14 +85,16 @@ class Embedder:
 
     @classmethod
     def load(cls, folder: Path) -> Embedder:
-        """Load a Hugging Face folder.
+        """Load a Hugging Face directory.
 
         Raises:
             UserError: transformers cannot make an encoder of it.
         """
-        model, missing = load_pretrained("AutoModel", folder, "an encoder")
-        refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
-        return cls(model, load_text_tokenizer(folder))
+        return cls(*_load_encoder(folder))
+
+    def __call__(self, texts: Sequence[str], pooling: Pooling = "mean") -> np.ndarray:
+        """Return vectors (num_texts, hidden_size) float32; a text that the model cannot take whole is truncated."""
+        return self.embed(texts, pooling).vectors
 
     def embed(
         self, texts: Sequence[str], pooling: Pooling = "mean", layer: int = -1, batch_size: int = 32
@@ -95,7 +120,7 @@ class Embedder:
         words = {number: text for number, piece in pieces if (text := self._as_word(piece)) is not None}
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise UsageError(f"--neighbors {word!r} holds nothing; give a word")
+            raise UsageError(f"--neighbors {word!r} has no tokens", fix="give a word", code="empty-text")
         found = _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
         return found
 
@@ -118,7 +143,11 @@ class Embedder:
                 counts[found] = counts.get(found, 0) + 1
         wanted = word.casefold()
         if wanted not in sums:
-            raise UsageError(f"the texts do not hold the word {word!r}; give texts that do, or another word")
+            raise UsageError(
+                f"the texts do not contain the word {word!r}",
+                fix="give texts that contain it, or another word",
+                code="word-not-in-texts",
+            )
         means = np.stack([sums[found] / counts[found] for found in sums])
         return _nearest(means[list(sums).index(wanted)], list(sums), means, word, top_k), counts[wanted]
 
@@ -157,8 +186,9 @@ class Embedder:
     def _check_layer(self, layer: int) -> None:
         if not -self.num_layers - 1 <= layer <= self.num_layers:
             raise UsageError(
-                f"--layer {layer} is not there: the model has layers 1 to {self.num_layers}, 0 is the embeddings and "
-                "-1 the last"
+                f"--layer {layer} does not exist in a model of {self.num_layers} layers",
+                fix=f"give a layer from 1 to {self.num_layers}, 0 for the embeddings, or -1 for the last layer",
+                code="unknown-layer",
             )
 
     def _as_word(self, piece: str) -> str | None:
@@ -175,6 +205,12 @@ class Embedder:
     @cached_property
     def _word_start(self) -> str | None:
         return word_start_of(self.tokenizer.get_vocab())
+
+
+def _load_encoder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    model, missing = load_pretrained("AutoModel", folder, "an encoder")
+    refuse_random_weights(missing, folder, "an encoder", but=("pooler.",))
+    return model, load_text_tokenizer(folder)
 
 
 def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

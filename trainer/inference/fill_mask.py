@@ -72,11 +72,37 @@ class MaskedModel(Protocol):
 
 
 class FillMask:
-    """A model and its tokenizer, ready to fill masks on the CPU."""
+    """Fill masks with a model, on the CPU.
 
-    def __init__(self, model: MaskedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        fill_mask = FillMask("models:/english@champion")
+        fill_mask("Paris is the [MASK] of France.")[0]  # the candidates of the first mask, likeliest first
+
+    Args:
+        model: a run's output directory, a checkpoint, an exported or other Hugging Face directory,
+            `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `runs:/...`, or a name on the Hugging Face Hub; or a model in
+            memory, with its `tokenizer`.
+        tracking_uri: the MLflow server of an address; default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db.
+
+    Raises:
+        UserError: there is no such model, or it cannot fill masks.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | MaskedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        tracking_uri: str | None = None,
+    ) -> None:
+        if isinstance(model, str | Path):
+            model, tokenizer = _open(model, tracking_uri)
+        assert tokenizer is not None, "a model in memory comes with its tokenizer"
         if tokenizer.mask_token_id is None:
-            raise UserError("the model's tokenizer has no mask token, so it cannot fill masks; take a masked model")
+            raise UserError(
+                f"the tokenizer of {tokenizer.name_or_path} has no mask token",
+                fix="give a masked language model",
+                code="no-mask-token",
+            )
         self.model = model.eval()
         self.tokenizer = tokenizer
         self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
@@ -87,15 +113,20 @@ class FillMask:
 
     @classmethod
     def load(cls, folder: Path) -> FillMask:
-        """Load a Hugging Face folder: safetensors only, no code of its own, no look-up elsewhere.
+        """Load a Hugging Face directory: safetensors only, no code of its own, no look-up elsewhere.
 
         Raises:
             UserError: transformers cannot make a masked language model of it, or it holds no trained head.
         """
-        tokenizer = load_tokenizer(folder)
-        model, missing = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
-        refuse_random_weights(missing, folder, "a masked language model")
-        return cls(model, tokenizer)
+        return cls(*_load_masked_model(folder))
+
+    def __call__(self, text: str, top_k: int = 5) -> tuple[tuple[Candidate, ...], ...]:
+        """Return the `top_k` candidates of each mask of `text`, likeliest first.
+
+        Raises:
+            UsageError: there is no mask in the text.
+        """
+        return self.predict(text, top_k).masks
 
     @property
     def mask_token(self) -> str:
@@ -115,7 +146,11 @@ class FillMask:
             body, full = self._ids(text, add_special_tokens=False), self._ids(text)
         positions = [place for place, token in enumerate(body) if token == self.tokenizer.mask_token_id]
         if not positions:
-            raise UsageError(f"the text {shorten(text)!r} holds no {self.mask_token}; put {self.mask_token} for a word")
+            raise UsageError(
+                f"the text {shorten(text)!r} has no {self.mask_token}",
+                fix=f"replace a word by {self.mask_token}",
+                code="text-without-mask",
+            )
         before = next(start for start in range(len(full) + 1) if full[start : start + len(body)] == body)
         prefix, suffix = full[:before], full[before + len(body) :]
         length = self.max_length - len(prefix) - len(suffix)
@@ -160,6 +195,25 @@ class FillMask:
             return Candidate(piece.removeprefix(WORDPIECE_CONTINUATION), token_id, probability, False)
         begins_word = self._word_start is None or piece.startswith(self._word_start)
         return Candidate(str(self.tokenizer.decode([token_id])).strip() or piece, token_id, probability, begins_word)
+
+
+def _open(model: str | Path, tracking_uri: str | None) -> tuple[MaskedModel, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of whatever a user names; a run's checkpoint needs no export."""
+    from trainer.inference.pulled_model import is_checkpoint, pull
+
+    if not is_checkpoint(model):
+        return _load_masked_model(pull(model, tracking_uri=tracking_uri))
+    from trainer.inference.checkpoint_model import load_checkpoint
+
+    loaded = load_checkpoint(Path(model))
+    return loaded.model, loaded.tokenizer
+
+
+def _load_masked_model(folder: Path) -> tuple[MaskedModel, PreTrainedTokenizerBase]:
+    tokenizer = load_tokenizer(folder)
+    model, missing = load_pretrained("AutoModelForMaskedLM", folder, "a masked language model")
+    refuse_random_weights(missing, folder, "a masked language model")
+    return model, tokenizer
 
 
 def mask_reader(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
@@ -218,7 +272,9 @@ def mask_random_word(
     """
     words = list(_WORD.finditer(text.replace(mask_token, "\0" * len(mask_token))))
     if not words:
-        raise UsageError(f"the text {shorten(text)!r} has no word to mask; give a sentence")
+        raise UsageError(
+            f"the text {shorten(text)!r} has no word to mask", fix="give a sentence", code="text-without-word"
+        )
     if preferred is not None:
         words = [word for word in words if preferred(word.group())] or words
     word = random.Random(f"{seed}:{text}").choice(words)

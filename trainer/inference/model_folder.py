@@ -26,22 +26,35 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     """
     name = name or str(folder)
     if not (folder / "config.json").is_file():
-        raise UserError(f"{name} holds no config.json, so it is no Hugging Face folder; give one that was exported")
+        raise UserError(
+            f"{name} has no config.json, so it is not a Hugging Face directory",
+            fix="give a directory that launch/export.py wrote, or the copy of a model from the Hub",
+            code="not-a-model-folder",
+        )
     for config in CONFIG_FILES:
         if "auto_map" in read_json(folder / config):
             raise UserError(
-                f"{name} asks for code of its own (auto_map in {config}), which is never run here; export the model "
-                "without it"
+                f"{name} needs code of its own (auto_map in {config}), which is never run here",
+                fix="export the model without it",
+                code="code-in-model",
             )
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     _check_weight_names(folder, name)
     pickles = [path.name for path in files if path.suffix.lower() in PICKLE_SUFFIXES]
     if not any(path.suffix == ".safetensors" for path in files if path.parent == folder):
         found = f" (only {', '.join(pickles)}, and a pickle can run code)" if pickles else ""
-        raise UserError(f"{name} holds no weights as .safetensors{found}; save the model with safe_serialization")
+        raise UserError(
+            f"{name} has no .safetensors weights{found}",
+            fix="save the model as safetensors (save_pretrained does)",
+            code="weights-not-safetensors",
+        )
     unwanted = pickles + [path.name for path in files if path.suffix == ".py"]
     if strict and unwanted:
-        raise UserError(f"{name} holds {', '.join(unwanted)}, which can run code; take it out and use safetensors only")
+        raise UserError(
+            f"{name} contains {', '.join(unwanted)}, which can run code",
+            fix="remove these files; the weights as .safetensors are enough",
+            code="code-in-model",
+        )
 
 
 def _check_weight_names(folder: Path, name: str) -> None:
@@ -52,15 +65,20 @@ def _check_weight_names(folder: Path, name: str) -> None:
     for path in [] if is_whole else sorted(folder.glob(f"*{INDEX_SUFFIX}")):
         shards = read_json(path).get("weight_map")
         if not isinstance(shards, dict):
-            raise UserError(f"{name} holds {path.name} without a weight_map; copy or export the model again")
+            raise UserError(
+                f"{path.name} in {name} has no weight_map",
+                fix="copy or export the model again",
+                code="damaged-model",
+            )
         named += [(path.name, shard) for shard in shards.values()]
     for where, weights in named:
         is_plain = isinstance(weights, str) and Path(weights).name == weights
         is_plain = is_plain and weights.endswith((".safetensors", INDEX_SUFFIX))
         if not is_plain or not (folder / weights).is_file():
             raise UserError(
-                f"{where} of {name} names the weights {weights!r}, which is no .safetensors file in that folder; copy "
-                "or export the model again"
+                f"{where} of {name} names the weights {weights!r}, which are not a .safetensors file in that directory",
+                fix="copy or export the model again",
+                code="damaged-model",
             )
 
 
@@ -101,5 +119,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}); the folder is damaged; copy or export it again") from None
+        raise UserError(
+            f"{path} is not valid JSON ({error})",
+            fix="copy or export the model again",
+            code="damaged-model",
+        ) from None
     return value if isinstance(value, dict) else {}

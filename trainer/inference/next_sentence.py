@@ -52,19 +52,27 @@ class NextSentence:
             UserError: the folder is no such model, or holds no trained head for pairs.
         """
         remedy = (
-            "which only pretraining with data.sentence_pairs gives; take a model trained so, or fit this one to "
-            "labeled pairs with launch/finetune.py"
+            "give a model that was pretrained with data.sentence_pairs, or fine-tune this one on labeled pairs with "
+            "launch/finetune.py"
         )
         config = load_config(folder)
         from transformers.models.auto.modeling_auto import MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING as WITH_HEAD
 
         if type(config) not in WITH_HEAD:
             family = config.model_type
-            raise UserError(f"{folder} is of the family {family}, in which none has a head for pairs, {remedy}")
+            raise UserError(
+                f"{folder} is a {family} model, a family without a head for sentence pairs",
+                fix=remedy,
+                code="no-pair-head",
+            )
         model, missing = load_pretrained("AutoModelForNextSentencePrediction", folder, "a next-sentence model")
         untrained = sorted(name for name in missing if "seq_relationship" in name or "pooler" in name)
         if untrained:
-            raise UserError(f"{folder} holds no head for sentence pairs ({', '.join(untrained)} missing), {remedy}")
+            raise UserError(
+                f"{folder} has no head for sentence pairs ({', '.join(untrained)} missing)",
+                fix=remedy,
+                code="no-pair-head",
+            )
         return cls(model, load_text_tokenizer(folder), LABELS[pair_task(folder)])
 
     def predict(self, first: str, second: str) -> PairPrediction:
@@ -74,7 +82,11 @@ class NextSentence:
             UsageError: a text is empty.
         """
         if not first.strip() or not second.strip():
-            raise UsageError("a text of the pair is empty; give two sentences")
+            raise UsageError(
+                "a text of the pair is empty",
+                fix="give two sentences",
+                code="empty-text",
+            )
         rows, _ = self._preprocessor.rows([first], [second])
         batch = Collator(self._preprocessor.pad_token_id)(rows)
         with torch.inference_mode():

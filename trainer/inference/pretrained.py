@@ -67,8 +67,9 @@ def load_pretrained(
     left_over = sorted(name for name in info["unexpected_keys"] if _OF_A_LAYER.search(name))
     if left_over:
         raise UserError(
-            f"{folder} holds weights of layers that its config.json does not tell of ({', '.join(left_over[:3])}), so "
-            "that they would be left out; copy both from the same model"
+            f"{folder} has weights of layers that its config.json does not describe ({', '.join(left_over[:3])})",
+            fix="copy configuration and weights from the same model",
+            code="weights-do-not-match",
         )
     return model.eval(), frozenset(info["missing_keys"])
 
@@ -84,8 +85,10 @@ def refuse_random_weights(missing: frozenset[str], folder: Path, purpose: str, b
     random = sorted(name for name in missing if not any(part in name for part in but))
     if random:
         raise UserError(
-            f"{folder} lacks {', '.join(random[:3])} ({len(random)} in all), so that as {purpose} it would hold random "
-            "weights; take a model that was trained as one"
+            f"{folder} lacks {', '.join(random[:3])} ({len(random)} in all), so as {purpose} it would "
+            "have random weights",
+            fix=f"give a model that was trained as {purpose}",
+            code="missing-weights",
         )
 
 
@@ -98,8 +101,9 @@ def load_config(folder: Path) -> Any:
     num_labels = read_config(folder).get("num_labels", 2)
     if isinstance(num_labels, int) and num_labels > MOST_LABELS:  # a name is made for each
         raise UserError(
-            f"{folder / 'config.json'} says num_labels={num_labels!r:.40}, and that is at most {MOST_LABELS:,}; fix "
-            "the file, or copy or export the model again"
+            f"{folder / 'config.json'} has num_labels={num_labels!r:.40}, more than {MOST_LABELS:,}",
+            fix="correct the file, or copy or export the model again",
+            code="invalid-model-config",
         )
     with quiet_transformers():
         from transformers import AutoConfig
@@ -153,8 +157,10 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         raise UserError(
-            f"{folder} is a {config.model_type}, which has no max_position_embeddings, so it is no encoder as BERT is; "
-            "take one that is"
+            f"{folder} is a {config.model_type}, which has no max_position_embeddings, so it is not "
+            "an encoder like BERT",
+            fix="give an encoder",
+            code="not-an-encoder",
         )
     if getattr(config, "model_type", None) in OFFSET_POSITIONS:
         positions -= (config.pad_token_id or 0) + 1
@@ -165,8 +171,9 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     ):
         if not isinstance(length, int | float) or not length >= SHORTEST:
             raise UserError(
-                f"{folder} takes {length!r} tokens by its {name}, and that has to be a number from {SHORTEST} up; fix "
-                "the file, or take another model"
+                f"{folder} takes {length!r} tokens by its {name}, which must be a number from {SHORTEST} up",
+                fix="correct the file, or give another model",
+                code="invalid-model-config",
             )
     return int(min(positions, longest))
 
@@ -225,8 +232,9 @@ def _check_numbers(config: Any, folder: Path) -> None:
         else:
             continue
         raise UserError(
-            f"{folder / 'config.json'} says {name}={value!r:.40}, and that has to be {rule}; fix the file, or copy or "
-            "export the model again"
+            f"{folder / 'config.json'} has {name}={value!r:.40}, which must be {rule}",
+            fix="correct the file, or copy or export the model again",
+            code="invalid-model-config",
         )
 
 
@@ -236,8 +244,9 @@ def _check_finite(model: PreTrainedModel, folder: Path) -> None:
         if not (weight.abs() <= LARGEST_WEIGHT).all():
             what = "not finite (NaN, infinity)" if not weight.isfinite().all() else f"beyond {LARGEST_WEIGHT:g}"
             raise UserError(
-                f"{folder} holds numbers in {name} that are {what}: its training diverged, or the file is damaged; "
-                "take an earlier checkpoint, or another model"
+                f"{folder} has values in {name} that are {what}: its training diverged, or the file is damaged",
+                fix="use an earlier checkpoint, or another model",
+                code="weights-not-finite",
             )
 
 
@@ -246,11 +255,16 @@ def _check_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, folde
     highest = max((number for piece, number in tokenizer.get_vocab().items() if piece not in added), default=0)
     if vocab_size is not None and highest >= vocab_size:
         raise UserError(
-            f"{folder} has a tokenizer with ids up to {highest:,} and a model that knows {vocab_size:,} of them "
-            "(vocab_size in config.json), so they do not belong together; copy both from the same model"
+            f"{folder} has a tokenizer with ids up to {highest:,} and a model with vocab_size={vocab_size:,}",
+            fix="copy both from the same model",
+            code="other-tokenizer",
         )
 
 
 def _cannot_load(folder: Path, purpose: str, error: Exception) -> UserError:
     reason = " ".join(str(error).split())[:300]
-    return UserError(f"{folder} cannot be loaded as {purpose} ({reason}); export or register it again")
+    return UserError(
+        f"{folder} cannot be loaded as {purpose} ({reason})",
+        fix="copy, export or register the model again",
+        code="model-not-loadable",
+    )

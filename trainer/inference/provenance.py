@@ -35,8 +35,9 @@ def read_provenance(folder: Path) -> dict[str, Any]:
         _Provenance.model_validate(provenance)
     except ValidationError as error:
         raise UserError(
-            f"{folder / PROVENANCE_FILE} is not as an export wrote it ({first_problem(error)}); export the model "
-            "again, or fix it"
+            f"{folder / PROVENANCE_FILE} does not have the form that an export writes ({first_problem(error)})",
+            fix="export the model again, or correct the file",
+            code="damaged-provenance",
         ) from None
     return provenance
 

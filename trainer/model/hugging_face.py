@@ -62,8 +62,11 @@ def family_in_transformers(config: ModelSettings, next_sentence: bool) -> str:
             return family
         reasons.append(f"not as {family}, for {'; '.join(found)}")
     raise UserError(
-        f"transformers has no class that computes this model: {', and '.join(reasons)}. It can neither be exported "
-        "nor begin with a Hugging Face checkpoint; it trains, is evaluated and fills masks from its own checkpoints"
+        f"transformers has no class for this model: {', and '.join(reasons)}. It cannot be "
+        "exported or initialized from a Hugging Face checkpoint; it trains, is evaluated and "
+        "fills masks from its own checkpoints",
+        fix="change these settings, or use the run's own checkpoints",
+        code="not-in-transformers",
     )
 
 

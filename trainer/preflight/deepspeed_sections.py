@@ -60,7 +60,11 @@ def check_values(config: RunConfig, world_size: int, device_type: str) -> None:
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        raise UsageError(f"DeepSpeed refuses its settings (deepspeed: or --deepspeed_config): {'; '.join(problems)}")
+        raise UsageError(
+            f"DeepSpeed rejects its settings: {'; '.join(problems)}",
+            fix="change them in the `deepspeed:` block or in --deepspeed_config",
+            code="deepspeed-settings",
+        )
 
 
 def _wrong_values(given: dict[str, Any]) -> Iterator[str]:

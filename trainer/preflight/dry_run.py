@@ -224,8 +224,10 @@ def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
 def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:
     if manifest.tokenizer.vocab_size > config.model.vocab_size:
         raise UserError(
-            f"the shards at {url} hold ids up to {manifest.tokenizer.vocab_size - 1:,} and model.vocab_size is "
-            f"{config.model.vocab_size:,}; set model.vocab_size={manifest.tokenizer.vocab_size}"
+            f"the shards at {url} have ids up to {manifest.tokenizer.vocab_size - 1:,}, and "
+            f"model.vocab_size is {config.model.vocab_size:,}",
+            fix=f"set model.vocab_size={manifest.tokenizer.vocab_size}",
+            code="vocabulary-too-small",
         )
     train = manifest.train
     asked = tokens_of_run(config.stages, config.steps_by_stage)

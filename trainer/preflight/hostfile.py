@@ -24,8 +24,9 @@ def read_hostfile(path: str) -> dict[str, int]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(
-            f"hostfile {path} cannot be read ({why}), and the launcher would train on one node; give the path of a "
-            "file with lines 'HOST slots=N'"
+            f"hostfile {path} cannot be read ({why}), and the launcher would train on one node",
+            fix="give the path of a file with lines 'HOST slots=N'",
+            code="missing-hostfile",
         ) from None
     hosts: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -35,13 +36,22 @@ def read_hostfile(path: str) -> dict[str, int]:
         match = _HOST_LINE.fullmatch(text)
         if match is None or match[1] in hosts:
             shown = repr(text[:_SHOWN_CHARACTERS])
-            raise UsageError(f"hostfile {path}, line {number}: {shown} is not 'HOST slots=N', each host once; fix it")
+            raise UsageError(
+                f"hostfile {path}, line {number}: {shown} is not 'HOST slots=N', each host once",
+                fix="correct the line",
+                code="invalid-hostfile",
+            )
         if _HOST.fullmatch(match[1]) is None or match[1].startswith("-"):
             raise UsageError(
-                f"hostfile {path}, line {number}: {match[1][:_SHOWN_CHARACTERS]!r} is no name of a host; use letters, "
-                "digits, dots, colons, hyphens and underscores, with USER@ before it where needed"
+                f"hostfile {path}, line {number}: {match[1][:_SHOWN_CHARACTERS]!r} is not a host name",
+                fix=("use letters, digits, dots, colons, hyphens and underscores, with USER@ before it where needed"),
+                code="invalid-hostfile",
             )
         hosts[match[1]] = int(match[2])
     if not hosts:
-        raise UsageError(f"hostfile {path} names no host; write lines 'HOST slots=N'")
+        raise UsageError(
+            f"hostfile {path} names no host",
+            fix="write lines 'HOST slots=N'",
+            code="invalid-hostfile",
+        )
     return hosts

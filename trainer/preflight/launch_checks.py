@@ -18,7 +18,7 @@ from data_prep.storage.known_secrets import secrets_of
 
 SECRET_REMEDY = (
     "keep it in a file of your own on every host (~/.mlflow/credentials, ~/.aws/credentials, both with mode 600) and "
-    "take it out of the environment and of .deepspeed_env, or start with launch/nodes.py, which leaves it out"
+    "remove it from the environment and from .deepspeed_env, or start with launch/nodes.py, which does not forward it"
 )
 
 
@@ -41,11 +41,12 @@ def check_launch() -> None:
     for process in above:
         if (missing := missing_hostfile(process)) is not None:
             raise UsageError(
-                f"the launcher's --hostfile {missing} does not exist, so it would train on this node alone; give the "
-                "path of a file with lines 'HOST slots=N', or leave --hostfile out for one node"
+                f"the launcher's --hostfile {missing} does not exist, so it would train on this node alone",
+                fix="give the path of a file with lines 'HOST slots=N', or leave --hostfile out for one node",
+                code="missing-hostfile",
             )
     if (found := exposure(above)) is not None:
-        raise UsageError(found)
+        raise UsageError(found, fix=SECRET_REMEDY, code="secret-in-arguments")
 
 
 def refuse_exposed(gather: Callable[[str | None], list[str | None]]) -> None:
@@ -60,7 +61,7 @@ def refuse_exposed(gather: Callable[[str | None], list[str | None]]) -> None:
     found = exposure(starters(list(ancestors(os.getppid()))))
     for text in gather(found):
         if text is not None:
-            raise UsageError(text)
+            raise UsageError(text, fix=SECRET_REMEDY, code="secret-in-arguments")
 
 
 def exposure(processes: Iterable[Ancestor]) -> str | None:
@@ -69,8 +70,7 @@ def exposure(processes: Iterable[Ancestor]) -> str | None:
         for name in exposed(process.words, os.environ):
             return (
                 f"the value of {name} stands in the arguments of process {process.pid} ({process.words[0]}) on "
-                f"{socket.gethostname()}, where every user of that host reads it; count it as known to them, and "
-                f"{SECRET_REMEDY}"
+                f"{socket.gethostname()}, where every user of that host can read it; replace the secret"
             )
     return None
 

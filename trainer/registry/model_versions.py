@@ -13,8 +13,8 @@ import regex
 from data_prep.base.errors import UsageError, UserError
 from trainer.config.promotion import Condition, Verdict, aliases_of, judge
 from trainer.config.registry_names import PREVIOUS, check_promoted
+from trainer.inference.pulled_model import TAG_PREFIX
 from trainer.registry.promotion_lock import promotion_lock
-from trainer.registry.pulled_model import TAG_PREFIX
 from trainer.registry.registration import point_alias
 from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
 
@@ -90,7 +90,11 @@ def trained_on(versions: Sequence[ModelVersion], digest: str) -> list[ModelVersi
         UsageError: the beginning is too short to mean one data set.
     """
     if len(digest) < _MIN_DIGEST_DIGITS:
-        raise UsageError(f"--trained-on {digest!r} is too short; give at least {_MIN_DIGEST_DIGITS} digits of a digest")
+        raise UsageError(
+            f"--trained-on {digest!r} is shorter than {_MIN_DIGEST_DIGITS} digits",
+            fix=f"give at least {_MIN_DIGEST_DIGITS} digits of a digest",
+            code="digest-too-short",
+        )
     return [version for version in versions if any(each.startswith(digest.lower()) for each in version.data_lineage)]
 
 
@@ -121,14 +125,20 @@ def promote(
         candidate = next((each for each in versions if str(each.version) == version), None)
         if candidate is None:
             known = ", ".join(str(each.version) for each in versions) or "none"
-            raise UserError(f"{name} has no version {version}, only {known}; choose one of them by --version")
+            raise UserError(
+                f"{name} has no version {version}, only {known}",
+                fix="give one of them with --version",
+                code="unknown-model-version",
+            )
         holders = {bearer: each for each in versions for bearer in each.aliases}
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
         verdict = judge(conditions, candidate.scores, named, alias)
         if not verdict.holds:
             raise NotPromoted(
-                f"version {version} of {name} was not promoted to {alias}: {'; '.join(verdict.reasons)}. No alias was "
-                "moved"
+                f"version {version} of {name} was not promoted to {alias}: {'; '.join(verdict.reasons)}. "
+                "No alias was moved",
+                fix="evaluate or train the model further, or change the condition",
+                code="condition-not-met",
             )
         holder = holders.get(alias)
         # The aliases last, `alias` after `previous`: if the server is lost here, no alias that users read was moved.
@@ -168,7 +178,11 @@ def _versions(client: Any, name: str | None) -> list[ModelVersion]:
     wanted = f"name='{name}'" if name is not None else None
     models = list(_all_pages(client.search_registered_models, wanted))
     if name is not None and name not in {each.name for each in models}:
-        raise UserError(f"there is no registered model {name}; see the server's Models page, or register it first")
+        raise UserError(
+            f"there is no registered model {name}",
+            fix="see the Models page of the server for the names, or register the model first",
+            code="unknown-model",
+        )
     aliases: dict[tuple[str, int], list[str]] = {}
     for model in models:
         for alias, number in model.aliases.items():

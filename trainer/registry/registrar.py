@@ -67,7 +67,7 @@ class Registrar:
                 self.submit(step, step_folder(self._output_dir, step))
 
     def go_back(self, step: int) -> None:
-        """Forget the registrations of later steps, which a new branch makes again; call it before `submit`."""
+        """Forget the registrations of later steps, which a new branch registers again; call it before any `submit`."""
         notes = _read_notes(self._output_dir)
         text = "".join(json.dumps(note) + "\n" for note in notes if note["step"] <= step)
         self._registered = {each for each in self._registered if each <= step}
@@ -75,7 +75,7 @@ class Registrar:
         try:
             storage.write_bytes(self._output_dir / REGISTERED_NAME, text.encode())
         except UserError as error:
-            self._warn(f"{error}; a restart may leave checkpoints of the new course unregistered")
+            self._warn(f"{error.problem}; a restart may leave checkpoints of the new branch unregistered")
 
     def close(self) -> bool:
         """Wait for what is under way; whether all of it was registered."""
@@ -103,12 +103,12 @@ class Registrar:
                 value = self._answer(self._request(step, folder))
             except Exception as error:  # noqa: BLE001 - whatever befell one, the others are tried
                 reason = storage.hide_secrets(
-                    str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                    error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 )
                 self._warn(
                     f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: "
-                    f"{reason}. It is in {folder}; launch/register.py --checkpoint registers it, or the same "
-                    "command started again"
+                    f"{reason}. It is in {folder}: register it with launch/register.py --checkpoint, or rerun the same "
+                    "command"
                 )
             else:
                 self._registered.add(step)
@@ -120,10 +120,16 @@ class Registrar:
         answer = self._run(request)
         if answer.returncode:
             raise UserError(
-                storage.hide_secrets(answer.stderr.strip().removeprefix("error: ")) or _ending(answer.returncode)
+                _message(answer.stderr) or _ending(answer.returncode),
+                fix="register the checkpoint with launch/register.py --checkpoint",
+                code="registration-failed",
             )
         if not answer.stdout.strip():
-            raise UserError("its process ended without an answer")
+            raise UserError(
+                "the registering process ended without an answer",
+                fix="register the checkpoint with launch/register.py --checkpoint",
+                code="registration-failed",
+            )
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
         return value
 
@@ -167,12 +173,17 @@ def command_line() -> list[str]:
     return [sys.executable, "-m", "trainer.registry.register_checkpoint", str(os.getpid())]
 
 
+def _message(stderr: str) -> str:
+    """What the registering process reports to be wrong, without the fix, which is that of a command."""
+    return storage.hide_secrets(stderr.strip()).removeprefix("error: ").partition(". Fix: ")[0]
+
+
 def _ending(returncode: int) -> str:
-    """How a process ended that said nothing."""
+    """How a process ended that reported nothing."""
     if returncode >= 0:
-        return f"its process ended with status {returncode}"
+        return f"the registering process exited with status {returncode}"
     name = next((each.name for each in signal.Signals if each == -returncode), f"signal {-returncode}")
-    return f"its process was ended by {name}"
+    return f"the registering process was killed by {name}"
 
 
 def registered_steps(output_dir: Path) -> list[int]:

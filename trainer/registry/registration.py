@@ -26,8 +26,15 @@ from data_prep.storage import storage
 from trainer.config.registry_names import check_names
 from trainer.inference.model_folder import check_model_folder, folder_digest, read_card
 from trainer.inference.provenance import read_provenance
+from trainer.inference.pulled_model import (
+    DIGEST_TAG,
+    EXPORT_FOLDER,
+    TAG_PREFIX,
+    download,
+    find_model,
+    hugging_face_folder,
+)
 from trainer.model.quiet_transformers import quiet_transformers
-from trainer.registry.pulled_model import DIGEST_TAG, EXPORT_FOLDER, TAG_PREFIX, download, find_model
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.delivery import find_or_create_experiment
 from trainer.tracking.mlflow_server import flatten, registry_client, resolve_tracking_uri, short
@@ -66,7 +73,7 @@ class Registration:
 
 
 def register(
-    folder: Path,
+    model: str | Path,
     name: str,
     alias: str | None = None,
     tracking_uri: str | None = None,
@@ -74,17 +81,21 @@ def register(
     tags: Mapping[str, str] | None = None,
     once: bool = False,
 ) -> Registration:
-    """Register an exported folder as the next version of `name`, and let `alias` point to it once it is proved.
+    """Register a model as the next version of `name`, and point `alias` to it once it was read back.
 
-    The version's tags are the folder's provenance (tokens seen, digests, scores, training run), its digest, and `tags`.
-    `run_id` is the training run; by default the one in the provenance, where the server knows it. With `once` a version
-    that there is of the same run, step and weights is the one, and no other is made.
+    The version's tags are the model's provenance (tokens seen, digests, scores, training run), its digest, and `tags`.
+
+    Args:
+        model: an exported directory, or a run's output directory or a checkpoint, which is exported first.
+        run_id: the training run; by default the one in the provenance, where the server knows it.
+        once: return the existing version of the same run, step and weights instead of creating another one.
 
     Raises:
-        UserError: the folder is no safe model folder, or the server refuses or breaks off; then nothing has changed
-            under the alias, and the same call may be made again.
+        UserError: the model is not a safe model directory, or the server refuses or fails; the alias is unchanged then,
+            and the same call may be repeated.
     """
     check_names(name, alias)
+    folder = hugging_face_folder(model, tracking_uri, name)  # the model card takes its title from the name
     check_model_folder(folder, strict=True)
     uri = resolve_tracking_uri(tracking_uri)
     provenance = read_provenance(folder)
@@ -99,9 +110,9 @@ def register(
         if made_before:
             version = made_before[0]
         else:
-            model = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
-            _upload_or_fail(client, model, folder, name)
-            version = _create_version(client, name, model, all_tags, card)
+            logged = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
+            _upload_or_fail(client, logged, folder, name)
+            version = _create_version(client, name, logged, all_tags, card)
         _prove(client, name, version, folder, uri, is_new=not made_before)
         if alias:
             point_alias(client, name, alias, version)
@@ -268,8 +279,10 @@ def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str
             client.delete_model_version(name, version)
         fate = "was taken away" if is_new else "stays, as it was made before"
         raise UserError(
-            f"version {version} of {name} could not be read back ({short(error)}) and {fate}; no alias was moved. "
-            f"{folder} is as it was: run the same command again"
+            f"version {version} of {name} could not be read back ({short(error)}) and {fate}; no "
+            f"alias was moved, and {folder} is unchanged",
+            fix="run the same command again",
+            code="registration-failed",
         ) from error
 
 
@@ -296,6 +309,10 @@ def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> R
         run = None
     if run is None or run.info.lifecycle_stage == "deleted":
         if required:
-            raise UserError(f"the server has no run {run_id}; give the run of this server, or leave it out")
+            raise UserError(
+                f"the server has no run {run_id}",
+                fix="give a run of this server, or leave it out",
+                code="unknown-run",
+            )
         return None
     return run

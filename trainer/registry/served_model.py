@@ -93,7 +93,9 @@ def _architecture(folder: Path) -> str:
     named = read_config(folder).get("architectures") or [""]
     if not isinstance(named, list):
         raise UserError(
-            f"{folder}/config.json has architectures={named!r}, which is no list of names; export the model again"
+            f"{folder}/config.json has architectures={named!r}, which is not a list of names",
+            fix="export the model again",
+            code="invalid-model-config",
         )
     return str(named[0])
 
@@ -102,5 +104,9 @@ def _fitted_length(folder: Path, facts: dict[str, Any]) -> int | None:
     """Tokens at which fitting cut a text; None where its file does not say."""
     length = facts.get("max_length")
     if length is not None and not isinstance(length, int):
-        raise UserError(f"{folder / FINETUNE_FILE} has max_length={length!r}, which is no number of tokens; fix it")
+        raise UserError(
+            f"{folder / FINETUNE_FILE} has max_length={length!r}, which is not a number of tokens",
+            fix="correct the file",
+            code="damaged-model",
+        )
     return length

@@ -22,9 +22,9 @@ from trainer.config.model_settings import ModelSettings
 from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.inference.pretrained import load_config, load_pretrained
 from trainer.inference.provenance import data_lineage, read_provenance
+from trainer.inference.pulled_model import check_is_there, is_address, local_or_hub_folder, pull
 from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.pulled_model import check_is_there, is_address, pull
 
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
@@ -43,12 +43,12 @@ class InitialWeights(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or why it could not."""
+    """What rank 0 read: our parameters by name, perhaps with fewer vocabulary rows, or the error."""
 
     weights: dict[str, torch.Tensor]
     data_lineage: tuple[str, ...] = ()
     note: str | None = None
-    problem: str | None = None
+    error: UserError | None = None
 
 
 def load_initial_weights(
@@ -69,8 +69,8 @@ def load_initial_weights(
     found = broadcast_object(
         _read_or_explain(model, source, tracking_uri, tokenizer_fingerprint) if ranks.is_first else None, ranks
     )
-    if found.problem is not None:
-        raise UserError(found.problem)
+    if found.error is not None:
+        raise found.error
     parameters = dict(model.named_parameters())
     filled_up = []
     with torch.no_grad():
@@ -103,8 +103,13 @@ def look_at_initial_weights(
         family_in_transformers(config, next_sentence=False)
         check_is_there(source, tracking_uri)
         return [f"{where} is there; whether it fits this model is seen when the run pulls it"]
-    family, note = _check(pull(source), source, config, tokenizer_fingerprint)
+    family, note = _check(_folder_without_weights(source), source, config, tokenizer_fingerprint)
     return [f"{where} is a {family} of this architecture"] + ([note] if note else [])
+
+
+def _folder_without_weights(source: str) -> Path:
+    """A local directory, checked; of a model on the Hub, configuration and tokenizer without its weights."""
+    return pull(source) if Path(source).is_dir() else local_or_hub_folder(source, with_weights=False)
 
 
 def _read_or_explain(
@@ -114,7 +119,7 @@ def _read_or_explain(
     try:
         return _read(model, source, tracking_uri, tokenizer_fingerprint)
     except UserError as error:
-        return _Found({}, problem=str(error))
+        return _Found({}, error=error)
 
 
 def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None) -> _Found:
@@ -125,8 +130,9 @@ def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokeni
     converted, lacking = from_hugging_face(weights, (name for name, _ in model.named_parameters()), family)
     if of_encoder := [names for name, names in lacking.items() if name.startswith("encoder.")]:
         raise UserError(
-            f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder; it is damaged, or no "
-            "checkpoint of this architecture"
+            f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder",
+            fix="give a complete checkpoint of this architecture",
+            code="missing-weights",
         )
     return _Found(converted, data_lineage(read_provenance(folder)), note)
 
@@ -147,9 +153,13 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
     found = Tokenizer.load(folder).fingerprint
     if found != expected:
         raise UserError(
-            f"init_from={where} carries a tokenizer of fingerprint {found}, and the shards were made with {expected}: "
-            f"the same ids are other pieces; make shards with its own, 'python -m data_prep shards --tokenizer "
-            f"{where}', or take another checkpoint"
+            f"init_from={where} has a tokenizer with fingerprint {found}, and the shards were made "
+            f"with {expected}: the same ids are other tokens",
+            fix=(
+                f"make shards with its tokenizer (`python -m data_prep shards --tokenizer {where}`), or "
+                "give another checkpoint"
+            ),
+            code="other-tokenizer",
         )
     return None
 
@@ -162,7 +172,9 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str
     if theirs["model_type"] != family:
         raise UserError(
             f"init_from={where} is a {theirs['model_type']}, and the model is a {family} "
-            f"(model.family={config.family}); take a checkpoint of BERT or ModernBERT, and set the family it is of"
+            f"(model.family={config.family})",
+            fix="give a checkpoint of BERT or ModernBERT, and set model.family to its family",
+            code="other-architecture",
         )
     settings = FAMILIES[family].settings_of(theirs)
     differences = [
@@ -176,7 +188,8 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str
         differences.append("the MLM decoder is the word matrix and there a matrix of its own")
     if differences:
         raise UserError(
-            f"init_from={where} is of another architecture: {'; '.join(differences)}; set these as they are there, or "
-            "take another checkpoint"
+            f"init_from={where} is of another architecture: {'; '.join(differences)}",
+            fix="set these settings as in the checkpoint, or give another checkpoint",
+            code="other-architecture",
         )
     return family

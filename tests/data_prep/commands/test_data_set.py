@@ -11,6 +11,7 @@ import pytest
 from data_prep.base.errors import UsageError
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +41,10 @@ def test_without_a_configuration_nothing_is_set() -> None:
 
 def test_a_configuration_with_a_mistake_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.yaml").write_text("storage_option: {}\n")
-    with pytest.raises(UsageError, match="did you mean storage_options"):
+    with pytest.raises(UsageError, match="storage_option"):
         opened("data/shards", "--config", str(tmp_path / "corpus.yaml"))
 
 
 def test_a_configuration_that_is_not_there_is_no_preset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nope\.yaml does not exist; give the YAML file with the storage_options"):
+    with pytest.raises(UsageError, match=r"nope\.yaml", check=coded("missing-configuration")):
         opened("data/shards", "--config", str(tmp_path / "nope.yaml"))

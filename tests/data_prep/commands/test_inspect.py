@@ -59,7 +59,7 @@ def test_the_vocabulary_is_written_with_every_piece(
     small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(capsys, small_shards, "--vocabulary", tmp_path / "out" / "pieces.txt") == [
-        f"{tmp_path / 'out' / 'pieces.txt'}: 800 pieces"
+        f"{tmp_path / 'out' / 'pieces.txt'}: 800 tokens"
     ]
     lines = (tmp_path / "out" / "pieces.txt").read_text(encoding="utf-8").splitlines()
     pieces = Tokenizer.load(small_shards / "tokenizer").pieces

@@ -32,38 +32,38 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_misspelt_folder_or_a_file_is_told_and_nothing_is_made(
     command: Command, original: Path, tmp_path: Path
 ) -> None:
-    assert command("remove", tmp_path / "nope", "--source", "south") == 1 and "holds no manifest" in command.errors
+    assert command("remove", tmp_path / "nope", "--source", "south") == 1 and str(tmp_path / "nope") in command.errors
     assert command("verify", original / "manifest.json") == 2
-    assert f"is a file; name the folder of a data set, such as {original}" in command.errors
+    assert str(original) in command.errors
     assert not list(tmp_path.iterdir())
 
 
 def test_a_note_that_is_not_utf_8_is_refused_before_anything_is_removed(command: Command, folder: Path) -> None:
     before = files(folder)
     assert command("remove", folder, "--source", "south", "--note", "bad\udcff") == 2
-    assert r"--note 'bad\udcff' is not UTF-8" in command.errors and files(folder) == before
+    assert r"bad\udcff" in command.errors and files(folder) == before
 
 
 def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
     before = files(folder)
     assert command("remove", folder, "--source", "south", "--dry-run") == 0
-    assert "would rewrite 4 of 4 shards" in command.output and files(folder) == before
+    assert "4 of 4 shards" in command.output and files(folder) == before
     assert command("remove", folder, "--source", "south", "--workers", 1) == 0
-    assert "removed source 'south': 80 documents" in command.output and "--purge deletes them" in command.output
+    assert "removed source 'south': 80 documents" in command.output and "--purge" in command.output
     assert command("verify", folder, "--workers", 1) == 0
-    assert "120 documents" in command.output and "; nothing is there of source 'south' (80 documents)" in command.output
-    assert "note: what was removed is still in files of older versions" in command.output
+    assert "120 documents" in command.output and "source 'south' (80 documents)" in command.output
+    assert "note: " in command.output and "--purge" in command.output
     assert command("verify", folder, "--version", "1", "--workers", 1) == 0
     assert "200 documents" in command.output and "version 1" in command.output
     assert command("remove", folder, "--source", "south") == 0
-    assert "source 'south': removed before; nothing was done" in command.output
+    assert "source 'south'" in command.output and "nothing was done" in command.output
     assert command("remove", folder, "--purge", "--dry-run") == 0
-    assert "would delete 10 files of older versions" in command.output
+    assert "would delete 10 files" in command.output
     assert command("remove", folder, "--purge") == 0
-    assert "purged: 10 files of older versions were deleted" in command.output
+    assert "deleted 10 files" in command.output
     assert command("verify", folder, "--workers", 1) == 0 and "note:" not in command.output
     assert command("verify", folder, "--version", "1") == 1
-    assert "holds no version 1, only 2" in command.errors
+    assert "version 1" in command.errors and "2 (" in command.errors
     assert not set(before) & {name for name in files(folder) if name.endswith(".tar")}
 
 
@@ -72,24 +72,24 @@ def test_documents_go_by_a_file_of_ids(command: Command, folder: Path, tmp_path:
     listed = tmp_path / "ids.txt"
     listed.write_text("# asked for\n" + "".join(f"{document:016x}\n" for document in ids))
     assert command("remove", folder, "--documents", listed, "--purge", "--workers", 1) == 0
-    assert "removed documents by id: 3 documents" in command.output and "purged:" in command.output
+    assert "removed 3 documents" in command.output and "deleted" in command.output
     assert not set(ids) & set(document_ids(folder))
     assert command("inspect", folder, "--document", f"{ids[0]:016x}") == 1
-    assert "holds no document" in command.errors
+    assert "[unknown-document]" in command.errors
     assert command("verify", folder, "--workers", 1) == 0
     assert command("remove", folder, "--documents", listed, "--purge") == 0, "and once more"
-    assert "3 documents by id: removed before; nothing was done" in command.output
+    assert "3 documents" in command.output and "nothing was done" in command.output
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ([], 2, "nothing is named to be removed"),
-        (["--source", "west"], 1, "has no source 'west'; its sources are 'north', 'south'"),
-        (["--documents", "none.txt"], 1, "none.txt is missing"),
+        ([], 2, "[missing-argument]"),
+        (["--source", "west"], 1, "'north', 'south'"),
+        (["--documents", "none.txt"], 2, "[missing-path]"),
         (["--source", "south", "--documents", "x"], 2, "not allowed with argument"),
-        (["--source", "north", "--source", "south"], 2, "--source is given twice, north and south"),
-        (["--source", "south", "--workers", "0"], 2, "--workers=0"),
+        (["--source", "north", "--source", "south"], 2, "north and south"),
+        (["--source", "south", "--workers", "0"], 2, "[workers-out-of-range]"),
     ],
 )
 def test_mistakes_change_nothing(
@@ -105,6 +105,5 @@ def test_verify_names_every_problem_and_fails(command: Command, folder: Path) ->
     (folder / "train-000001.tar").unlink()
     (folder / "valid-000000.index.safetensors").write_bytes(b"")
     assert command("verify", folder, "--workers", 1) == 1
-    assert "is not sound, 2 problem(s)" in command.errors
-    assert "train-000001.tar is missing" in command.errors
-    assert "valid-000000.index.safetensors is damaged" in command.errors
+    assert "2 problems" in command.errors and "[damaged-data-set]" in command.errors
+    assert "train-000001.tar" in command.errors and "valid-000000.index.safetensors" in command.errors

@@ -12,6 +12,7 @@ import pytest
 from data_prep.base.errors import UsageError
 from data_prep.commands import stats
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -33,7 +34,7 @@ def test_page_and_plots_of_a_remote_data_set_are_those_of_the_local_one(
     local, text = run(capsys, small_shards, "--output", here), run(capsys, remote, "--output", there)
     assert text.replace(remote, str(small_shards)).replace(there, str(here)) == local
     names = storage.list_names(there)
-    assert names == storage.list_names(here) and len(names) == 9 and "index.html" in names
+    assert names == storage.list_names(here) and len(names) > 4 and "index.html" in names
     for name in names:
         data = storage.read_bytes(storage.join(there, name))
         if name == "index.html":
@@ -47,7 +48,7 @@ def test_without_output_nothing_is_written_and_matplotlib_is_not_imported(small_
     before = sorted(small_shards.rglob("*"))
     command = [sys.executable, "-c", code, "stats", str(small_shards)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[3])
-    assert result.returncode == 0 and "most frequent pieces" in result.stdout, result.stderr
+    assert result.returncode == 0 and "most frequent tokens" in result.stdout, result.stderr
     assert sorted(small_shards.rglob("*")) == before
 
 
@@ -55,5 +56,10 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a file; name a folder"):
+    with pytest.raises(UsageError, check=coded("output-is-a-file")):
         run(capsys, tmp_path / "nowhere", "--output", tmp_path / "file")
+
+
+def test_a_dry_run_writes_nothing(small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert str(tmp_path / "page") in run(capsys, small_shards, "--output", tmp_path / "page", "--dry-run")
+    assert not list(tmp_path.iterdir())

@@ -21,6 +21,7 @@ from data_prep.commands import tokenizer
 from data_prep.tokenizer.hugging_face_tokenizer import check_parity
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo
 from data_prep.tokenizer.tokenizer_report import GroupReport, read_report
+from tests.support.error_codes import coded
 
 MULTILINGUAL = {"fr": "fr", "de": "de", "zh": "zh", "ko": "ko", "ar": "ar_web"}
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -50,8 +51,8 @@ def test_the_folder_holds_model_json_report_and_marker_alone(
         "tokenizer_info.json",
     }
     output = capsys.readouterr()
-    assert "bytes" in output.out and "longest pieces" in output.out and "MB/s" in output.err
-    assert "agree on 200 documents" in output.err
+    assert "bytes" in output.out and "longest" in output.out and "MB/s" in output.err
+    assert "200 documents" in output.err
 
 
 @pytest.mark.spawn
@@ -69,10 +70,10 @@ def test_what_changed_is_named(small_corpus: Path, tmp_path: Path, capsys: pytes
     run(*arguments)
     capsys.readouterr()
     run(*arguments)
-    assert "is complete already" in (output := capsys.readouterr().out) and "note:" not in output
+    assert "is complete" in (output := capsys.readouterr().out) and "note:" not in output
     copy.write_bytes(small_corpus.read_bytes())
     run(*arguments)
-    assert f"note: {copy} was written since, at the same size" in capsys.readouterr().out
+    assert f"note: {copy} " in capsys.readouterr().out
     changes = {
         "tokenizer.sampling_alpha was 1.0 and is now 0.5": "tokenizer.sampling_alpha=0.5",
         "tokenizer.byte_fallback was true and is now false": "tokenizer.byte_fallback=false",
@@ -83,7 +84,7 @@ def test_what_changed_is_named(small_corpus: Path, tmp_path: Path, capsys: pytes
             run(*arguments, override)
     with copy.open("a") as file:
         file.write('{"text": "one more"}\n')
-    with pytest.raises(UserError, match="copy.jsonl.bytes was .* --fresh"):
+    with pytest.raises(UserError, match="copy.jsonl.bytes was", check=coded("other-tokenizer")):
         run(*arguments)
 
 
@@ -98,7 +99,7 @@ def test_symbols_and_unknown_characters_by_overrides(small_corpus: Path, tmp_pat
     assert made.pieces[5:7] == ["<sep>", "@user"] and made.vocab_size == 500
     report = read_report(tmp_path / "out")
     assert report is not None and report.everything.byte_tokens == 0
-    with pytest.raises(UsageError, match="user symbol 'a b' holds white space"):
+    with pytest.raises(UsageError, match="'a b'"):
         run("--input", small_corpus, "--output", tmp_path / "other", "tokenizer.user_symbols=[a b]")
 
 
@@ -199,7 +200,7 @@ def test_the_whole_multilingual_pack_agrees_with_hugging_face(corpora: Path, tmp
 def test_a_new_training_that_fails_leaves_the_tokenizer_that_is_there(small_corpus: Path, tmp_path: Path) -> None:
     arguments = ["--input", small_corpus, "--output", tmp_path / "out", "--workers", 1]
     run(*arguments, "--vocab-size", 600)
-    with pytest.raises(UsageError, match="too large"):
+    with pytest.raises(UsageError, match="900,?000"):
         run(*arguments, "--vocab-size", 900_000, "--fresh")
     assert Tokenizer.load(tmp_path / "out").vocab_size == 600
 
@@ -209,9 +210,9 @@ def test_tempering_that_changes_nothing_is_told(
 ) -> None:
     arguments = ["--input", small_corpus, "--vocab-size", 600, "--workers", 1, "tokenizer.sampling_alpha=0.5"]
     run(*arguments, "--output", tmp_path / "all")
-    assert "tokenizer.sampling_alpha=0.5 changes nothing" in capsys.readouterr().err
+    assert "tokenizer.sampling_alpha=0.5" in capsys.readouterr().err
     run(*arguments, "--output", tmp_path / "some", "tokenizer.sample_bytes=50000")
-    assert "changes nothing" not in capsys.readouterr().err
+    assert "sampling_alpha" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -236,5 +237,5 @@ def test_a_refused_run_takes_the_folders_away_that_it_made(
 def test_two_sizes_of_a_vocabulary_are_refused(small_corpus: Path, tmp_path: Path) -> None:
     arguments = ["--input", small_corpus, "--output", tmp_path / "out", "--vocab-size", 600, "--dry-run"]
     run(*arguments, "tokenizer.vocab_size=600")
-    with pytest.raises(UsageError, match=r"--vocab-size 600 and tokenizer\.vocab_size=700 contradict each other"):
+    with pytest.raises(UsageError, match="600.*700", check=coded("contradicting-arguments")):
         run(*arguments, "tokenizer.vocab_size=700")

@@ -15,6 +15,7 @@ from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.shard_documents import ShardDocuments, all_shards, find_document
 from data_prep.dataset.shards import read_records
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 
 
 def test_every_document_is_found_and_read_as_it_stands_in_its_tar(small_shards: Path) -> None:
@@ -53,7 +54,7 @@ def test_an_id_leads_to_shard_record_and_source_in_either_split(small_shards: Pa
 
 
 def test_an_unknown_id_is_an_error_that_names_it(small_shards: Path) -> None:
-    with pytest.raises(UserError, match="holds no document 000000000000abcd among its 200"):
+    with pytest.raises(UserError, match="000000000000abcd .*200", check=coded("unknown-document")):
         find_document(str(small_shards), 0xABCD)
 
 
@@ -102,7 +103,7 @@ def test_a_forged_index_asks_for_no_memory_and_reads_nothing_beyond_the_shard(
     for arrays in huge, {**whole, **far}:
         documents = ShardDocuments(str(tmp_path), manifest, "train", forged(tmp_path, shard, 1 << 62, **arrays))
         monkeypatch.setattr(storage, "open_read", None)  # it is not even opened
-        with pytest.raises(UserError, match="train-000000.tar is damaged at document 0"):
+        with pytest.raises(UserError, match="train-000000.tar .*document 0", check=coded("damaged-shard")):
             documents.sentences(0)
         monkeypatch.undo()
 
@@ -112,7 +113,7 @@ def test_an_index_of_sources_that_the_manifest_does_not_name_is_refused(small_sh
     shard = manifest.train.shards[0]
     (tmp_path / shard.index.name).write_bytes((small_shards / shard.index.name).read_bytes())
     sources = np.full(shard.documents, len(manifest.sources), np.uint16)
-    with pytest.raises(UserError, match="names a source that the manifest does not"):
+    with pytest.raises(UserError, match=shard.index.name, check=coded("damaged-index")):
         ShardDocuments(str(tmp_path), manifest, "train", forged(tmp_path, shard, shard.bytes, document_sources=sources))
 
 

@@ -9,11 +9,15 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from data_prep.base.errors import UserError
-from data_prep.executors.executors import run_units
+from data_prep.base.errors import UsageError, UserError
+from data_prep.executors import executors
+from data_prep.executors.executors import ExecutorOptions, open_executor, run_units
+from data_prep.executors.process_executor import ProcessExecutor
+from tests.support.error_codes import coded
 
 _TASKS = textwrap.dedent(
     """
@@ -23,7 +27,8 @@ _TASKS = textwrap.dedent(
     from data_prep.base.errors import UserError
     from data_prep.storage import storage
     from data_prep.executors import worker_server
-    from data_prep.executors.executors import ProcessExecutor, run_units
+    from data_prep.executors.executors import run_units
+    from data_prep.executors.process_executor import ProcessExecutor
 
     def whoami(task):
         folder, run, number = task
@@ -43,7 +48,7 @@ _TASKS = textwrap.dedent(
         os.kill(os.getpid(), signal.SIGKILL)
 
     def refused(unit):
-        raise UserError(f"unit {unit} is bad; fix it")
+        raise UserError(f"unit {unit} is bad", fix="correct it", code="bad-unit")
 
     def endless(folder):
         (folder / f"worker-{os.getpid()}").touch()
@@ -145,7 +150,7 @@ _TASKS = textwrap.dedent(
             try:
                 list(run_units({"always_killed": always_killed, "refused": refused}[sys.argv[1]], [1, 2, 3], 2))
             except UserError as error:
-                print("user error:", error)
+                print("user error:", error.code)
     """
 )
 
@@ -193,20 +198,20 @@ def test_processes_are_kept_from_run_to_run_and_know_the_stores_options(script: 
 def test_units_of_a_killed_worker_are_done_again(script: Path) -> None:
     output, errors = _start(script, "killed_once").communicate(timeout=60)
     assert output.strip() == str(list(range(8)))
-    assert (script.parent / "killed").exists() and "a worker process was killed" in errors
+    assert (script.parent / "killed").exists() and "attempt 1 of 3" in errors
 
 
 @pytest.mark.spawn
 def test_a_unit_that_always_kills_its_worker_is_given_up(script: Path) -> None:
     output, _ = _start(script, "always_killed").communicate(timeout=60)
-    assert "user error: worker processes were killed 3 times" in output
+    assert "user error: workers-killed" in output
 
 
 @pytest.mark.spawn
 def test_the_server_of_workers_killed_while_the_first_is_asked_for_costs_nothing(script: Path) -> None:
     output, errors = _start(script, "server_killed_at_start").communicate(timeout=60)
     assert output.strip() == "[1, 2, 3]" and errors.count("\n") == 1, errors
-    assert "a worker process was killed; 3 units that are not done are submitted again (time 1 of 3)" in errors
+    assert "3 unfinished units" in errors and "1 of 3" in errors
 
 
 @pytest.mark.spawn
@@ -227,7 +232,7 @@ def test_a_killed_resource_tracker_costs_nothing(script: Path) -> None:
 @pytest.mark.spawn
 def test_a_workers_error_reaches_the_caller(script: Path) -> None:
     output, _ = _start(script, "refused").communicate(timeout=60)
-    assert "is bad; fix it" in output
+    assert output.strip() == "user error: bad-unit"
 
 
 @pytest.mark.spawn
@@ -247,6 +252,32 @@ def test_workers_are_warmed_up_before_their_units_and_a_failure_of_it_is_the_uni
 def test_an_error_before_the_units_does_not_wait_for_the_warming_up(script: Path) -> None:
     output, _ = _start(script, "given_up").communicate(timeout=60)
     assert output.strip() == "user error: the plan is bad"
+
+
+_SCRIPT_WITHOUT_GUARD = """
+import os
+from data_prep.executors.executors import run_units
+print("started")
+factor = 3
+def times(number):
+    return factor * number, os.getpid()
+found = [result for _, result in run_units(times, [1, 2, 3], 2)]
+found += [(result, 0) for _, result in run_units(lambda number: number + factor, [1, 2], 2)]
+print(sorted(value for value, _ in found), os.getpid() in {pid for _, pid in found})
+"""
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("how", ["script", "-c", "stdin"])
+def test_a_script_needs_no_guard_and_its_functions_travel_by_value(tmp_path: Path, how: str) -> None:
+    (tmp_path / "script.py").write_text(_SCRIPT_WITHOUT_GUARD)
+    words = {"script": [str(tmp_path / "script.py")], "-c": ["-c", _SCRIPT_WITHOUT_GUARD], "stdin": ["-"]}[how]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    done = subprocess.run(
+        [sys.executable, *words], env=environment, text=True, capture_output=True, timeout=120, cwd=tmp_path,
+        input=_SCRIPT_WITHOUT_GUARD if how == "stdin" else None,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["started", "[3, 4, 5, 6, 9] False"], done.stderr
 
 
 @pytest.mark.spawn
@@ -270,3 +301,34 @@ def _is_alive(number: int) -> bool:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_an_executor_is_opened_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_executor.py").write_text(
+        "from data_prep.executors.process_executor import ProcessExecutor\n"
+        "def open_mine(options):\n    return ProcessExecutor(10 * options.num_workers)\n"
+        "text = 'not a function'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(
+        executors.importlib.metadata,
+        "entry_points",
+        lambda group: [SimpleNamespace(name="mine", value="my_executor:open_mine")] * (group == "clozeworks.executors"),
+    )
+    for name, num_workers in (("process", 2), ("my_executor:open_mine", 20), ("mine", 20)):
+        opened = open_executor(name, ExecutorOptions(2))
+        assert isinstance(opened, ProcessExecutor) and opened.num_workers == num_workers
+        assert [result for _, result in run_units(abs, [-1], opened)] == [1]
+    for name, code in (
+        ("slurm", "unknown-executor"),
+        ("no_such_module:open", "missing-package"),
+        ("my_executor:close", "unknown-executor"),
+        ("my_executor:text", "unknown-executor"),
+        (":open", "unknown-executor"),
+    ):
+        with pytest.raises(UsageError, match=name, check=coded(code)):
+            open_executor(name, ExecutorOptions())
+    with pytest.raises(UsageError, match="tcp://a:1", check=coded("scheduler-without-cluster")):
+        open_executor("process", ExecutorOptions(2, "tcp://a:1"))
+    with pytest.raises(UsageError, check=coded("missing-scheduler")):
+        open_executor("dask", ExecutorOptions(2))

@@ -10,6 +10,7 @@ from data_prep.base.errors import UserError
 from data_prep.executors import phases
 from data_prep.executors.phases import PhaseRunner, unfinished
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 
 
 class Lock:
@@ -54,5 +55,5 @@ def test_a_lost_lock_stops_the_phase(tmp_path: Path) -> None:
 
 def test_results_that_lie_on_another_machine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "_APPEARANCE_SECONDS", 0.1)
-    with pytest.raises(UserError, match="workers on other machines need an --output that all of them share"):
+    with pytest.raises(UserError, check=coded("output-not-shared")):
         run(tmp_path, [1, 2], Lock(), write=False)

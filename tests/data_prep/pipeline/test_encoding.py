@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.formats import Document
+from data_prep.documents.document import Document
 from data_prep.pipeline import encoding
 from data_prep.pipeline.encoding import document_id, encode_documents
 from data_prep.pipeline.sections import Section
@@ -32,7 +32,8 @@ def encode(
     texts: list[str], tokenizer: Tokenizer, languages: list[str | None] | None = None, **settings: int
 ) -> tuple[Section, Counter[str]]:
     dropped: Counter[str] = Counter()
-    documents = [Document(*item) for item in zip(texts, languages or [None] * len(texts), strict=True)]
+    named = zip(texts, languages or [None] * len(texts), strict=True)
+    documents = [Document(text, language=language) for text, language in named]
     return encode_documents(documents, tokenizer, DocumentSettings(**settings), "en", dropped)[0], dropped
 
 
@@ -108,7 +109,7 @@ def test_a_word_too_long_for_memory_is_encoded_in_parts_and_counted(
     monkeypatch.setattr("data_prep.tokenizer.word_cache.PIECE_BYTES", 40)
     word = "riverteacher\u00e9" * 20
     texts = ["word " * 50, f"a {word} b. {word}", "x" * 99, "x" * 100, CHINESE * 5]
-    documents = [Document(text, None) for text in texts]
+    documents = [Document(text) for text in texts]
     section, num_cut = encode_documents(documents, tokenizer, DocumentSettings(), "en", Counter())
     assert num_cut == 4  # with its space the word of 100 letters is one byte too long; the Chinese has no space
     check(section, texts, ["en"] * len(texts), tokenizer)

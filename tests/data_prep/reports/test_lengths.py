@@ -45,11 +45,11 @@ def test_longer_lengths_are_never_over_and_at_most_a_third_of_a_percent_under() 
     assert histogram.longest == values.max() > EXACT_LENGTHS
 
 
-@pytest.mark.parametrize("bins_an_octave", [1, 2, 4])
-def test_bins_hold_every_length_once_whatever_its_size(bins_an_octave: int) -> None:
+@pytest.mark.parametrize("bins_per_octave", [1, 2, 4])
+def test_bins_hold_every_length_once_whatever_its_size(bins_per_octave: int) -> None:
     edges = [math.ceil(2 ** (power / 2)) for power in range(70)]
     values = np.array([value + step for value in edges for step in (-1, 0, 1) if value + step > 0], np.int64)
-    bins = histogram_of(values).bins(bins_an_octave)
+    bins = histogram_of(values).bins(bins_per_octave)
     assert sum(item.num for item in bins) == len(values)
     assert all(one.high + 1 == two.low for one, two in zip(bins, bins[1:], strict=False))
     for low, high, num in bins:

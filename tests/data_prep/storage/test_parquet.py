@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.documents import BadInput, Document, DocumentReader, unit_sha256
+from data_prep.documents.document import Document
+from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
 from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.storage import parquet
 from tests.support.compressions import COMPRESS
@@ -108,9 +109,9 @@ def test_real_text_is_what_pandas_reads(tmp_path: Path, corpora: Path) -> None:
 def test_the_language_comes_from_its_column(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"lang": ["fr", None, ""], "body": ["un", "deux", "trois"]})
     settings = DocumentSettings(language_field="lang")
-    expected = [Document("un", "fr"), Document("deux", None), Document("trois", None)]
+    expected = [Document("un", language="fr"), Document("deux"), Document("trois")]
     assert read(path, settings, text_field="body") == expected
-    assert read(path, DocumentSettings(language_field="tongue", text_field="body"))[0] == Document("un", None)
+    assert read(path, DocumentSettings(language_field="tongue", text_field="body"))[0] == Document("un")
 
 
 @pytest.mark.parametrize(
@@ -135,15 +136,21 @@ def test_a_file_without_a_column_of_text_is_named_with_those_it_has(
 def test_of_two_columns_with_the_texts_name_none_is_chosen_in_silence(tmp_path: Path) -> None:
     columns = [pa.array(["a", "b"]), pa.array(["c", "d"])]
     path = write(tmp_path / "a.parquet", pa.Table.from_arrays(columns, names=["text", "text"]))
-    with pytest.raises(BadInput, match="a.parquet has several columns 'text'; rename all but one"):
+    with pytest.raises(BadInput, match="a.parquet has several columns 'text'"):
         read(path)
     assert dropped(path) == {"not text": 2}
 
 
-def test_a_nested_field_is_no_column_of_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"doc": [{"text": "x"}]})
-    with pytest.raises(BadInput, match=r"has no column 'doc.text' \(its columns: doc\)"):
-        read(path, DocumentSettings(text_field="doc.text"))
+def test_a_nested_field_is_read_by_its_path(tmp_path: Path) -> None:
+    rows = [{"text": "x", "meta": {"url": "u", "score": 1.5}}, {"text": "y", "meta": None}]
+    path = write(tmp_path / "a.parquet", {"doc": pa.array(rows), "plain": pa.array(["a", "b"])})
+    settings = DocumentSettings(text_field="doc.text", url_field="doc.meta.url", metadata_fields=("doc.meta.score",))
+    found = read(path, settings)
+    assert found == [Document("x", url="u", metadata={"doc.meta.score": 1.5}), Document("y")]
+    digests = [unit_sha256(unit, settings) for unit in units_of(path)]
+    assert digests != [unit_sha256(unit, DocumentSettings(text_field="plain")) for unit in units_of(path)]
+    with pytest.raises(BadInput, match=r"has no column 'doc.body' \(its columns: doc, plain\)"):
+        read(path, DocumentSettings(text_field="doc.body"))
 
 
 def test_a_bad_row_is_named_by_its_number_in_the_file_or_counted(

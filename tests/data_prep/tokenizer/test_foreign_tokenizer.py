@@ -21,7 +21,7 @@ from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shard_check import CheckTask, record_problem
 from data_prep.dataset.shards import read_records
 from data_prep.dataset.verification import verify_shards
-from data_prep.documents.formats import Document
+from data_prep.documents.document import Document
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.text import text_batch
 from data_prep.text.cleaning import replace_surrogates

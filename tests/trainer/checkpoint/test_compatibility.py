@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from data_prep.base.errors import UserError
+from tests.support.error_codes import coded
 from tests.support.toy_training import make_config
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible, current_versions
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
@@ -86,7 +87,7 @@ def test_other_data_and_another_tokenizer_are_refused_but_another_place_is_not()
     moved = changed(CONFIG, "data", shards="s3://bucket/elsewhere")
     assert check_compatible(saved_with(CONFIG), moved, IDENTITY, 2, NUMERICS) == []
     for field, value in (("manifest_digests", ("other",)), ("tokenizer_fingerprint", "other")):
-        with pytest.raises(UserError, match=field):
+        with pytest.raises(UserError, match=field, check=coded("incompatible-change")):
             check_compatible(saved_with(CONFIG), CONFIG, IDENTITY.model_copy(update={field: value}), 2, NUMERICS)
 
 
@@ -119,7 +120,7 @@ def test_one_stage_written_as_stages_is_the_same_run():
 
 def test_a_setting_of_another_release_is_named():
     values = CONFIG.model_dump(mode="json") | {"future": 1}
-    with pytest.raises(UserError, match="future.*the release that wrote it"):
+    with pytest.raises(UserError, match="future", check=coded("checkpoint-of-another-release")):
         check_compatible(saved_with(CONFIG).model_copy(update={"config": values}), CONFIG, IDENTITY, 2, NUMERICS)
 
 

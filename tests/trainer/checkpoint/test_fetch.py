@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -59,8 +60,8 @@ def test_a_checkpoint_that_was_renamed_on_the_disk_or_in_the_store_is_none(nodes
     (problem,) = ThreadedRanks(1, (fetch,), monkeypatch).run(
         lambda ranks: fetch.fetch_checkpoint(str(tmp_path / "store"), renamed, 40, 0, ranks)
     )
-    said = "holds the checkpoint of step 10 and not that of step 40"
-    assert f"{renamed} {said}" in problem and f"{tmp_path / 'store' / renamed.name} {said}" in problem
+    for folder in (renamed, tmp_path / "store" / renamed.name):
+        assert re.search(f"{re.escape(str(folder))} .* step 40 .* step 10", problem)
 
 
 def test_a_newer_format_in_the_store_is_named(nodes, tmp_path, monkeypatch):
@@ -70,4 +71,4 @@ def test_a_newer_format_in_the_store_is_named(nodes, tmp_path, monkeypatch):
     (problem,) = ThreadedRanks(1, (fetch,), monkeypatch).run(
         lambda ranks: fetch.fetch_checkpoint(str(tmp_path / "store"), nodes[0], STEP, 0, ranks)
     )
-    assert "has format version 9 and this release reads 1" in problem
+    assert "version 9" in problem and "version 1" in problem

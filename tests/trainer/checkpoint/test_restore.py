@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
+from tests.support.error_codes import coded
 from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, flip_bytes, refuse, save
 from trainer.checkpoint import fetch, restore, writer
@@ -41,6 +42,6 @@ def test_a_damaged_step_that_was_asked_for_is_named_with_those_beside_it(tmp_pat
     for step in (3, 7, 9):
         folder = save(tmp_path / "run", step)
     flip_bytes(folder / "rank-00000-of-00001.safetensors")
-    with pytest.raises(UserError, match=r"step-00000009 is damaged \(.*\).*other steps that are there: 7, 3$"):
+    with pytest.raises(UserError, match=r"step-00000009 .*\(.*\).*: 7, 3\. Fix: ", check=coded("damaged-checkpoint")):
         restore.find_latest(tmp_path / "run", warn=refuse, step=9)
     assert restore.find_latest(tmp_path / "run", warn=refuse, step=7).step == 7

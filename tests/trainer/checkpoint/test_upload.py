@@ -13,6 +13,7 @@ import torch
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 from tests.support.s3_server import S3Bucket
 from tests.support.toy_training import make_config
 from tests.trainer.checkpoint.test_writer import IDENTITY, StillEngine, flip_bytes, refuse
@@ -153,7 +154,7 @@ def test_the_end_of_a_run_marks_that_it_waits_for_the_copy(bucket, tmp_path, mon
     run = Run(tmp_path, bucket.url)
     run.save(10)
     assert run.uploader.close(mark) and stored_steps(bucket.url) == [10]
-    assert len(marks) >= 5 and set(marks) == {"waiting for the copy of the last checkpoint"}
+    assert len(marks) >= 5 and set(marks) == {"waiting for the upload of the last checkpoint"}
 
 
 def test_a_wait_for_the_last_copy_that_other_ranks_do_not_outwait_is_refused():
@@ -162,7 +163,11 @@ def test_a_wait_for_the_last_copy_that_other_ranks_do_not_outwait_is_refused():
         config = make_config("run", 0, distributed={"timeout_seconds": 60})
         check_upload_wait(config.model_copy(update={"checkpoint": checkpoint}), world_size)
 
-    with pytest.raises(UsageError, match="upload_wait_seconds=60 is not less than distributed.timeout_seconds=60"):
+    with pytest.raises(
+        UsageError,
+        match="=60 .* distributed.timeout_seconds=60",
+        check=coded("upload-wait-too-long"),
+    ):
         check(60, upload_to="s3://bucket/run")
     check(59, upload_to="s3://bucket/run")
     check(60, world_size=1, upload_to="s3://bucket/run")
@@ -231,13 +236,13 @@ def test_what_is_damaged_on_disk_is_fetched_again(damage, bucket, tmp_path):
 
 def test_a_store_that_cannot_be_read_is_no_fresh_start(bucket, tmp_path):
     run = Run(tmp_path / "run", f"{bucket.url}-missing")
-    with pytest.raises(UserError, match="whether there is a checkpoint to go on from cannot be told"):
+    with pytest.raises(UserError, check=coded("checkpoints-unreadable")):
         run.latest(tmp_path / "elsewhere")
     local = tmp_path / "local"
     assert checkpoints.save(local, StillEngine(), TrainState(step=3), make_config(str(local), 0), IDENTITY)
     warnings: list[str] = []
     assert run.latest(local, warn=warnings.append).step == 3
-    assert "only the checkpoints on disk are looked at" in warnings[0]
+    assert "only the checkpoints on disk" in warnings[0]
 
 
 def test_a_save_of_the_same_step_replaces_the_stored_one(bucket, tmp_path):

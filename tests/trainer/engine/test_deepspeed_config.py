@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from data_prep.base.errors import UsageError
+from tests.support.error_codes import coded
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import OptimizerSettings, Stage, TrainingSettings, ZeroSettings
@@ -116,7 +117,7 @@ def test_the_micro_batch_of_the_yaml_agrees_where_many_ranks_need_a_smaller_one(
     for size in (2, 1):
         settings = deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": size})
         assert settings["train_micro_batch_size_per_gpu"] == 1
-    with pytest.raises(UsageError, match="train_micro_batch_size_per_gpu=3"):
+    with pytest.raises(UsageError, match="train_micro_batch_size_per_gpu=3", check=coded("deepspeed-settings")):
         deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": 3})
 
 

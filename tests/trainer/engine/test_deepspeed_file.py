@@ -4,6 +4,7 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import load_settings
+from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
 from trainer.engine.deepspeed_file import with_deepspeed_file
 
@@ -14,26 +15,26 @@ def test_the_file_stands_for_the_block(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text('{"steps_per_print": 3}')
     assert with_deepspeed_file(config, str(path)).deepspeed == {"steps_per_print": 3}
-    with pytest.raises(UsageError, match="keep one of them"):
+    with pytest.raises(UsageError, check=coded("contradicting-options")):
         with_deepspeed_file(load_settings(RunConfig, "tiny_cpu", ["deepspeed={}"]), str(path))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "code"),
     [
-        ("{", "is not JSON"),
-        ("[1]", "holds no JSON object"),
-        (None, "No such"),
-        ('{"comet":' * 100_000 + "1" + "}" * 100_000, "nested more than 100 levels deep"),
-        ('{"comet":' + "[" * 100 + "]" * 100 + "}", "nested more than 100 levels deep"),
-        ('{"gradient_predivide_factor": NaN}', "is not JSON"),
-        (r'{"comet": {"project": "\ud800"}}', "is not JSON"),
+        ("{", "invalid-deepspeed-file"),
+        ("[1]", "invalid-deepspeed-file"),
+        (None, "unreadable-file"),
+        ('{"comet":' * 100_000 + "1" + "}" * 100_000, "invalid-deepspeed-file"),
+        ('{"comet":' + "[" * 100 + "]" * 100 + "}", "invalid-deepspeed-file"),
+        ('{"gradient_predivide_factor": NaN}', "invalid-deepspeed-file"),
+        (r'{"comet": {"project": "\ud800"}}', "invalid-deepspeed-file"),
     ],
     ids=["torn", "list", "missing", "too deep to read", "too deep to write", "NaN", "surrogate"],
 )
-def test_what_is_no_json_object_is_refused(text, said, tmp_path):
+def test_what_is_no_json_object_is_refused(text, code, tmp_path):
     path = tmp_path / "ds.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, check=coded(code)):
         with_deepspeed_file(load_settings(RunConfig, "tiny_cpu"), str(path))

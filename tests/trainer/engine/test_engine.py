@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError
+from tests.support.error_codes import coded
 from tests.support.toy_processes import run_jobs, trained
 from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
@@ -82,7 +83,7 @@ def test_offload_trains_as_without(stage, precision, tmp_path):
 
 def test_fp16_on_the_cpu_is_refused_before_an_engine_is_built():
     ranks = Ranks(0, 1, 0, torch.device("cpu"))
-    with pytest.raises(UsageError, match="training.precision=fp16 needs a CUDA device"):
+    with pytest.raises(UsageError, check=coded("fp16-without-cuda")):
         build_engine(ToyModel(), make_config("none", 1, precision="fp16"), ranks)
 
 

@@ -10,9 +10,9 @@ import torch
 
 from launch.fill_mask import open_model
 from trainer.config.run_config import RunConfig
-from trainer.export.export import export_model
-from trainer.export.export_source import ExportSource
-from trainer.export.model_card import TrainingFacts
+from trainer.hf_export.export import export_model
+from trainer.hf_export.export_source import ExportSource
+from trainer.hf_export.model_card import TrainingFacts
 from trainer.inference import checkpoint_model
 from trainer.inference.fill_mask import FillMask
 from trainer.model.pretraining import PretrainingModel

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.base.errors import UsageError
+from tests.support.error_codes import coded
 from trainer.inference.embedding import Embedder
 
 TEXTS = ["the cat sat on a mat", "dog", "a day in the garden and the house", "it was"]
@@ -49,7 +50,7 @@ def test_cls_and_layers_are_those_of_the_model(embedder: Embedder) -> None:
     for layer, state in ((0, states[0]), (1, states[1]), (-1, states[-1])):
         vectors = embedder.embed(["dog ran", "a much longer text to pad it"], "cls", layer).vectors
         np.testing.assert_allclose(vectors[0], state[0, 0].numpy(), atol=1e-5)
-    with pytest.raises(UsageError, match="layers 1 to 1"):
+    with pytest.raises(UsageError, match="model of 1 layers", check=coded("unknown-layer")):
         embedder.embed(TEXTS, layer=2)
 
 
@@ -75,7 +76,7 @@ def test_static_neighbors_are_whole_words_by_cosine(embedder: Embedder) -> None:
 def test_contextual_neighbors_are_words_of_the_texts(embedder: Embedder) -> None:
     found, count = embedder.contextual_neighbors("Cat", ["the cat sat", "a cat ran. dog", ""])
     assert count == 2 and {neighbor.word for neighbor in found} == {"the", "sat", "a", "ran", "dog"}
-    with pytest.raises(UsageError, match="do not hold the word 'horse'"):
+    with pytest.raises(UsageError, match="'horse'", check=coded("word-not-in-texts")):
         embedder.contextual_neighbors("horse", ["the cat sat"])
 
 

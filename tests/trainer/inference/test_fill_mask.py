@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
+from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from trainer.inference.fill_mask import (
     Candidate,
@@ -101,7 +102,7 @@ def test_a_word_is_whole_with_apostrophes_and_combining_marks() -> None:
 
 def test_punctuation_numbers_and_masks_alone_leave_no_word() -> None:
     for text in ("", "... !? -- 1984", "[MASK] [MASK]"):
-        with pytest.raises(UsageError, match="no word"):
+        with pytest.raises(UsageError, check=coded("text-without-word")):
             mask_random_word(text, 0)
 
 
@@ -204,13 +205,13 @@ def test_an_unknown_script_is_no_error(model: FillMask) -> None:
 
 
 def test_a_text_without_a_mask_is_a_usage_error(model: FillMask) -> None:
-    with pytest.raises(UsageError, match=r"no \[MASK\]"):
+    with pytest.raises(UsageError, match=r"no \[MASK\]", check=coded("text-without-mask")):
         model.predict("the cat sat")
 
 
 def test_a_folder_that_is_no_model_is_refused_in_one_paragraph(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, check=coded("model-not-loadable")):
         FillMask.load(tmp_path)
 
 
@@ -219,7 +220,7 @@ def test_a_model_without_a_trained_mask_head_fills_nothing_at_random(tiny_huggin
 
     AutoModelForSequenceClassification.from_pretrained(tiny_hugging_face).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_hugging_face).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"lacks cls\.predictions.*as a masked language model it would hold random"):
+    with pytest.raises(UserError, match=r"lacks cls\.predictions", check=coded("missing-weights")):
         FillMask.load(tmp_path)
 
 

@@ -24,8 +24,8 @@ from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import open_shard_set
 from trainer.engine import fragments
-from trainer.export.export_source import read_source
-from trainer.export.exported_files import write_model
+from trainer.hf_export.export_source import read_source
+from trainer.hf_export.exported_files import write_model
 from trainer.loop import setup as runs
 from trainer.loop.run import Progress, Run
 from trainer.model import numerics
@@ -210,7 +210,7 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
     registry = {**saved.config["registry"], "name": "birds", "alias": "champion", "promote_to": "champion"}
     saved = saved.model_copy(update={"config": saved.config | {"registry": registry}})
     assert check_compatible(saved, run.config, run.data, 1, saved.numerics) == []
-    monkeypatch.setattr("trainer.export.export_source.read_state", lambda folder: saved)
+    monkeypatch.setattr("trainer.hf_export.export_source.read_state", lambda folder: saved)
     assert read_source(folder).config.registry.name is None
 
 

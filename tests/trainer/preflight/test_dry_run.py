@@ -7,6 +7,7 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.base.settings import load_settings
 from data_prep.dataset.manifest import read_manifest
+from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
 from trainer.model.hugging_face import hugging_face_config
 from trainer.preflight.dry_run import (
@@ -83,13 +84,13 @@ def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_di
 
 def test_shards_that_are_not_there_are_told_and_no_error():
     text = explain(load_settings(RunConfig, "tiny_cpu", ["data.shards=nowhere"]), 2)
-    assert "not looked at: nowhere holds no manifest.json" in text
+    assert "nowhere does not exist" in text
 
 
 def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_shards):
     config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}"])
     assert "4 train shards for 2 ranks" in next(shard_lines(config, 2))
-    with pytest.raises(UserError, match="set model.vocab_size=800"):
+    with pytest.raises(UserError, match="model.vocab_size=800", check=coded("vocabulary-too-small")):
         list(
             shard_lines(
                 load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}", "model.vocab_size=700"]), 2
@@ -118,7 +119,7 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     begins = f"init_from={tmp_path / 'theirs'}"
     settings = ["model.output_bias=zeros", begins, f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
     config = load_settings(RunConfig, "tiny_cpu", settings)
-    with pytest.raises(UserError, match="theirs is neither a folder nor a model's address"):
+    with pytest.raises(UserError, match="theirs", check=coded("unknown-model")):
         explain(config, 2)
     write_model(tmp_path / "theirs", config)
     told = explain(config, 2).partition("Initial weights")[2]

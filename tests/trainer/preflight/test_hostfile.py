@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from data_prep.base.errors import UsageError
+from tests.support.error_codes import coded
 from trainer.preflight.hostfile import read_hostfile
 
 
@@ -17,7 +18,7 @@ def test_a_hostfile_that_the_launcher_would_misread_is_refused(text, said, tmp_p
 
 
 def test_a_hostfile_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="would train on one node"):
+    with pytest.raises(UsageError, check=coded("missing-hostfile")):
         read_hostfile(str(tmp_path / "none"))
 
 
@@ -39,5 +40,5 @@ def test_hosts_keep_their_order_and_comments_go(tmp_path):
 )
 def test_a_name_that_a_shell_ssh_or_pdsh_would_read_otherwise_is_refused(name, tmp_path):
     (tmp_path / "hosts").write_text(f"one slots=1\n{name} slots=1\n")
-    with pytest.raises(UsageError, match="line 2"):
+    with pytest.raises(UsageError, match="line 2", check=coded("invalid-hostfile")):
         read_hostfile(str(tmp_path / "hosts"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError
+from tests.support.error_codes import coded
 from trainer.preflight.launch_checks import (
     Ancestor,
     ancestors,
@@ -72,7 +73,7 @@ def test_the_pdsh_that_began_a_launch_is_looked_at_and_that_of_another_is_not(mo
 
 def test_what_one_rank_finds_is_refused_by_all():
     refuse_exposed(lambda found: [found, None])
-    with pytest.raises(UsageError, match="on node-a"):
+    with pytest.raises(UsageError, match="on node-a", check=coded("secret-in-arguments")):
         refuse_exposed(lambda found: [found, "a secret stands in the arguments of pdsh on node-a"])
 
 

@@ -94,7 +94,7 @@ def test_the_next_start_registers_what_failed_and_moves_no_alias_back(tmp_path: 
     told, said = Warnings(), Warnings()
     first = Registrar(config, told, said)
     submit(first, tmp_path, 10, 20)
-    assert not first.close() and "or the same command started again" in told[0]
+    assert not first.close() and "launch/register.py --checkpoint" in told[0]
     answers.refused = set()
     for _ in range(2):  # the next start, and one more
         again = Registrar(config, pytest.fail, said)
@@ -161,7 +161,7 @@ def test_a_stopped_run_waits_for_the_registration_under_way_alone(
 def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for status, said in ((-15, "its process was ended by SIGTERM"), (3, "its process ended with status 3")):
+    for status, said in ((-15, "killed by SIGTERM"), (3, "exited with status 3")):
         ended = subprocess.CompletedProcess[str]([], status, "", "")
         monkeypatch.setattr(Registrar, "_run", lambda self, request, ended=ended: ended)
         told = Warnings()

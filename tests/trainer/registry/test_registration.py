@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
+from tests.support.error_codes import coded
 from trainer.config.registry_names import check_names
+from trainer.inference.pulled_model import check_is_there, pull
 from trainer.registry import registration
-from trainer.registry.pulled_model import check_is_there, pull
 from trainer.registry.registration import provenance_tags, register
 from trainer.tracking.mlflow_server import connect
 
@@ -77,7 +78,7 @@ def test_an_address_is_looked_up_without_a_download(
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", None)
     check_is_there("models:/birds@champion", store)
     for model_uri in ("models:/birds@nobody", "models:/birds/9", "models:/fish@champion", f"runs:/{'0' * 32}/model"):
-        with pytest.raises(UserError, match="there is no|cannot|not found|holds no files|failed"):
+        with pytest.raises(UserError, match="does not exist|cannot|not found|holds no files|failed"):
             check_is_there(model_uri, store)
 
 
@@ -143,7 +144,7 @@ def test_names_that_are_not_there_are_answered_with_those_that_are(
         ("models:/birds@challenger", r"champion \(version \d+\)"),
         ("models:/birds/99", "versions 1"),
         ("models:/birds", "NAME@ALIAS"),
-        ("no/such/folder", "models:/NAME@ALIAS"),
+        ("no/such/folder/", "models:/NAME@ALIAS"),
     ]:
         with pytest.raises(UserError, match=known):
             pull(model_uri, None, store)
@@ -157,7 +158,7 @@ def test_a_file_changed_in_the_store_is_noticed(exported: Path, store: str, tmp_
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="not what was registered"):
+    with pytest.raises(UserError, check=coded("model-changed")):
         pull(registration.model_uri, tmp_path / "model", store)
     assert not (tmp_path / "model").exists()
 
@@ -167,7 +168,7 @@ def test_a_version_that_cannot_be_read_back_is_taken_away(
 ) -> None:
     first = register(exported, "proof", "champion", store)
     monkeypatch.setattr(registration, "folder_digest", lambda folder: str(folder))
-    with pytest.raises(UserError, match="could not be read back"):
+    with pytest.raises(UserError, check=coded("registration-failed")):
         register(exported, "proof", "champion", store)
     assert connect(store).get_model_version_by_alias("proof", "champion").version == int(first.version)
     assert len(connect(store).search_model_versions("name='proof'")) == 1
@@ -192,7 +193,7 @@ def test_what_was_registered_of_a_checkpoint_is_found_again_and_proved(
     versions.append(register(folder_of(), "once", None, store).version)  # as a person asks for it
     assert versions == ["2", "3", "4", "5"]
     monkeypatch.setattr(registration, "load_served", None)
-    with pytest.raises(UserError, match="version 1 of once could not be read back .* and stays"):
+    with pytest.raises(UserError, match="version 1 of once .* and stays", check=coded("registration-failed")):
         register(folder_of(), "once", None, store, once=True)
     assert len(connect(store).search_model_versions("name='once'")) == 5
 
@@ -209,7 +210,7 @@ def test_the_training_run_is_linked_where_the_server_knows_it(exported: Path, st
     version = client.get_model_version("linked", registration.version)
     assert (version.run_id, version.tags["note"]) == (run.info.run_id, "kept")
     assert client.get_run(run.info.run_id).info.status == "KILLED"
-    with pytest.raises(UserError, match="no run"):
+    with pytest.raises(UserError, check=coded("unknown-run")):
         register(exported, "linked", None, store, run_id="0" * 32)
 
 
@@ -243,7 +244,7 @@ def test_a_destination_that_holds_something_is_left_alone(
     registered: registration.Registration, store: str, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="not empty"):
+    with pytest.raises(UserError, check=coded("output-not-empty")):
         pull(registered.model_uri, tmp_path, store)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

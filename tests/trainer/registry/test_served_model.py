@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from data_prep.base.errors import UserError
+from tests.support.error_codes import coded
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.registration import register
 from trainer.registry.served_model import load_served
@@ -107,6 +108,6 @@ def test_weights_that_are_no_numbers_are_not_registered(tiny_hugging_face: Path,
     weights = load_file(folder / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] = torch.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, check=coded("weights-not-finite")):
         register(folder, "served", "champion", database)
     assert not connect(database).search_registered_models()

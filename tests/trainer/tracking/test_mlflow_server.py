@@ -18,7 +18,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from tests.support.tracked_runs import all_runs, half_made_database, open_tracker
 from tests.support.without_mlflow import environment_without_mlflow
-from trainer.registry.pulled_model import check_is_there
+from trainer.inference.pulled_model import check_is_there
 from trainer.tracking.mlflow_server import (
     MAX_NAME_LENGTH,
     REQUIREMENT,

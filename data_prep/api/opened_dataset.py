@@ -1,0 +1,181 @@
+"""Opening a data set in Python: its manifest, its counts and its decoded documents; and verifying it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.dataset.manifest_records import ShardRecord, SourceRecord
+from data_prep.dataset.shard_documents import ShardDocuments, all_shards, find_document
+from data_prep.dataset.shard_provenance import ShardProvenance
+from data_prep.dataset.shards import Record, read_records
+from data_prep.dataset.verification import raise_problems, verify_shards
+from data_prep.dataset.versions import select_version
+from data_prep.documents.document import Document
+from data_prep.executors.executors import Executor
+from data_prep.pipeline.plan import absolute
+from data_prep.reports.inspection import parse_document_id
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+Split = Literal["train", "valid"]
+DOCUMENT_ID = "document_id"
+"""Key in the metadata of decoded documents: the hash of the normalized text, 16 hexadecimal digits."""
+
+
+class Dataset:
+    """An opened data set; iterate over it for its decoded documents.
+
+    Attributes:
+        folder: path or URL.
+        manifest: shards, sources, counts, configuration and checksums.
+    """
+
+    def __init__(self, folder: str, manifest: Manifest) -> None:
+        """Use `open_dataset`."""
+        self.folder, self.manifest = folder, manifest
+
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset {storage.redact(self.folder)} version {self.manifest.version}: "
+            f"{self.num_documents:,} documents, {self.num_tokens:,} tokens in {len(self.manifest.shards):,} shards>"
+        )
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    def __iter__(self) -> Iterator[Document]:
+        return self.documents()
+
+    @property
+    def num_documents(self) -> int:
+        return self.manifest.train.documents + self.manifest.valid.documents
+
+    @property
+    def num_sentences(self) -> int:
+        return self.manifest.train.sentences + self.manifest.valid.sentences
+
+    @property
+    def num_tokens(self) -> int:
+        return self.manifest.train.tokens + self.manifest.valid.tokens
+
+    @property
+    def sources(self) -> dict[str, SourceRecord]:
+        """Counts, license and drops of every source by its name."""
+        return {source.name: source for source in self.manifest.sources}
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Number of dropped documents by reason."""
+        return self.manifest.dropped
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the data set."""
+        return Tokenizer.load(storage.join(self.folder, TOKENIZER_FOLDER))
+
+    def documents(self, split: Split | None = None) -> Iterator[Document]:
+        """Yield the decoded documents of a split, or of both, in the order of the shards; one record in memory.
+
+        The text is the normalized one, without paragraph breaks. `id`, `url` and `metadata` come from the provenance,
+        if the data set has it; `metadata["document_id"]` is the id that `document` and `inspect --document` take.
+
+        Raises:
+            UserError: a shard is missing or damaged.
+        """
+        for name, shard in all_shards(self.manifest):
+            if split is None or name == split:
+                yield from self._documents_of(shard)
+
+    def document(self, document_id: str | int) -> Document:
+        """Return a document by the id that `inspect` shows (16 hexadecimal digits, or the number).
+
+        Raises:
+            UsageError: the text is not an id.
+            UserError: no document has it, or the data set is damaged.
+        """
+        number = document_id if isinstance(document_id, int) else parse_document_id(document_id)
+        pieces: list[np.ndarray] = []
+        place = None
+        for place in find_document(self.folder, number, self.manifest):
+            opened = ShardDocuments(self.folder, self.manifest, place.split, place.shard)
+            pieces.extend(opened.sentences(place.number))
+        assert place is not None, "find_document raises where there is none"
+        provenance = ShardProvenance(self.folder, place.shard.provenance)
+        return self._document(number, np.concatenate(pieces), self.manifest.sources.index(place.source), provenance)
+
+    def _documents_of(self, shard: ShardRecord) -> Iterator[Document]:
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as cache:
+            path = storage.local_copy(storage.join(self.folder, shard.name), Path(cache), shard.sha256)
+            provenance = ShardProvenance(self.folder, shard.provenance)
+            for _, record, _ in read_records(path):
+                yield from self._documents_in(record, provenance)
+
+    def _documents_in(self, record: Record, provenance: ShardProvenance) -> Iterator[Document]:
+        stops = [*record.documents[1:].tolist(), len(record.tokens)]
+        for start, stop, identity, source in zip(
+            record.documents.tolist(), stops, record.document_ids.tolist(), record.sources.tolist(), strict=True
+        ):
+            yield self._document(identity, record.tokens[start:stop], source, provenance)
+
+    def _document(self, identity: int, tokens: np.ndarray, source: int, provenance: ShardProvenance) -> Document:
+        if int(tokens.max(initial=0)) >= self.tokenizer.vocab_size or source >= len(self.manifest.sources):
+            raise UserError(
+                f"{storage.redact(self.folder)} is damaged at document {identity:016x}",
+                fix="restore it; 'python -m data_prep verify' lists everything that is damaged",
+                code="damaged-shard",
+            )
+        record = self.manifest.sources[source]
+        text = self.tokenizer.decode(tokens.tolist()).removeprefix(" ")
+        row = provenance.row(identity, record.name)
+        metadata = {} if row is None or row.metadata is None else json.loads(row.metadata)
+        return Document(
+            text,
+            row.id if row is not None else None,
+            record.name,
+            record.language,
+            row.url if row is not None else None,
+            {**metadata, DOCUMENT_ID: f"{identity:016x}"},
+        )
+
+
+def open_dataset(folder: str | Path, version: int | str | None = None) -> Dataset:
+    """Open a data set at a path or URL.
+
+    Args:
+        version: number or digest of an older version; by default the current one.
+
+    Raises:
+        UserError: there is no complete data set, or no such version.
+    """
+    place = os.fspath(folder)
+    return Dataset(place, read_manifest(place) if version is None else select_version(place, str(version)))
+
+
+def verify(
+    folder: str | Path,
+    version: int | str | None = None,
+    *,
+    executor: Executor | int = 1,
+) -> Dataset:
+    """Check every byte and count of a data set; return it if it is sound.
+
+    Args:
+        executor: an executor, or the number of processes.
+
+    Raises:
+        UserError: code "damaged-data-set"; its `problems` lists all of them.
+    """
+    place = absolute(os.fspath(folder))
+    manifest, problems = verify_shards(place, executor, None if version is None else str(version))
+    raise_problems(place, problems)
+    return Dataset(place, manifest)

@@ -1,0 +1,87 @@
+"""`prepare`: make a data set of text in one call, as the command `shards` does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from data_prep.api.opened_dataset import Dataset, open_dataset
+from data_prep.api.preparation_request import (
+    Config,
+    Filters,
+    Inputs,
+    open_for,
+    plan_preparation,
+    request_preparation,
+    resolve_config,
+)
+from data_prep.config.preparation_config import Source
+from data_prep.executors.executors import Executor
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+
+def prepare(
+    inputs: Inputs = (),
+    *,
+    tokenizer: str | Path | Tokenizer | None = None,
+    output: str | Path | None = None,
+    add_to: str | Path | None = None,
+    sources: Sequence[Source | Mapping[str, Any]] = (),
+    filters: Filters = (),
+    config: Config = None,
+    overrides: Sequence[str] = (),
+    source_name: str | None = None,
+    keep_dropped: str | Path | None = None,
+    executor: str | Executor = "process",
+    scheduler: str | None = None,
+    num_workers: int | None = None,
+    fresh: bool = False,
+) -> Dataset:
+    """Prepare text: read, filter, clean, deduplicate, tokenize, and write verified shards.
+
+    A finished output with the same inputs and settings is opened as it is; an interrupted one resumes.
+
+    Args:
+        inputs: files, URLs or patterns; the manifest names them as one source, `source_name` or "corpus".
+        tokenizer: folder or URL of a tokenizer, or a loaded one; with `add_to`, by default the data set's own.
+        output: folder or URL to write.
+        add_to: data set to add the sources to, instead of `output`.
+        sources: named sources instead of `inputs`, such as `{"name": "wiki", "input": "wiki/*.jsonl.gz"}`.
+        filters: functions `Document -> str | None` (the reason for dropping) or `Document -> Document`, names, or
+            entries as in YAML; functions of a notebook reach workers by value.
+        config: YAML file or nested mapping, such as `{"shards": {"min_shards": 2}}`.
+        overrides: settings such as "shards.min_shards=2"; they win over `config`.
+        keep_dropped: folder or URL to write dropped documents to, with the reasons.
+        executor: "process", "dask", a registered name, `module:function`, or an executor.
+        scheduler: address of the cluster, such as tcp://10.0.0.1:8786.
+        num_workers: processes of this machine; by default one per core (fewer for little text).
+        fresh: replace an output of other inputs or settings.
+
+    Raises:
+        UsageError: an argument is missing or wrong; nothing was started.
+        UserError: input cannot be read, or the output cannot be written or holds other work.
+    """
+    resolved = resolve_config(
+        config, inputs, sources=sources, overrides=overrides, filters=filters, source_name=source_name
+    )
+    if keep_dropped is not None:
+        resolved = resolved.model_copy(update={"keep_dropped": os.fspath(keep_dropped)})
+    request = request_preparation(
+        resolved,
+        tokenizer=tokenizer.url if isinstance(tokenizer, Tokenizer) else _text(tokenizer),
+        output=_text(output),
+        add_to=_text(add_to),
+    )
+    opened = open_for(request, executor, scheduler, num_workers) if isinstance(executor, str) else nullcontext(executor)
+    with opened as running:
+        asked = plan_preparation(request)
+        prepare_shards(asked.plan, asked.tokenizer, asked.output, running, fresh)
+    return open_dataset(asked.output)
+
+
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else os.fspath(path)

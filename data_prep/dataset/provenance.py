@@ -1,0 +1,171 @@
+"""The provenance sidecar of a shard: one Parquet row for every document read, copies that were dropped included.
+
+A sidecar exists where the configuration names an id, URL or metadata field. A row lies in the sidecar of the shard to
+which the document's own text belongs, whether or not the shard holds it, so a takedown by URL finds the copy that was
+kept (`kept_as`). The bytes depend on the rows and the version of pyarrow alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from data_prep.base.errors import UserError
+from data_prep.dataset.manifest_records import FileRecord
+from data_prep.storage import storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS_PER_GROUP = 1 << 16
+_RESTORE = "restore the file from a copy, or rebuild the data set with --fresh"
+
+
+class ProvenanceRow(NamedTuple):
+    """Where a document came from, and which document of the data set stands for it.
+
+    Attributes:
+        document_id: hash of the document's own normalized text.
+        source: name of the source.
+        metadata: canonical JSON of the fields that the configuration names.
+        kept_as: the id under which its text is kept: its own, or that of the document of which it is a near-duplicate;
+            None where no document stands for it.
+    """
+
+    document_id: int
+    source: str
+    id: str | None
+    url: str | None
+    metadata: str | None
+    kept_as: int | None
+
+
+def provenance_name(name: str) -> str:
+    """Name of the sidecar of a shard `name`, such as train-000000."""
+    return f"{name}.provenance.parquet"
+
+
+def write_provenance(folder: str, name: str, rows: Iterable[ProvenanceRow]) -> FileRecord:
+    """Write the sidecar of the shard `name` (such as train-000000) atomically, its rows sorted."""
+    import pyarrow as pa
+
+    ordered = sorted(rows, key=_order)
+    columns = list(zip(*ordered, strict=True)) or [()] * len(ProvenanceRow._fields)
+    return _write(folder, name, pa.table([*map(list, columns)], schema=_schema()))
+
+
+def read_provenance(folder: str, file: FileRecord) -> pa.Table:
+    """Read a sidecar whose record the manifest holds: columns document_id uint64, source, id, url, metadata string,
+    kept_as uint64; all but the first two may be null. Rows are sorted by (document_id, source, id, url).
+
+    Raises:
+        UserError: the file is missing, or its content is not what the manifest names.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    url = storage.join(folder, file.name)
+    where = storage.redact(url)
+    if not storage.exists(url):
+        raise UserError(f"{where} is missing", fix=_RESTORE, code="missing-data-file")
+    data = storage.read_bytes(url)
+    found = hashlib.sha256(data).hexdigest()
+    if found != file.sha256:
+        problem = f"{where} has sha256 {found}, but the manifest names {file.sha256}"
+        raise UserError(problem, fix=_RESTORE, code="checksum-mismatch")
+    try:
+        table = pq.read_table(io.BytesIO(data))
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{where} is not Parquet ({error})", fix=_RESTORE, code="damaged-provenance") from None
+    if not table.schema.equals(_schema()):
+        raise UserError(f"{where} has columns {table.schema.names}", fix=_RESTORE, code="damaged-provenance")
+    return table
+
+
+def rewrite_provenance(
+    folder: str, file: FileRecord, name: str, gone: np.ndarray, source: str | None = None
+) -> FileRecord | None:
+    """Write a sidecar again as that of the shard `name`, without what a removal takes out.
+
+    A row goes where its `kept_as` or its `document_id` is one of `gone` (n,) uint64, or its source is `source`.
+    Returns None where no row is left; nothing is written then.
+
+    Raises:
+        UserError: as `read_provenance`.
+    """
+    import pyarrow as pa
+
+    table = read_provenance(folder, file)
+    kept = table.filter(pa.array(~rows_to_remove(table, gone, source)))
+    return _write(folder, name, kept) if kept.num_rows else None
+
+
+def rows_to_remove(table: pa.Table, gone: np.ndarray, source: str | None = None) -> np.ndarray:
+    """Which rows of a sidecar (R,) bool a removal takes out; see `rewrite_provenance`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    gone = np.asarray(gone, np.uint64)
+    wanted = pa.array(gone, pa.uint64())
+    found = np.zeros(table.num_rows, bool)
+    for column in ("document_id", "kept_as"):
+        found |= pc.is_in(table[column], value_set=wanted).to_numpy().astype(bool)
+    if source is not None:
+        found |= pc.equal(table["source"], source).to_numpy().astype(bool)
+    return found
+
+
+def find_rows(table: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
+    """Return the rows of a sidecar whose `column` is one of the values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return table.filter(pc.is_in(table[column], value_set=pa.array(values, pa.string())))
+
+
+def _order(row: ProvenanceRow) -> tuple[object, ...]:
+    """Nulls come before strings, as in SQL's ascending order; metadata makes equal rows come in one order."""
+    return (
+        row.document_id,
+        row.source,
+        *((value is not None, value or "") for value in (row.id, row.url, row.metadata)),
+        row.kept_as is not None,
+        row.kept_as or 0,
+    )
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("document_id", pa.uint64(), nullable=False),
+            pa.field("source", pa.string(), nullable=False),
+            pa.field("id", pa.string()),
+            pa.field("url", pa.string()),
+            pa.field("metadata", pa.string()),
+            pa.field("kept_as", pa.uint64()),
+        ]
+    )
+
+
+def _write(folder: str, name: str, table: pa.Table) -> FileRecord:
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    # Without Arrow's own schema, whose metadata is not part of Parquet; a dictionary only where values repeat.
+    pq.write_table(
+        table,
+        buffer,
+        row_group_size=_ROWS_PER_GROUP,
+        compression="zstd",
+        use_dictionary=["source"],
+        store_schema=False,
+    )
+    data = buffer.getvalue()
+    storage.write_bytes(storage.join(folder, provenance_name(name)), data)
+    return FileRecord(name=provenance_name(name), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())

@@ -1,0 +1,29 @@
+"""A document: a text and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document as it stands in the input, before it is cleaned.
+
+    Attributes:
+        text: may hold lone surrogates, where JSON escapes name them.
+        id: the value of `documents.id_field`; None where there is none.
+        source: name of the source.
+        language: the value of `documents.language_field`; None where there is none.
+        url: the value of `documents.url_field`; None where there is none.
+        metadata: values of `documents.metadata_fields` by the name of the field; absent fields are left out. Values
+            are what JSON holds: text, numbers, true and false, None, lists and mappings.
+    """
+
+    text: str
+    id: str | None = None
+    source: str = ""
+    language: str | None = None
+    url: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)

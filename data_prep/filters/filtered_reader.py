@@ -1,0 +1,137 @@
+"""The one place where filters run: a reader of the documents of a unit that gives those that all filters keep.
+
+Preparation, the tokenizer's sample and the estimate read through it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.document import Document
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_units import InputUnit
+from data_prep.documents.rejects import BadInput
+from data_prep.filters.protocol import UnusableDocument
+from data_prep.filters.reasons import UNUSABLE, filter_reason
+from data_prep.filters.registry import Step, configured_filters, filters_fingerprint
+from data_prep.storage import storage
+from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
+
+_MOST_REASONS = 1_000  # of one filter in one unit
+_MOST_REASON_CHARACTERS = 100
+
+
+class FilteredReader(DocumentReader):
+    """`DocumentReader` whose documents have gone through `settings.filters`; `dropped` counts theirs too.
+
+    Args:
+        source: name of the unit's source, which its documents carry.
+        text_field: of the source; None for that of `settings`.
+        fingerprint: `filters_fingerprint` of the process that made the plan; None where there is no other.
+        on_drop: called with every document that a filter drops and the reason as it is counted.
+
+    Raises:
+        UserError: as `DocumentReader`; or a filter fails, returns something else than it may, or differs from that of
+            the plan.
+    """
+
+    def __init__(
+        self,
+        unit: InputUnit,
+        settings: DocumentSettings,
+        source: str,
+        text_field: str | None = None,
+        fingerprint: str | None = None,
+        on_drop: Callable[[Document, str], None] | None = None,
+    ) -> None:
+        super().__init__(unit, settings, text_field, source)
+        self._steps = configured_filters(settings)
+        self._filtered: Counter[str] = Counter()
+        self._on_drop = on_drop
+        self._skips = settings.on_bad_input == "skip"
+        if fingerprint is not None and fingerprint != filters_fingerprint(settings.filters):
+            raise UserError(
+                "the filters of this process are not those that the preparation began with: a source, a version or a "
+                "file of theirs differs",
+                fix="install the same versions on every machine, or run the command again with --fresh",
+                code="filters-changed",
+            )
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Documents left out, by reason, while reading and by filters."""
+        return super().dropped + self._filtered
+
+    def __iter__(self) -> Iterator[Document]:
+        if not self._steps:
+            return super().__iter__()
+        return self._kept(super().__iter__())
+
+    def _kept(self, documents: Iterator[Document]) -> Iterator[Document]:
+        for document in documents:
+            original = document
+            reason = None
+            for step in self._steps:
+                outcome = self._outcome(step, document)
+                if isinstance(outcome, str):
+                    reason = filter_reason(step.name, outcome)
+                    break
+                document = outcome
+            if reason is None and document is not original and has_too_many_marks(document.text):
+                reason = TOO_MANY_MARKS
+            if reason is None:
+                yield document
+                continue
+            self._filtered[reason] += 1
+            if len(self._filtered) > _MOST_REASONS:
+                raise self._wrong(self._steps[-1], f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons")
+            if self._on_drop is not None:
+                self._on_drop(document, reason)
+
+    def _outcome(self, step: Step, document: Document) -> str | Document:
+        """The document as it is kept, or why it is dropped."""
+        try:
+            outcome = step.apply(document)
+        except UserError:
+            raise
+        except UnusableDocument as error:
+            if self._skips:
+                return UNUSABLE
+            raise BadInput(
+                f"{self._named(document)}: filter {step.name!r}: {error}",
+                fix="correct it, or leave such documents out with documents.on_bad_input=skip",
+            ) from None
+        except Exception as error:  # whatever a user's function raises is the user's to fix
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error})"
+            raise self._wrong(step, what, "filter-failed", document) from error
+        if outcome is None:
+            return document
+        if isinstance(outcome, Document):
+            if outcome.source != document.source or not isinstance(outcome.text, str):
+                raise self._wrong(step, "changed the source or made a text of another type", "filter-result", document)
+            return outcome
+        if not isinstance(outcome, str):
+            what = f"returned {type(outcome).__name__}; a filter returns None or a reason, a transform a document"
+            raise self._wrong(step, what, "filter-result", document)
+        if not 0 < len(outcome) <= _MOST_REASON_CHARACTERS or not outcome.isprintable():
+            what = f"gave a reason that is empty, not printable or longer than {_MOST_REASON_CHARACTERS} characters"
+            raise self._wrong(step, what, "filter-reasons", document)
+        return outcome
+
+    def _wrong(self, step: Step, what: str, code: str, document: Document | None = None) -> UserError:
+        return UserError(
+            f"filter {step.name!r} {what}, in {self._named(document)}",
+            fix="correct the filter; its reasons must come from a small fixed set of texts",
+            code=code,
+        )
+
+    def _named(self, document: Document | None) -> str:
+        """The document as messages name it: its file, line and id."""
+        where = f" {self.place}" if document is not None and self.place else ""
+        named = f" (document {document.id!r})" if document is not None and document.id is not None else ""
+        return f"{storage.redact(self.unit.url)}{where}{named}"

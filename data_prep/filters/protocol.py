@@ -1,0 +1,35 @@
+"""The protocols of filters and transforms.
+
+Both are called with a document, and the type of the result decides: None keeps the document, a text drops it
+for that reason, a document replaces it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from data_prep.documents.document import Document
+
+
+class Filter(Protocol):
+    """Decides about a document: None keeps it, a text is the reason why it is dropped.
+
+    The result must depend on the document alone, because a unit of work may be done twice and in any process. Reasons
+    are counted in the manifest, so they come from a small fixed set: no figures of the document belong in them.
+    """
+
+    def __call__(self, document: Document, /) -> str | None: ...
+
+
+class Transform(Protocol):
+    """Returns another document in place of the one given, with the same source. It depends on the document alone."""
+
+    def __call__(self, document: Document, /) -> Document: ...
+
+
+class UnusableDocument(Exception):
+    """A filter cannot judge a document, such as one whose score is text.
+
+    Under `documents.on_bad_input=error` preparation stops and names the document; under `skip` it is dropped and
+    counted.
+    """

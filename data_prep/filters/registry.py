@@ -1,0 +1,223 @@
+"""The registry of filters and transforms: from an entry of `documents.filters` to a function, and its identity.
+
+A name is that of a built-in filter, of an entry point of the group `clozeworks.filters`, or `module:function`. The
+Python API takes functions themselves, which reach workers by value.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.source_digest import function_digest, module_digest
+from data_prep.config.preparation_config import DocumentSettings, FilterFunction, FilterSettings
+from data_prep.documents.document import Document
+from data_prep.storage import storage
+
+ENTRY_POINTS = "clozeworks.filters"
+BUILT_IN = {
+    "decontamination": "data_prep.filters.decontamination:Decontamination",
+    "language": "data_prep.filters.language_filter:LanguageFilter",
+    "metadata": "data_prep.filters.metadata_filter:MetadataFilter",
+    "url_blocklist": "data_prep.filters.url_blocklist:UrlBlocklist",
+}
+"""Names of the built-in filters, and where they are."""
+
+ADAPTERS = {"datatrove": "data_prep.filters.datatrove_adapter:datatrove_filter"}
+"""Prefixes of names such as `datatrove:GopherQualityFilter`, and the function that makes a filter of what follows."""
+
+Outcome = str | Document | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A filter or transform that is ready to run.
+
+    Attributes:
+        name: as the configuration has it.
+        identity: name, parameters, version and source digest: what the result depends on, as JSON values.
+        needs: fields that it looks at; empty where it does not say.
+    """
+
+    name: str
+    apply: Callable[[Document], Outcome]
+    identity: Mapping[str, Any]
+    needs: frozenset[str] = frozenset()
+
+
+def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **parameters: Any) -> FilterSettings:
+    """The entry of `documents.filters` for a name, a mapping as in YAML, or a function or class itself.
+
+    Raises:
+        UserError: the source of a function cannot be read, and it has no attribute `version`.
+    """
+    if isinstance(item, FilterSettings):
+        return item
+    if isinstance(item, str):
+        return FilterSettings(name=item, **parameters)
+    if isinstance(item, Mapping):
+        return FilterSettings(**{**item, **parameters})
+    import cloudpickle
+
+    name = f"{getattr(item, '__module__', '')}:{getattr(item, '__qualname__', type(item).__qualname__)}"
+    version = parameters.pop("version", None) or getattr(item, "version", None)
+    digest = function_digest(item)
+    if digest is None and version is None:
+        raise _without_version(name)
+    settings = FilterSettings(name=name, version=None if version is None else str(version), **parameters)
+    return settings.with_function(FilterFunction(cloudpickle.dumps(item), digest))
+
+
+_loaded: dict[str, tuple[Step, ...]] = {}
+
+
+def load_filters(entries: Sequence[FilterSettings]) -> tuple[Step, ...]:
+    """The steps of `documents.filters` in order, made once in each process.
+
+    Raises:
+        UsageError: a name or a parameter is unknown.
+        UserError: a file that a filter needs cannot be read, or a function needs a version.
+    """
+    if not entries:
+        return ()
+    key = json.dumps([[entry.model_dump(mode="json"), entry.function_digest] for entry in entries], sort_keys=True)
+    if key not in _loaded:
+        steps = tuple(_step(entry) for entry in entries)
+        _loaded.clear()
+        _loaded[key] = steps
+    return _loaded[key]
+
+
+def configured_filters(settings: DocumentSettings) -> tuple[Step, ...]:
+    """`load_filters` of the settings, whose fields are those that are read.
+
+    Raises:
+        UserError: as `load_filters`; or a filter looks at a field that is not read.
+    """
+    steps = load_filters(settings.filters)
+    own = {"id": settings.id_field, "url": settings.url_field, "language": settings.language_field, "source": "source"}
+    read = {name for name, field in own.items() if field} | set(settings.metadata_fields)
+    for step in steps:
+        for name in sorted(step.needs - read):
+            setting = f"documents.{name}_field" if name in own else "documents.metadata_fields"
+            raise UsageError(
+                f"filter {step.name!r} looks at {name!r}, which {setting} does not name, so that it is not read",
+                fix=f"set {setting}={name if name in own else f'[{name}]'}, or correct the filter",
+                code="filter-field-not-read",
+            )
+    return steps
+
+
+def described_filters(entries: Sequence[FilterSettings]) -> list[dict[str, Any]]:
+    """The identity of each step, for the manifest and the plan."""
+    return [dict(step.identity) for step in load_filters(entries)]
+
+
+def filters_fingerprint(entries: Sequence[FilterSettings]) -> str:
+    """sha256 of the identities of all steps; empty without any."""
+    if not entries:
+        return ""
+    return hashlib.sha256(json.dumps(described_filters(entries), sort_keys=True).encode()).hexdigest()
+
+
+def _step(entry: FilterSettings) -> Step:
+    parameters = dict(entry.model_extra or {})
+    version, digest, is_maker = entry.version, entry.function_digest, False
+    if entry.function is not None:
+        found: Any = entry.function.load()
+    elif entry.name in BUILT_IN:
+        found = _imported(BUILT_IN[entry.name], entry.name)
+        version = version or str(found.version)
+    elif entry.name.partition(":")[0] in ADAPTERS:
+        adapter, _, wanted = entry.name.partition(":")
+        found, is_maker = functools.partial(_imported(ADAPTERS[adapter], entry.name), wanted), True
+    else:
+        found, entry_version = _users_own(entry.name)
+        given = version or entry_version or getattr(found, "version", None)
+        version, digest = None if given is None else str(given), module_digest(found)
+        if digest is None and version is None:
+            raise _without_version(entry.name)
+    apply = _configured(entry.name, found, parameters, is_maker or inspect.isclass(found))
+    identity: dict[str, Any] = {"name": entry.name, "parameters": _redacted(parameters)}
+    if version is not None:
+        identity["version"] = version
+    if digest is not None:
+        identity["source_sha256"] = digest
+    if hasattr(apply, "identity"):
+        identity.update(apply.identity())
+    return Step(entry.name, apply, identity, frozenset(getattr(apply, "needs", ())))
+
+
+def _users_own(name: str) -> tuple[Any, str | None]:
+    """What an entry point or `module:function` names, and the version of the package that has the entry point."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    for point in points:
+        if point.name == name:
+            return _imported(point.value, name), None if point.dist is None else point.dist.version
+    if ":" not in name:
+        known = sorted({*BUILT_IN, *(point.name for point in points), *(f"{adapter}:NAME" for adapter in ADAPTERS)})
+        raise UsageError(
+            f"documents.filters names the unknown filter {name!r}",
+            fix=f"give one of {', '.join([*known, 'module:function'])}",
+            code="unknown-filter",
+        )
+    return _imported(name, name), None
+
+
+def _imported(path: str, name: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"filter {name!r} cannot be imported ({error})",
+            fix="install its package, or correct the name; a module of your own must be on PYTHONPATH",
+            code="filter-not-importable",
+        ) from None
+    if not callable(found):
+        raise UsageError(
+            f"filter {name!r} is {type(found).__name__}, not a function or a class",
+            fix="name a function that takes a document",
+            code="filter-not-callable",
+        )
+    return found
+
+
+def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: bool) -> Callable[[Document], Outcome]:
+    """The function of one document: what `found` makes of the parameters, or `found` with the parameters."""
+    try:
+        inspect.signature(found).bind(*(() if is_maker else (None,)), **parameters)
+        made: Any = found(**parameters) if is_maker else functools.partial(found, **parameters) if parameters else found
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"filter {name!r} does not take these parameters ({error})",
+            fix="correct them in documents.filters",
+            code="filter-parameters",
+        ) from None
+    return made  # type: ignore[no-any-return]  # the reader checks what it returns
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _redacted(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redacted(item) for item in value]
+    return storage.redact(value) if isinstance(value, str) and "://" in value else value
+
+
+def _without_version(name: str) -> UserError:
+    return UserError(
+        f"the source of filter {name!r} cannot be read, so a change of it would go unnoticed",
+        fix="give it a version: an attribute `version` of the function, or `version:` in documents.filters",
+        code="filter-without-version",
+    )

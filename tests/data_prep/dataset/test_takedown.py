@@ -1,0 +1,253 @@
+"""Takedown: documents found by URL or id, copies that were dropped included, are gone from shards and sidecars."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.api.opened_dataset import open_dataset
+from data_prep.base.errors import UserError
+from data_prep.dataset.addition import removed_ids
+from data_prep.dataset.data_card import write_data_card
+from data_prep.dataset.manifest import Manifest, read_manifest, write_manifest
+from data_prep.dataset.provenance import ProvenanceRow, read_provenance, write_provenance
+from data_prep.dataset.removal import remove_documents
+from data_prep.dataset.removal_request import ID_NAMES, URL_NAMES, RemovalRequest, find_listed, read_list
+from data_prep.dataset.shards import read_records
+from data_prep.dataset.verification import verify_shards
+from data_prep.storage import storage
+from tests.support.data_prep_command import Command
+from tests.support.error_codes import coded
+from tests.support.living_data_sets import document_ids, file_bytes, make_data_set, read_texts, stopped_after
+
+NEAR = 77
+"""Id of a near-duplicate of the first document: its text is in no shard."""
+
+
+def ids_in(path: Path) -> set[int]:
+    return {identity for _, record, _ in read_records(path) for identity in record.document_ids.tolist()}
+
+
+def url_of(identity: int) -> str:
+    return f"https://example.org/{identity:016x}?q=1#top"
+
+
+@pytest.fixture(scope="module")
+def original(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every document has an id and a URL; the first has an exact copy from south, and a near-duplicate elsewhere."""
+    texts = read_texts(small_corpus)
+    folder = tmp_path_factory.mktemp("takedown") / "shards"
+    manifest = make_data_set(folder, {"north": texts[:120], "south": texts[120:]}, small_tokenizer)
+    first = document_ids(folder, "north")[0]
+    others = [shard for shard in manifest.shards if first not in ids_in(folder / shard.name)]
+    names = [source.name for source in manifest.sources]
+    written = {}
+    for shard in manifest.shards:
+        rows = []
+        for _, record, _ in read_records(folder / shard.name):
+            for identity, source in zip(record.document_ids.tolist(), record.sources.tolist(), strict=True):
+                row = ProvenanceRow(identity, names[source], f"id-{identity}", url_of(identity), '{"a":1}', identity)
+                rows.append(row)
+                if identity == first:
+                    rows.append(row._replace(source="south", id="copy", url="https://copy.org/", metadata=None))
+        if shard == others[0]:
+            rows.append(ProvenanceRow(NEAR, "south", "near", "https://near.org/", None, first))
+        written[shard.name] = write_provenance(str(folder), shard.name.partition(".")[0], rows)
+    splits = {}
+    for split in ("train", "valid"):
+        record = manifest.split(split)  # type: ignore[arg-type]
+        shards = tuple(item.model_copy(update={"provenance": written[item.name]}) for item in record.shards)
+        splits[split] = record.model_copy(update={"shards": shards})
+    manifest = manifest.model_copy(update=splits)
+    write_data_card(str(folder), manifest)
+    write_manifest(str(folder), manifest)
+    assert verify_shards(str(folder))[1] == []
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "shards"))
+
+
+def provenance_of(folder: Path, manifest: Manifest) -> set[tuple[int, str, str | None]]:
+    tables = [read_provenance(str(folder), file) for file in manifest.provenance_files]
+    return {(row["document_id"], row["source"], row["url"]) for table in tables for row in table.to_pylist()}
+
+
+def take_down(folder: Path, *urls: str) -> Manifest:
+    found = find_listed(str(folder), read_manifest(str(folder)), "url", urls)
+    return remove_documents(str(folder), RemovalRequest(ids=found.ids, absent=found.absent), 1)[0]
+
+
+@pytest.mark.parametrize("url", ["own", "https://copy.org/", "https://near.org/"])
+def test_a_text_goes_by_the_url_of_any_of_its_copies(folder: Path, url: str) -> None:
+    first = document_ids(folder, "north")[0]
+    before = provenance_of(folder, read_manifest(str(folder)))
+    manifest = take_down(folder, url_of(first) if url == "own" else url)
+    assert first not in document_ids(folder) and len(document_ids(folder)) == 199
+    gone = before - provenance_of(folder, manifest)
+    assert {identity for identity, _, _ in gone} == {first, NEAR} and len(gone) == 3
+    assert set(removed_ids(str(folder), manifest).tolist()) == ({first, NEAR} if "near" in url else {first})
+    assert verify_shards(str(folder))[1] == []
+    assert verify_shards(str(folder), version="1")[1] == [], "the older version keeps its files"
+
+
+def test_only_the_shards_that_hold_it_are_rewritten(folder: Path) -> None:
+    before = read_manifest(str(folder))
+    manifest = take_down(folder, url_of(document_ids(folder, "south")[5]))
+    assert len({shard.name for shard in before.shards} - {shard.name for shard in manifest.shards}) == 1
+    assert len(set(before.provenance_files) - set(manifest.provenance_files)) == 1
+
+
+def test_a_sidecar_whose_shard_stays_is_rewritten_alone(folder: Path) -> None:
+    first = document_ids(folder, "north")[0]
+    before = read_manifest(str(folder))
+    manifest = take_down(folder, "https://near.org/")
+    alone = [shard for shard in manifest.shards if shard.provenance and shard.name[:12] != shard.provenance.name[:12]]
+    others = [shard.name for shard in before.shards if first not in ids_in(folder / shard.name)]
+    assert [shard.name for shard in alone] == others[:1]
+    assert verify_shards(str(folder))[1] == [] and first not in document_ids(folder)
+
+
+def test_a_shard_that_is_emptied_leaves_its_other_rows_detached(folder: Path) -> None:
+    manifest = read_manifest(str(folder))
+    shard = manifest.train.shards[2]
+    assert shard.provenance is not None
+    table = read_provenance(str(folder), shard.provenance).to_pylist()
+    rows = [
+        *(ProvenanceRow(**row) for row in table),
+        ProvenanceRow(5, "south", "lost", "https://lost.org/", None, None),
+    ]
+    record = write_provenance(str(folder), shard.name.partition(".")[0], rows)
+    shards = tuple(
+        item.model_copy(update={"provenance": record}) if item == shard else item for item in manifest.train.shards
+    )
+    train = manifest.train.model_copy(update={"shards": shards})
+    write_manifest(str(folder), manifest.model_copy(update={"train": train}))
+    write_data_card(str(folder), read_manifest(str(folder)))
+    manifest = take_down(folder, *(url_of(row["document_id"]) for row in table))
+    assert [file.name[:5] for file in manifest.detached_provenance] == ["train"]
+    assert [row["url"] for row in read_provenance(str(folder), manifest.detached_provenance[0]).to_pylist()] == [
+        "https://lost.org/"
+    ]
+    assert verify_shards(str(folder))[1] == []
+    manifest = take_down(folder, "https://lost.org/")
+    assert manifest.detached_provenance == () and verify_shards(str(folder))[1] == []
+
+
+def test_a_source_goes_from_the_sidecars_too(folder: Path) -> None:
+    manifest, _ = remove_documents(str(folder), RemovalRequest("south"), 1)
+    assert {source for _, source, _ in provenance_of(folder, manifest)} == {"north"}
+    assert verify_shards(str(folder))[1] == []
+
+
+@pytest.mark.parametrize("num_writes", range(0, 9, 2))
+def test_stopped_anywhere_it_ends_with_the_same_bytes(folder: Path, tmp_path: Path, num_writes: int) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    urls = [url_of(identity) for identity in document_ids(folder, "north")[:6]]
+    take_down(other, *urls)
+    with pytest.raises(KeyboardInterrupt), stopped_after(num_writes):
+        take_down(folder, *urls)
+    take_down(folder, *urls)
+    assert file_bytes(folder) == file_bytes(other)
+
+
+def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
+    manifest = read_manifest(str(folder))
+    name = manifest.provenance_files[0].name
+    (folder / name).write_bytes((folder / name).read_bytes() + b"!")
+    assert any(name in problem and "sha256" in problem for problem in verify_shards(str(folder))[1])
+    (folder / name).unlink()
+    assert any(name in problem and "missing" in problem for problem in verify_shards(str(folder))[1])
+
+    def forge(change: list[ProvenanceRow]) -> list[str]:
+        shard = manifest.train.shards[0]
+        assert shard.provenance is not None
+        rows = [ProvenanceRow(**row) for row in read_provenance(str(original), shard.provenance).to_pylist()]
+        record = write_provenance(
+            str(folder),
+            shard.name.partition(".")[0],
+            [*(row for row in rows if row.document_id != rows[-1].document_id), *change],
+        )
+        shards = (shard.model_copy(update={"provenance": record}), *manifest.train.shards[1:])
+        train = manifest.train.model_copy(update={"shards": shards})
+        write_manifest(str(folder), manifest.model_copy(update={"train": train}))
+        write_data_card(str(folder), read_manifest(str(folder)))
+        return verify_shards(str(folder))[1]
+
+    assert any("no row for 1 documents" in problem for problem in forge([]))
+    assert any(f"{99:016x}" in problem for problem in forge([ProvenanceRow(1, "north", None, None, None, 99)]))
+    assert any("'west'" in problem for problem in forge([ProvenanceRow(1, "west", None, None, None, None)]))
+
+
+def test_without_provenance_the_setting_is_named(small_shards: Path) -> None:
+    for column in ("id", "url"):
+        with pytest.raises(UserError, match=f"documents.{column}_field", check=coded("missing-provenance")):
+            find_listed(str(small_shards), read_manifest(str(small_shards)), column, ["x"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values"),
+    [
+        ("l.txt", "# list\nhttps://a.org/#x\r\n\nb\n", [(2, "https://a.org/#x"), (4, "b")]),
+        ("l.csv", 'name,URL\nx,https://a.org/?a=1\n"y, z",b\n,\n', [(2, "https://a.org/?a=1"), (3, "b")]),
+        ("l.tsv", "url\tname\na\tx\n", [(2, "a")]),
+        ("l.csv", "anything\na\n", [(2, "a")]),
+    ],
+)
+def test_lists_are_read(tmp_path: Path, name: str, text: str, values: list[tuple[int, str]]) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_list(str(tmp_path / name), URL_NAMES) == values
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "place", "code"),
+    [
+        ("l.csv", b"a,b\n1,2\n", "line 1", "missing-column"),
+        ("l.csv", b'url,b\n"1,2\n', "line 2", "invalid-list"),
+        ("l.csv", b"", "line 1", "missing-column"),
+        ("l.csv", b"url\n", "l.csv", "empty-list"),
+        ("l.txt", b"a\n\xff\n", "byte 2", "invalid-list"),
+    ],
+)
+def test_lists_that_are_wrong_are_named(tmp_path: Path, name: str, data: bytes, place: str, code: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=place, check=coded(code)):
+        read_list(str(tmp_path / name), ID_NAMES + URL_NAMES)
+
+
+def test_the_command_takes_lists_and_shows_what_it_takes(command: Command, folder: Path, tmp_path: Path) -> None:
+    first, second = document_ids(folder, "north")[:2]
+    assert command("inspect", folder, "--document", f"{first:016x}") == 0
+    for shown in (f"id-{first}", url_of(first), '{"a":1}', "https://copy.org/"):
+        assert shown in command.output
+    (tmp_path / "urls.csv").write_text("when,url\n2026-05-01,https://near.org/\n2026-05-01,https://never.org/\n")
+    (tmp_path / "ids.txt").write_text(f"id-{second}\n")
+    before = file_bytes(folder)
+    assert command("remove", folder, "--urls", tmp_path / "urls.csv", "--dry-run", "--workers", 1) == 0
+    assert "1 of 2 URLs" in command.output and "1 of " in command.output and file_bytes(folder) == before
+    assert command("remove", folder, "--urls", tmp_path / "urls.csv", "--workers", 1) == 0
+    assert "removed 1 document, " in command.output
+    assert command("remove", folder, "--ids", tmp_path / "ids.txt", "--workers", 1, "--purge") == 0
+    assert not {first, second} & set(document_ids(folder))
+    assert command("remove", folder, "--ids", tmp_path / "ids.txt", "--workers", 1) == 0, "and once more"
+    assert "0 of 1 id" in command.output and "nothing was done" in command.output
+    assert command("verify", folder, "--workers", 1) == 0, command.errors
+    kept = {name: storage.read_bytes(folder / name) for name in file_bytes(folder) if name.endswith(".parquet")}
+    assert not any(url_of(first).encode() in data for data in kept.values())
+
+
+def test_decoded_documents_have_their_provenance(folder: Path) -> None:
+    for document in open_dataset(folder).documents("valid"):
+        identity = int(document.metadata["document_id"], 16)
+        assert (document.id, document.url) == (f"id-{identity}", url_of(identity)) and document.metadata["a"] == 1
+
+
+def test_ids_of_absent_copies_are_excluded_later_too() -> None:
+    request = RemovalRequest(ids=np.array([3], np.uint64), absent=np.array([1, 9], np.uint64))
+    excluded = request.excluded_ids
+    assert excluded is not None and excluded.tolist() == [1, 3, 9]

@@ -1,0 +1,98 @@
+"""Filters run where documents are read: outcomes, counts, and what a wrong filter is told."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.document import Document
+from data_prep.documents.input_units import split_into_units
+from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.registry import filter_settings, filters_fingerprint
+from tests.support.error_codes import coded
+
+ROWS = [
+    {"text": f"text {number}", "id": number, "url": f"https://a.example/{number}", "score": number}
+    for number in range(6)
+]
+
+
+def even(document: Document) -> str | None:
+    return "odd" if document.metadata["score"] % 2 else None
+
+
+def capitals(document: Document) -> Document:
+    return replace(document, text=document.text.upper())
+
+
+def reader(tmp_path: Path, *filters: Any, **options: Any) -> FilteredReader:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    settings = DocumentSettings(
+        id_field="id", url_field="url", metadata_fields=("score",), filters=tuple(map(filter_settings, filters))
+    )
+    (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
+    return FilteredReader(unit, pickle.loads(pickle.dumps(settings)), "web", **options)
+
+
+def test_documents_carry_their_provenance(tmp_path: Path) -> None:
+    assert next(iter(reader(tmp_path))) == Document("text 0", "0", "web", None, "https://a.example/0", {"score": 0})
+
+
+def test_filters_drop_and_transforms_replace_in_their_order(tmp_path: Path) -> None:
+    dropped: list[tuple[str, str]] = []
+    found = reader(tmp_path, even, capitals, on_drop=lambda document, reason: dropped.append((document.text, reason)))
+    assert [document.text for document in found] == ["TEXT 0", "TEXT 2", "TEXT 4"]
+    reason = f"filter {__name__}:even: odd"
+    assert found.dropped == Counter({reason: 3})
+    assert dropped == [(f"text {number}", reason) for number in (1, 3, 5)]
+    assert found.sha256 == next(iter([r.sha256 for r in [reader(tmp_path)] if list(r)])), "what was read is the same"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (lambda document: True, "filter-result"),
+        (lambda document: replace(document, source="other"), "filter-result"),
+        (lambda document: replace(document, text=None), "filter-result"),
+        (lambda document: "", "filter-reasons"),
+        (lambda document: "a\nb", "filter-reasons"),
+        (lambda document: "x" * 101, "filter-reasons"),
+        (lambda document: document.metadata["absent"], "filter-failed"),
+    ],
+)
+def test_a_wrong_filter_is_named_with_file_line_and_document(
+    tmp_path: Path, wrong: Callable[[Document], Any], code: str
+) -> None:
+    later = lambda document: None if document.id == "0" else wrong(document)  # noqa: E731
+    later.version = "1"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, check=coded(code), match=re.escape(f"{tmp_path / 'a.jsonl'} line 2 (document '1')")):
+        list(reader(tmp_path, later))
+
+
+def test_reasons_that_never_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_prep.filters.filtered_reader._MOST_REASONS", 3)
+    with pytest.raises(UserError, check=coded("filter-reasons")):
+        list(reader(tmp_path, lambda document: document.text))
+
+
+def test_a_filter_that_differs_from_the_plans_is_refused(tmp_path: Path) -> None:
+    fingerprint = filters_fingerprint((filter_settings(even),))
+    assert len(list(reader(tmp_path, even, fingerprint=fingerprint))) == 3
+    with pytest.raises(UserError, check=coded("filters-changed")):
+        reader(tmp_path, capitals, fingerprint=fingerprint)
+
+
+def test_marks_that_a_transform_makes_are_dropped(tmp_path: Path) -> None:
+    found = reader(tmp_path, lambda document: replace(document, text="a" + "\u0301" * 100_000))
+    assert list(found) == [] and found.dropped == Counter({"too many marks": 6})

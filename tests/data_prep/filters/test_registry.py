@@ -1,0 +1,128 @@
+"""From a name or a function to a filter, and what its identity is made of."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import FilterSettings
+from data_prep.documents.document import Document
+from data_prep.filters.registry import described_filters, filter_settings, filters_fingerprint, load_filters
+from tests.support.error_codes import coded
+
+SHORT, LONG = Document("short"), Document("x" * 100)
+LIMIT = 10
+MODULE = """
+class Shorter:
+    version = 3
+    def __init__(self, characters): self.characters = characters
+    def __call__(self, document): return "long" if len(document.text) > self.characters else None
+
+def shorter(document, characters=10): return "long" if len(document.text) > characters else None
+
+NUMBER = 5
+"""
+
+
+def uses_limit(document: Document) -> str | None:
+    return "long" if _length(document) > LIMIT else None
+
+
+def _length(document: Document) -> int:
+    return len(document.text)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "own_filters.py"
+    path.write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("own_filters", None)
+    return path
+
+
+def outcomes(**entry: Any) -> list[Any]:
+    (step,) = load_filters([filter_settings(entry)])
+    return [step.apply(SHORT), step.apply(LONG)]
+
+
+@pytest.mark.usefixtures("module")
+def test_functions_and_classes_take_parameters() -> None:
+    assert outcomes(name="own_filters:shorter") == [None, "long"]
+    assert outcomes(name="own_filters:shorter", characters=100) == [None, None]
+    assert outcomes(name="own_filters:Shorter", characters=3) == ["long", "long"]
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [
+        ({"name": "nothing"}, "unknown-filter"),
+        ({"name": "no_such_module:keep"}, "filter-not-importable"),
+        ({"name": "own_filters:absent"}, "filter-not-importable"),
+        ({"name": "own_filters:NUMBER"}, "filter-not-callable"),
+        ({"name": "own_filters:shorter", "letters": 3}, "filter-parameters"),
+        ({"name": "own_filters:Shorter"}, "filter-parameters"),
+        ({"name": "builtins:len"}, "filter-without-version"),
+    ],
+)
+def test_a_wrong_entry_is_refused(entry: dict[str, Any], code: str) -> None:
+    with pytest.raises(UserError, check=coded(code)):
+        load_filters([filter_settings(entry)])
+
+
+def test_the_identity_has_name_parameters_version_and_source(module: Path) -> None:
+    (before,) = described_filters([FilterSettings(name="own_filters:Shorter", characters=3)])  # type: ignore[call-arg]
+    assert before["name"] == "own_filters:Shorter" and before["parameters"] == {"characters": 3}
+    assert before["version"] == "3" and len(before["source_sha256"]) == 64
+    fingerprint = filters_fingerprint([filter_settings("own_filters:shorter")])
+    assert fingerprint != filters_fingerprint([filter_settings("own_filters:shorter", characters=11)])
+    assert fingerprint != filters_fingerprint([filter_settings("own_filters:shorter", version="2")])
+    module.write_text(MODULE + "# changed\n")
+    command = (
+        "from data_prep.filters.registry import *; print(filters_fingerprint([filter_settings('own_filters:shorter')]))"
+    )
+    path = {"PYTHONPATH": f"{module.parent}:{Path(__file__).parents[3]}"}
+    changed = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=path)
+    assert changed.stdout.strip() not in ("", fingerprint)
+
+
+def test_an_installed_filter_is_found_by_its_entry_point(module: Path) -> None:
+    folder = module.parent / "own-1.5.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.5\n")
+    (folder / "entry_points.txt").write_text("[clozeworks.filters]\nshorter = own_filters:shorter\n")
+    importlib.invalidate_caches()
+    assert outcomes(name="shorter", characters=2) == ["long", "long"]
+    assert described_filters([filter_settings("shorter")])[0]["version"] == "1.5"
+
+
+def test_a_function_of_a_notebook_is_digested_with_what_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = filter_settings(uses_limit)
+    (step,) = load_filters([first])
+    assert [step.apply(SHORT), step.apply(LONG)] == [None, "long"]
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 11)
+    assert filter_settings(uses_limit).function_digest != first.function_digest, "a global that it uses"
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 10)
+    assert filter_settings(uses_limit).function_digest == first.function_digest
+    monkeypatch.setattr(sys.modules[__name__], "_length", lambda document: 0)
+    assert filter_settings(uses_limit).function_digest != first.function_digest, "a function that it uses"
+
+
+def test_a_function_whose_source_cannot_be_digested_needs_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", object())
+    with pytest.raises(UserError, check=coded("filter-without-version")):
+        filter_settings(uses_limit)
+    assert filter_settings(uses_limit, version=2).version == "2"
+    names: dict[str, Any] = {}
+    exec("def made(document): return None", names)
+    with pytest.raises(UserError, check=coded("filter-without-version")):
+        filter_settings(names["made"])
+    names["made"].version = "7"
+    assert filter_settings(names["made"]).version == "7"

@@ -1,0 +1,36 @@
+"""The command prints its coefficients, writes a loadable folder, and with --dry-run nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch import merge
+from tests.support.toy_run import make_run, make_tokenizer
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", make_tokenizer(tmp_path / "tokenizer"))
+
+
+def test_a_dry_run_prints_the_coefficients_and_writes_nothing(run_folder, tmp_path, capsys) -> None:
+    output = tmp_path / "merged"
+    merge.main([str(run_folder), "--last", "2", "--weights", "one_minus_sqrt", "--output", str(output), "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["step-00000010  0.7071", "step-00000020  0.2929"]
+    assert not output.exists()
+
+
+def test_the_mean_is_exported(run_folder, tmp_path, capsys) -> None:
+    output = tmp_path / "merged"
+    merge.main([str(run_folder), "--last", "2", "--output", str(output)])
+    assert "checked: " in capsys.readouterr().out and (output / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("last", ["1", "0", "many"])
+def test_a_mean_needs_two_checkpoints(run_folder, tmp_path, last) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        merge.main([str(run_folder), "--last", last, "--output", str(tmp_path / "merged")])
+    assert stopped.value.code == 2

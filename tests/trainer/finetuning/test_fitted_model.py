@@ -1,0 +1,169 @@
+"""A saved fit is what was fitted, for every task, and is registered as what it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data_prep.base.errors import UserError
+from tests.support.error_codes import coded
+from trainer.finetuning.answer_task import Answer
+from trainer.finetuning.examples import Examples
+from trainer.finetuning.experiment import Experiment, make_model
+from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
+from trainer.finetuning.task_data import encode_task, make_task
+from trainer.inference.model_folder import check_model_folder
+from trainer.inference.pretrained import Preprocessor
+from trainer.inference.provenance import read_provenance
+from trainer.inference.pulled_model import pull
+from trainer.registry.model_versions import ModelVersion, trained_on
+from trainer.registry.registration import provenance_tags, register
+from trainer.tracking.mlflow_server import connect
+
+TEXTS = ["the cat sat", "a dog ran to it"]
+EXAMPLES = {
+    "classification": Examples(TEXTS, None, ["x", "y"]),
+    "regression": Examples(TEXTS, None, [0.5, 2.0]),
+    "token_classification": Examples([text.split() for text in TEXTS], None, [["x", "y", "x"], ["x"] * 5]),
+    "question_answering": Examples(TEXTS, ["it was", "it was"], [Answer("cat", 4), Answer("dog", 2)]),
+}
+
+
+def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path, variant: str = "full") -> FittedModel:
+    """Save a model that was not fitted at all, and give what would have predicted there."""
+    task = make_task(name, ("x", "y"))
+    some = EXAMPLES[name]
+    data = encode_task(task, {"train": some, "valid": some}, preprocessor)
+    model = make_model(Experiment(model_folder, data, "", {}), "full", 0)
+    pair = "b" if name == "question_answering" else None
+    facts = FitFacts(
+        name,
+        "models:/base@champion",
+        variant,
+        "a",
+        pair,
+        "c",
+        20,
+        1e-3,
+        0,
+        1,
+        {"train": 2},
+        {},
+        {"f1": 0.5},
+        "test",
+        "d",
+    )
+    save_fitted_model(model, model_folder, output, facts, None)
+    return FittedModel(model.eval(), task, Preprocessor(preprocessor.tokenizer, 20, True), None)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_loaded_predicts_as_what_was_saved(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path, name: str
+) -> None:
+    fitted = save(name, tiny_hugging_face, preprocessor, tmp_path / "model")
+    check_model_folder(tmp_path / "model", strict=True)
+    title = f"# base@champion, fitted to {name.replace('_', ' ')}\n"
+    assert title in (tmp_path / "model" / "README.md").read_text()
+    loaded = FittedModel.load(tmp_path / "model")
+    unlabeled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)
+    assert loaded.predict(unlabeled) == fitted.predict(unlabeled)
+    assert loaded.columns is not None and loaded.columns.text == "a" and loaded.preprocessor.max_length == 20
+    literal = loaded.preprocessor.tokenizer("the [SEP] cat")["input_ids"]
+    assert literal.count(loaded.preprocessor.tokenizer.sep_token_id) == 1, "as it was fitted"
+    tokenizer = (tmp_path / "model" / "tokenizer.json").read_bytes()
+    assert tokenizer == (tiny_hugging_face / "tokenizer.json").read_bytes()
+    assert torch.equal(fitted.model.get_input_embeddings().weight, loaded.model.get_input_embeddings().weight)
+
+
+def test_a_folder_from_elsewhere_says_by_its_config_what_it_is(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
+) -> None:
+    save("regression", tiny_hugging_face, preprocessor, tmp_path / "model")
+    (tmp_path / "model" / "finetune.json").unlink()
+    loaded = FittedModel.load(tmp_path / "model")
+    assert loaded.task.name == "regression" and loaded.columns is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_length": "abc"}, "finetune.json .*max_length: "),
+        ({"max_length": -3}, "max_length: "),
+        ({"text_column": None}, "text_column: "),
+        ({"task": "poetry"}, "task: "),
+    ],
+)
+def test_a_fit_whose_facts_were_changed_by_hand_is_refused(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    save("regression", tiny_hugging_face, preprocessor, tmp_path)
+    path = tmp_path / "finetune.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=message, check=coded("damaged-model")):
+        FittedModel.load(tmp_path)
+    path.write_text('{"max_length": 32}')
+    with pytest.raises(UserError, match="finetune.json .*task: Field required", check=coded("damaged-model")):
+        FittedModel.load(tmp_path)
+
+
+def test_class_names_without_numbers_are_refused(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
+) -> None:
+    save("classification", tiny_hugging_face, preprocessor, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"x": "a"}}))
+    with pytest.raises(UserError, match="'x'", check=coded("model-not-loadable")):
+        FittedModel.load(tmp_path)
+
+
+def test_an_encoder_is_refused(tiny_hugging_face: Path) -> None:
+    with pytest.raises(UserError, check=coded("not-fine-tuned")):
+        FittedModel.load(tiny_hugging_face)
+
+
+def test_a_fitted_model_is_found_by_the_data_that_its_encoder_saw(
+    tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path
+) -> None:
+    encoder = tmp_path / "encoder"
+    shutil.copytree(tiny_hugging_face, encoder)
+    seen = {"data_digests": {"shards": "a" * 64}, "data_lineage": ["a" * 64, "b" * 64]}
+    (encoder / "provenance.json").write_text(json.dumps(seen))
+    save("classification", encoder, preprocessor, tmp_path / "model")
+    tags = provenance_tags(tmp_path / "model", read_provenance(tmp_path / "model"))
+    version = ModelVersion("moods", 1, (), datetime.now(UTC), None, tags)
+    assert trained_on([version], "b" * 12) == [version] and version.data_digests == ("a" * 64,)
+    save("classification", encoder, preprocessor, tmp_path / "scratch", variant="scratch")
+    tags = provenance_tags(tmp_path / "scratch", read_provenance(tmp_path / "scratch"))
+    assert replace(version, tags=tags).data_lineage == (), "weights from scratch saw none of it"
+
+
+@pytest.mark.parametrize("name", ["classification", "token_classification", "question_answering"])
+def test_a_fitted_model_is_registered_as_what_it_is(
+    tiny_hugging_face: Path,
+    preprocessor: Preprocessor,
+    tmp_path: Path,
+    database: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save(name, tiny_hugging_face, preprocessor, tmp_path / "model")
+    registration = register(tmp_path / "model", "fitted", "champion", database)
+    pulled = pull(registration.model_uri, tmp_path / "pulled", database)
+    assert FittedModel.load(pulled).task.name == name
+    tags = connect(database).get_model_version("fitted", "1").tags
+    assert tags["clozeworks.task"] == name and tags["clozeworks.scores.test/f1"] == "0.5"
+    assert json.loads((pulled / "provenance.json").read_text())["base_model"] == "models:/base@champion"
+    if name != "question_answering":  # for which transformers 5 has no pipeline
+        import mlflow
+
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+        assert mlflow.transformers.load_model(registration.model_uri)("the cat sat")
+        assert mlflow.pyfunc.load_model(registration.model_uri).predict("the cat sat") is not None

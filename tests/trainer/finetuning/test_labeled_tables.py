@@ -1,0 +1,181 @@
+"""Tables of every format give the same cells, and what cannot be read is reported with the remedy."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+import pandas
+import pyarrow.parquet
+import pytest
+
+from data_prep.base.errors import UsageError, UserError
+from tests.support.error_codes import coded
+from trainer.finetuning.labeled_tables import check_readable, column, is_missing, read_table, write_table
+
+ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl", ".parquet"])
+def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"table{suffix}"
+    write_table(pandas.DataFrame(ROWS), path)
+    table = read_table(path)
+    assert {name: table[name].tolist() for name in table.columns} == ROWS
+
+
+def test_a_byte_order_mark_and_unpaired_quotation_marks_are_text_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "mrpc.tsv"
+    path.write_bytes('\ufeffQuality\t#1 String\n1\t" The pie\n0\tsaid " no\n'.encode())
+    table = read_table(path, quoting=False)
+    assert column(table, "Quality", path, "--label-column") == ["1", "0"]
+    assert column(table, "#1 String", path, "--text-column") == ['" The pie', 'said " no']
+
+
+def test_classes_of_jsonl_are_not_taken_for_dates_and_lists_stay_lists(tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    path.write_text(json.dumps({"date": "2020-01-01", "tags": ["O", "B-X"]}) + "\n")
+    table = read_table(path)
+    assert table["date"].tolist() == ["2020-01-01"] and table["tags"].tolist() == [["O", "B-X"]]
+
+
+def test_lists_of_parquet_are_words_in_a_tsv(tmp_path: Path) -> None:
+    pandas.DataFrame({"words": [["a", "cat"]], "tags": [["O", "B-X"]]}).to_parquet(tmp_path / "table.parquet")
+    write_table(read_table(tmp_path / "table.parquet"), tmp_path / "table.tsv")
+    assert (tmp_path / "table.tsv").read_text() == "words\ttags\na cat\tO B-X\n"
+
+
+def test_rows_of_parquet_go_by_their_order_whatever_index_they_were_saved_with(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    table = pandas.DataFrame(ROWS, index=[2, 0, 1])
+    for name, columns in ((None, ["text", "label"]), ("id", ["text", "label", "id"]), ("text", ["text", "label"])):
+        table.rename_axis(name).to_parquet(path)
+        found = read_table(path)
+        assert found.index.tolist() == [0, 1, 2] and found.columns.tolist() == columns
+        assert found["text"].tolist() == ROWS["text"]
+
+
+def test_parquet_with_other_bytes_than_were_written_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    for has_checksums, other in ((True, b"cut"), (False, b"\xff\xff\xff")):
+        table = pyarrow.table({"text": ["a cat"], "label": ["1"]})
+        options = {"use_dictionary": False, "write_statistics": False, "write_page_checksum": has_checksums}
+        pyarrow.parquet.write_table(table, path, compression="none", **options)
+        data = path.read_bytes()
+        assert read_table(path)["text"].tolist() == ["a cat"] and data.count(b"cat") == 1
+        path.write_bytes(data.replace(b"cat", other))
+        with pytest.raises(UserError, check=coded("unreadable-table")):
+            read_table(path)
+
+
+@pytest.mark.parametrize(
+    "noted", ["", "[" * 100_000, '{"index_columns": 5}', '{"columns": [], "index_columns": ["x"]}']
+)
+def test_what_pandas_has_noted_in_parquet_changes_nothing(tmp_path: Path, noted: str) -> None:
+    table = pyarrow.table({**ROWS, "__index_level_0__": [2, 0, 1]}, metadata={"pandas": noted})
+    pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
+    found = read_table(tmp_path / "table.parquet")
+    assert {name: found[name].tolist() for name in found} == ROWS
+
+
+def test_na_is_a_word_and_not_a_missing_cell(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("text,label\nNA,null\n,x\n")
+    table = read_table(path)
+    assert table["text"].tolist() == ["NA", ""] and table["label"].tolist() == ["null", "x"]
+    assert [is_missing(cell) for cell in ("", "  ", None, float("nan"), 0, "0", [])] == [True] * 4 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("table.tsv", 'a\tb\n"x\ty\n', "--no-quoting"),
+        ("table.jsonl", '{"text": "a"}\n{broken\n', "line 2, is not a JSON object"),
+        ("table.jsonl", "[" * 100_000, "line 1, is not a JSON object"),
+        ("table.jsonl", '[{"text": "a"}]', "line 1, .*list"),
+        ("table.jsonl", '{"text": "a", "text": "b"}', "line 1, .* names 'text' twice"),
+        ("table.parquet", "no parquet", "cannot be read as a parquet"),
+        ("empty.csv", "", "is empty"),
+        ("empty.jsonl", "\n", "is empty"),
+        ("more.tsv", "text\tlabel\na cat\t1\t\na dog\t0\t\n", "rows have more cells than the first line has names"),
+    ],
+)
+def test_a_file_that_is_no_table_is_told(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_table(path)
+
+
+def test_wrong_names_are_answered_with_those_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=".tsv, .csv", check=coded("unsupported-file-type")):
+        read_table(tmp_path / "table.xlsx")
+    with pytest.raises(UserError, check=coded("missing-file")):
+        read_table(tmp_path / "table.csv")
+    with pytest.raises(UsageError, match="text, label.*--text-column", check=coded("unknown-column")):
+        column(pandas.DataFrame(ROWS), "sentence", Path("t.csv"), "--text-column")
+
+
+def test_a_file_in_another_encoding_is_told_with_line_and_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "latin.csv"
+    path.write_bytes("text,label\nsummer,1\nété,0\n".encode("latin-1"))
+    with pytest.raises(UserError, match="line 3, .*0xe9.*iconv -f latin1 -t utf-8 latin.csv", check=coded("not-utf8")):
+        read_table(path)
+    path.write_bytes("text,label\nété,0\n".encode("utf-16"))
+    with pytest.raises(UserError, match="iconv -f utf-16"):
+        read_table(path)
+
+
+def test_of_two_columns_with_one_name_none_is_chosen_in_silence(tmp_path: Path) -> None:
+    path = tmp_path / "twice.csv"
+    path.write_text("text,label,label\na,0,1\n")
+    table = read_table(path)
+    assert column(table, "text", path, "--text-column") == ["a"]
+    with pytest.raises(UserError, match="'label'", check=coded("repeated-column")):
+        column(table, "label", path, "--label-column")
+
+
+def test_of_two_columns_of_parquet_with_one_name_none_is_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["1"]], names=["text", "text", "label"]), path)
+    table = read_table(path)
+    assert column(table, "label", path, "--label-column") == ["1"]
+    with pytest.raises(UserError, match="'text'", check=coded("repeated-column")):
+        column(table, "text", path, "--text-column")
+
+
+def test_a_file_with_other_separators_is_told_by_its_one_column(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("text;label\na;0\n")
+    with pytest.raises(UsageError, match="text;label .* semicolons", check=coded("unknown-column")):
+        column(read_table(path), "text", path, "--text-column")
+
+
+def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, check=coded("table-not-writable")):
+        write_table(pandas.DataFrame({"mixed": ["a", 1]}, dtype=object), tmp_path / "table.parquet")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_table_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"said{suffix}"
+    write_table(pandas.DataFrame(ROWS), path)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(UserError, match="said.* cannot be written.*File too large"):
+            write_table(pandas.DataFrame({"text": [f"text {number}" for number in range(9999)]}), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_read_as_a_table_is_told_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").touch()
+    check_readable(tmp_path / "some.csv")
+    with pytest.raises(UserError, match="none.csv", check=coded("missing-file")):
+        check_readable(tmp_path / "none.csv")
+    with pytest.raises(UsageError, check=coded("unsupported-file-type")):
+        check_readable(tmp_path / "some.txt")

@@ -1,0 +1,164 @@
+"""Extractive question answering: the span of a context that answers a question (Devlin et al. 2018, section 4.2).
+
+A context longer than the model takes is read in windows that overlap by half; the best span of all of them counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer.finetuning.examples import Examples, text_of
+from trainer.finetuning.scores import answer_f1, answer_scores
+from trainer.finetuning.tasks import Encoded, Output, Prediction, Task, num_longer, softmax
+from trainer.inference.pretrained import Preprocessor, Row
+
+MAX_ANSWER_TOKENS = 30
+NUM_CANDIDATES = 20
+_NO_ANSWER = "there is no answer, and each question needs one that stands in its context"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of the context, from the character `start` on."""
+
+    text: str
+    start: int
+    others: tuple[str, ...] = ()
+    """More answers that count as right."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All answers that count as right."""
+        return (self.text, *self.others)
+
+
+Offsets = Sequence[tuple[int, int] | None]
+"""Begin and end of each token in the context, in characters; None of a token outside the context."""
+
+
+class AnswerTask(Task):
+    """One answer for each question (the pair) in its context (the text)."""
+
+    name = "question_answering"
+    auto_class = "AutoModelForQuestionAnswering"
+    metrics = ("f1", "exact_match")
+    example_score = "F1"
+    needs_pair = True
+
+    def head_options(self) -> dict[str, Any]:
+        return {}
+
+    def parse_label(self, cell: Any, text: Any) -> Answer:
+        """An answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`, of which the first is learned."""
+        start, others = None, tuple[str, ...]()
+        if isinstance(cell, dict):
+            texts, starts = [text_of(one) for one in cell.get("text", [])], list(cell.get("answer_start", []))
+            if not texts or len(texts) != len(starts):
+                raise ValueError(_NO_ANSWER)
+            cell, start, others = texts[0], _character(starts[0]), tuple(texts[1:])
+        answer = text_of(cell)
+        if not answer.strip():
+            raise ValueError(_NO_ANSWER)
+        start = text.find(answer) if start is None else start
+        if start < 0 or text[start : start + len(answer)] != answer:
+            raise ValueError(f"the answer {answer!r} does not stand in the context; an extractive model can only point")
+        start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to its neighbors' tokens
+        return Answer(answer.strip(), start, others)
+
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
+        assert examples.pairs is not None, "questions are read with their contexts"
+        rows: list[Row] = []
+        offsets_of_rows: list[Offsets] = []
+        example_of_row: list[int] = []
+        lengths = []
+        for number, (context, question) in enumerate(zip(examples.texts, examples.pairs, strict=True)):
+            windows, length = _windows(question, context, preprocessor)
+            lengths.append(length)
+            for row, offsets in windows:
+                if examples.labels is not None:
+                    row["start_positions"], row["end_positions"] = _positions(examples.labels[number], offsets)
+                rows.append(row)
+                offsets_of_rows.append(offsets)
+                example_of_row.append(number)
+        return Encoded(rows, example_of_row, lengths, num_longer(lengths, preprocessor), offsets_of_rows)
+
+    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
+        best: dict[int, tuple[float, Prediction]] = {}
+        for output, number, offsets in zip(outputs, encoded.example_of_row, encoded.offsets, strict=True):
+            for score, start, end in _spans(output["start_logits"], output["end_logits"], offsets):
+                if number not in best or score > best[number][0]:
+                    begin, stop = offsets[start][0], offsets[end][1]
+                    text = examples.texts[number][begin:stop]
+                    begin += len(text) - len(text.lstrip())  # a token may begin with the space before its word
+                    sure = float(softmax(output["start_logits"])[start] * softmax(output["end_logits"])[end])
+                    best[number] = (score, Prediction(Answer(text.strip(), begin), sure, {"start": begin}))
+        nothing = Prediction(Answer("", 0), 0.0, {"start": 0})
+        return [best[number][1] if number in best else nothing for number in range(len(examples))]
+
+    def score(self, labels: Sequence[Answer], predictions: Sequence[Prediction]) -> dict[str, float]:
+        return answer_scores([label.texts for label in labels], [prediction.label.text for prediction in predictions])
+
+    def score_example(self, label: Answer, prediction: Prediction) -> float:
+        return max(answer_f1(text, prediction.label.text) for text in label.texts)
+
+    def show_label(self, label: Answer) -> str:
+        return label.text
+
+
+def _character(cell: Any) -> int:
+    try:
+        return int(cell)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"answer_start {cell!r} is no place in a text; it counts characters from 0") from None
+
+
+def _windows(question: str, context: str, preprocessor: Preprocessor) -> tuple[list[tuple[Row, Offsets]], int]:
+    """The windows of a question with its context, and the length in tokens of both whole."""
+    tokenizer, max_length = preprocessor.tokenizer, preprocessor.max_length
+    encoded = tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
+    most = max_length // 2  # the context keeps the other half
+    if len(encoded["input_ids"]) > most:
+        question = question[: encoded["offset_mapping"][most - 1][1]]
+    num_question = min(len(encoded["input_ids"]), most)
+    encoded = tokenizer(
+        question,
+        context,
+        truncation="only_second",
+        max_length=max_length,
+        stride=max(0, (max_length - num_question - 3) // 2),
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        return_token_type_ids=preprocessor.has_token_types,
+    )
+    windows: list[tuple[Row, Offsets]] = []
+    for number, spans in enumerate(encoded["offset_mapping"]):
+        segments = encoded.sequence_ids(number)
+        offsets = [span if segment == 1 else None for span, segment in zip(spans, segments, strict=True)]
+        windows.append(({name: encoded[name][number] for name in encoded if name.endswith("_ids")}, offsets))
+    return windows, len(tokenizer(question, context)["input_ids"])
+
+
+def _positions(answer: Answer, offsets: Offsets) -> tuple[int, int]:
+    """First and last token of the answer; position 0 ([CLS]) twice where the window does not hold all of it."""
+    begin, end = answer.start, answer.start + len(answer.text)
+    spans = [(position, *span) for position, span in enumerate(offsets) if span is not None]
+    inside = [(position, first, stop) for position, first, stop in spans if first < end and stop > begin]
+    if not inside or inside[0][1] > begin or inside[-1][2] < end:
+        return 0, 0
+    return inside[0][0], inside[-1][0]
+
+
+def _spans(start_logits: np.ndarray, end_logits: np.ndarray, offsets: Offsets) -> list[tuple[float, int, int]]:
+    """(score, first token, last token) of the likeliest spans within the context, logits (length,)."""
+    starts = np.argsort(-start_logits)[:NUM_CANDIDATES].tolist()
+    ends = np.argsort(-end_logits)[:NUM_CANDIDATES].tolist()
+    return [
+        (float(start_logits[start] + end_logits[end]), start, end)
+        for start in starts
+        for end in ends
+        if offsets[start] is not None and offsets[end] is not None and start <= end < start + MAX_ANSWER_TOKENS
+    ]

@@ -1,0 +1,108 @@
+"""Labeled examples: what a file holds in the columns that a task asks for, checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.base.errors import UserError
+from trainer.finetuning.labeled_tables import column, is_missing, read_table
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns; `pair` is the second text, or the question of question answering."""
+
+    text: str
+    pair: str | None
+    label: str
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Columns of equal length. A text is a string, or the list of its words; labels are the task's own."""
+
+    texts: list[Any]
+    pairs: list[str] | None
+    labels: list[Any] | None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, numbers: Sequence[int]) -> Examples:
+        """Those of the given numbers, in that order."""
+        return Examples(
+            [self.texts[number] for number in numbers],
+            [self.pairs[number] for number in numbers] if self.pairs is not None else None,
+            [self.labels[number] for number in numbers] if self.labels is not None else None,
+        )
+
+
+def read_examples(
+    path: Path,
+    columns: Columns,
+    parse_text: Callable[[Any], Any],
+    parse_label: Callable[[Any, Any], Any] | None,
+    quoting: bool = True,
+) -> Examples:
+    """The examples of a file; `parse_label(cell, text)` is None where labels are not wanted.
+
+    Raises:
+        UsageError: a column is not there.
+        UserError: the file holds no row, or a cell that is empty or none of the task; the first is named by its row.
+    """
+    table = read_table(path, quoting)
+    if len(table) == 0:
+        raise UserError(
+            f"{path} has no rows",
+            fix="give a table with examples",
+            code="no-examples",
+        )
+
+    def parsed(name: str, option: str, parse: Callable[..., Any], *others: Sequence[Any]) -> list[Any]:
+        cells = column(table, name, path, option)
+        empty = [row for row, cell in enumerate(cells, start=1) if is_missing(cell)]
+        if empty:
+            raise UserError(
+                f"{path} has {len(empty):,} rows of {len(cells):,} without a value in column {name!r}, "
+                f"the first of them row {empty[0]:,}",
+                fix="fill them in or remove them",
+                code="empty-cells",
+            )
+        values = []
+        for row, arguments in enumerate(zip(cells, *others, strict=True), start=1):
+            try:
+                values.append(parse(*arguments))
+            except (ValueError, TypeError, OverflowError) as error:
+                raise UserError(
+                    f"{path}, row {row:,}, column {name!r}: {error}",
+                    fix="correct the row or remove it",
+                    code="invalid-cell",
+                ) from None
+        return values
+
+    texts = parsed(columns.text, "--text-column", parse_text)
+    pairs = parsed(columns.pair, "--pair-column", text_of) if columns.pair is not None else None
+    labels = parsed(columns.label, "--label-column", parse_label, texts) if parse_label is not None else None
+    return Examples(texts, pairs, labels)
+
+
+def text_of(cell: Any) -> str:
+    """A cell as a text; a number is the text of its digits.
+
+    Raises:
+        ValueError: the cell holds something else, or half a character.
+    """
+    if isinstance(cell, float) and cell != cell:
+        raise ValueError("NaN stands where a text should")
+    if isinstance(cell, bytes):
+        cell = cell.decode("utf-8")
+    if not isinstance(cell, (str, int, float)):
+        kind = "list" if hasattr(cell, "__len__") and not isinstance(cell, dict) else type(cell).__name__
+        raise ValueError(f"the cell holds a {kind}, and this task reads a text")
+    text = str(cell)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("the text holds half a surrogate pair, which is no character")
+    return text

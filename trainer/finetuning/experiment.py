@@ -1,0 +1,288 @@
+"""An experiment: one or more ways to fit a task, each with a few learning rates and several seeds.
+
+The ways (variants): `full` trains the pretrained encoder with its head, `frozen` the head alone, `scratch` both from
+random weights, as the control. The first seed tries every learning rate; the others take the best.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from data_prep.base.errors import UsageError
+from trainer.finetuning.examples import Columns
+from trainer.finetuning.experiment_runs import FitRun
+from trainer.finetuning.fit import Diverged, FitSettings, Point, Score, fit, order, predict
+from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
+from trainer.finetuning.task_data import Files, TaskData, count_swallowing, encode_task, read_task
+from trainer.finetuning.tasks import Prediction, choosing_metric
+from trainer.inference.batches import Collator
+from trainer.inference.pretrained import Preprocessor, Row, load_config, load_pretrained, refuse_random_weights
+
+FROZEN_RATES = (1e-3, 3e-3, 1e-2)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is fitted to what, and what is tried: everything that is settled before the first fit."""
+
+    encoder: Path
+    """Folder of the pretrained model."""
+    data: TaskData
+    metric: str
+    """Chooses learning rate, epoch and the best fit, by its value on valid."""
+    learning_rates: dict[str, tuple[float, ...]]
+    """By variant, in the order in which they are fitted."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    settings: FitSettings = field(default_factory=FitSettings)
+
+    @property
+    def collate(self) -> Collator:
+        """Pads rows for the model."""
+        return Collator(self.data.preprocessor.pad_token_id)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One fit: its curves, its scores on valid and on the reported part, and its predictions for that."""
+
+    variant: str
+    seed: int
+    learning_rate: float
+    points: tuple[Point, ...]
+    best_epoch: int
+    seconds: float
+    valid_scores: dict[str, float]
+    scores: dict[str, float]
+    predictions: list[Prediction] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """All fits of a variant; `fits` are those of the chosen learning rate, one for each seed."""
+
+    variant: str
+    learning_rate: float
+    tried: dict[float, float]
+    """Learning rate to valid score of the first seed."""
+    fits: tuple[Fit, ...]
+    diverged: tuple[float, ...] = ()
+    """Learning rates whose fits diverged."""
+
+    def best(self, metric: str) -> Fit:
+        """The fit with the best valid score."""
+        return max(self.fits, key=lambda one: order(one.valid_scores, metric))
+
+    def mean_and_spread(self, metric: str) -> tuple[float, float]:
+        """Mean and standard deviation over the seeds; of one seed the deviation is 0."""
+        values = [one.scores[metric] for one in self.fits]
+        return fmean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass
+class Best:
+    """The fitted model with the best valid score so far; only that one is held."""
+
+    metric: str
+    model: PreTrainedModel | None = None
+    fit: Fit | None = None
+
+    def keep(self, model: PreTrainedModel, one: Fit) -> None:
+        """Hold a model if it is better than the one held."""
+        if self.fit is None or order(one.valid_scores, self.metric) > order(self.fit.valid_scores, self.metric):
+            self.model, self.fit = model, one
+
+
+def prepare(
+    open_encoder: Callable[[], Path],
+    task: str,
+    files: Files,
+    columns: Columns,
+    variants: Sequence[str],
+    *,
+    split_seed: int = 0,
+    max_length: int | None = None,
+    metric: str | None = None,
+    learning_rates: Sequence[float] = (),
+    num_seeds: int = 3,
+    settings: FitSettings,
+) -> Experiment:
+    """Read the data, open the encoder's directory, encode, and settle what the fits share.
+
+    Without `learning_rates` usual ones are tried.
+
+    Raises:
+        UserError: the files, the columns, the metric, the model or the memory do not fit the task.
+    """
+    found, examples = read_task(task, files, columns, split_seed)
+    metric = choosing_metric(found, metric)
+    encoder = open_encoder()
+    preprocessor = Preprocessor.load(encoder)
+    if max_length is not None and max_length > preprocessor.max_length:
+        raise UsageError(
+            f"--max-length {max_length} exceeds the {preprocessor.max_length} tokens that the model takes",
+            fix=f"give at most {preprocessor.max_length}, or leave it out",
+            code="max-length-too-large",
+        )
+    if max_length is not None:
+        preprocessor = replace(preprocessor, max_length=max_length)
+    data = replace(encode_task(found, examples, preprocessor), num_swallowing=count_swallowing(files, examples))
+    hidden_size = load_config(encoder).hidden_size
+    asked = tuple(dict.fromkeys(learning_rates))
+    rates = {variant: asked or usual_rates(variant, hidden_size) for variant in variants}
+    experiment = Experiment(encoder, data, metric, rates, tuple(range(num_seeds)), settings)
+    if "frozen" in variants:
+        rows = [row for part in data.parts.values() for row in part.encoded.rows]
+        check_room(make_model(experiment, "frozen", 0), rows)
+    return experiment
+
+
+def usual_rates(variant: str, hidden_size: int) -> tuple[float, ...]:
+    """Learning rates around a usual one.
+
+    It is proportional to hidden_size ** -1.5, at most 1e-3: 5e-5 at 768 and 3e-5 at 1,024, which are among the rates of
+    Devlin et al. 2018, and 7e-4 at 128, the best of three for `small_cpu` on SST-2 (tests/benchmarks/results).
+    """
+    if variant == "frozen":
+        return FROZEN_RATES
+    usual = min(5e-5 * (768 / hidden_size) ** 1.5, 1e-3)
+    return tuple(float(f"{usual * factor:.1e}") for factor in ((1, 2, 4) if variant == "scratch" else (0.5, 1, 2)))
+
+
+def run_variant(
+    experiment: Experiment,
+    variant: str,
+    open_run: Callable[[str, int, float], FitRun],
+    keep: Callable[[PreTrainedModel, Fit], None],
+) -> VariantResult:
+    """Fit one variant with every learning rate and seed; `keep` is given each fitted model, whole, with its fit.
+
+    Raises:
+        Diverged: every learning rate diverges. A later seed that diverges is warned of and left out.
+    """
+    rows = _rows_of(experiment, variant)
+    first, *others = experiment.seeds
+    tried: dict[float, Fit] = {}
+    diverged: list[float] = []
+    for rate in experiment.learning_rates[variant]:
+        try:
+            tried[rate] = _fit_once(experiment, variant, first, rate, rows, open_run, keep)
+        except Diverged:
+            diverged.append(rate)
+            if len(diverged) == len(experiment.learning_rates[variant]):
+                raise
+    rate = max(tried, key=lambda rate: order(tried[rate].valid_scores, experiment.metric))
+    fits = [tried[rate]]
+    for seed in others:
+        try:
+            fits.append(_fit_once(experiment, variant, seed, rate, rows, open_run, keep))
+        except Diverged as error:
+            print(f"warning: {error.problem}; this seed is left out", file=sys.stderr, flush=True)
+    scores = {rate: one.valid_scores[experiment.metric] for rate, one in tried.items()}
+    return VariantResult(variant, rate, scores, tuple(fits), tuple(diverged))
+
+
+def make_model(experiment: Experiment, variant: str, seed: int) -> PreTrainedModel:
+    """The model of a variant before its fit, float32; the head (from scratch all of it) follows from the seed."""
+    transformers.set_seed(seed)
+    task = experiment.data.task
+    folder, purpose = experiment.encoder, f"a model for {task.name}"
+    model, missing = load_pretrained(task.auto_class, folder, purpose, **task.head_options())
+    encoder = model.base_model_prefix + "."
+    inside = frozenset(name for name in missing if name.startswith(encoder))  # what is outside is the new head
+    refuse_random_weights(inside, folder, "a pretrained encoder", but=("pooler.",))
+    if variant == "scratch":
+        model = getattr(transformers, task.auto_class).from_config(model.config).eval()
+    if variant == "frozen":
+        freeze_encoder(model)
+    if task.name == "regression":
+        labels = experiment.data.parts["train"].examples.labels or []
+        with torch.no_grad():  # a head that begins at the mean need not learn it at a small rate
+            bias = model.get_submodule("classifier").bias
+            assert isinstance(bias, torch.Tensor)
+            bias.fill_(fmean(labels))
+    if torch.cuda.is_available():
+        model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` and loses its overloads
+    return model
+
+
+def _rows_of(experiment: Experiment, variant: str) -> dict[str, Sequence[Row]]:
+    """The rows of each part; a frozen encoder's hidden states, which no seed changes, are computed once."""
+    rows: dict[str, Sequence[Row]] = {name: part.encoded.rows for name, part in experiment.data.parts.items()}
+    if variant != "frozen":
+        return rows
+    model, size = make_model(experiment, variant, experiment.seeds[0]), experiment.settings.batch_size
+    return {name: store_hidden_states(model, some, experiment.collate, size) for name, some in rows.items()}
+
+
+def _fit_once(
+    experiment: Experiment,
+    variant: str,
+    seed: int,
+    rate: float,
+    rows: dict[str, Sequence[Row]],
+    open_run: Callable[[str, int, float], FitRun],
+    keep: Callable[[PreTrainedModel, Fit], None],
+) -> Fit:
+    data, settings, collate = experiment.data, experiment.settings, experiment.collate
+    started_at = time.perf_counter()
+    run = open_run(variant, seed, rate)
+    model = make_model(experiment, variant, seed)
+    with encoder_taken_out(model) if variant == "frozen" else nullcontext():
+        score = _valid_score(experiment, rows["valid"])
+        try:
+            result = fit(
+                model,
+                rows["train"],
+                collate,
+                score,
+                experiment.metric,
+                settings,
+                learning_rate=rate,
+                seed=seed,
+                record=run.record,
+            )
+        except Diverged as error:
+            run.fail()
+            raise Diverged(
+                f"{variant}, seed {seed}, learning rate {rate:g}: {error.problem}",
+                fix=error.fix,
+                code="fit-diverged",
+            ) from None
+        outputs, _ = predict(model, rows[data.scored_on], collate, settings.batch_size)
+    part = data.reported
+    predictions = data.task.decode(outputs, part.encoded, part.examples)
+    scores = data.task.score(part.examples.labels or [], predictions)
+    seconds = time.perf_counter() - started_at
+    one = Fit(variant, seed, rate, result.points, result.best_epoch, seconds, result.scores, scores, predictions)
+    run.finish(scores, one.best_epoch, seconds)
+    keep(model, one)
+    return one
+
+
+def _valid_score(experiment: Experiment, rows: Sequence[Row]) -> Score:
+    task, part = experiment.data.task, experiment.data.parts["valid"]
+
+    def score(model: torch.nn.Module) -> dict[str, float]:
+        outputs, loss = predict(model, rows, experiment.collate, experiment.settings.batch_size)
+        if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
+            scale = " or labels nearer to 1" if task.name == "regression" else ""
+            raise Diverged(
+                "the fit diverged: its outputs are not finite",
+                fix=f"give smaller --learning-rates{scale}",
+                code="fit-diverged",
+            )
+        predictions = task.decode(outputs, part.encoded, part.examples)
+        return {"loss": loss, **task.score(part.examples.labels or [], predictions)}
+
+    return score

@@ -1,0 +1,115 @@
+"""An experiment in MLflow: one run, and in it a run for each fit, delivered as a pretraining's run is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from data_prep.base.errors import UserError
+from trainer.config.run_settings import TrackingSettings
+from trainer.finetuning.fit import Point
+from trainer.tracking.sync import sync
+from trainer.tracking.tracker import (
+    CLOSE_SECONDS,
+    FIRST_CONTACT_SECONDS,
+    MetricLog,
+    NullTracker,
+    RunStatus,
+    Tracker,
+    print_warning,
+)
+
+AWAY_SECONDS = 0.5
+"""What the end of a fit waits for a server that does not answer."""
+
+
+class ExperimentRuns:
+    """The parent run and its children; without `settings` all of them are silent.
+
+    A child names its parent by what is known before a server is reached, so all of them may be sent later. What is not
+    sent yet waits in `folder`.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+
+    def __init__(self, settings: TrackingSettings | None, folder: Path) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._warned: set[str] = set()
+        self._tracker = Tracker.open(settings, folder, self._warn_once) if settings else None
+        self.parent: MetricLog = self._tracker or NullTracker()
+        self._fit: Tracker | None = None
+        self._server_answers = self._tracker is not None and self._tracker.server_answers
+        self._fits_are_sent = True
+
+    def child(self, variant: str, seed: int, rate: float) -> FitRun:
+        """Begin the run of one fit; a server that did not answer before is not waited for."""
+        name = f"{variant}-seed{seed}-rate{rate:g}"
+        if self._settings is None or self._tracker is None:
+            return FitRun(NullTracker(), self._end_fit)
+        settings, folder = self._settings.model_copy(update={"run_name": name}), self._folder / "runs" / name
+        self._fit = Tracker.open(
+            settings,
+            folder,
+            lambda message: self._warn_once(message.replace(str(folder), str(self._folder))),
+            FIRST_CONTACT_SECONDS if self._server_answers else 0.0,
+            self._tracker.run_uuid,
+        )
+        self._fit.log_params({"variant": variant, "seed": seed, "learning_rate": rate})
+        return FitRun(self._fit, self._end_fit)
+
+    def close(self, status: RunStatus) -> None:
+        """End the run, and a fit that is in it still; what the server lacks of fits is sent now, if it answers."""
+        self._end_fit(status)
+        self.parent.close(status)
+        if self._tracker is not None and self._tracker.is_complete and not self._fits_are_sent:
+            self._send_fits(self._tracker.tracking_uri)
+
+    def _end_fit(self, status: RunStatus) -> None:
+        if self._fit is None:
+            return
+        self._fit.close(status, CLOSE_SECONDS if self._fit.server_answers else AWAY_SECONDS, tell=False)
+        self._server_answers = self._fit.server_answers
+        self._fits_are_sent &= self._fit.is_complete
+        self._fit = None
+
+    def _send_fits(self, shown_uri: str) -> None:
+        assert self._settings is not None, "without tracking nothing waits"
+        try:
+            for _ in sync(self._folder, self._settings.uri, self._warn_once):
+                pass
+        except UserError:
+            self._warn_once(
+                f"not everything of the fits was sent to {shown_uri}; launch/sync_tracking.py {self._folder} sends it"
+            )
+
+    def _warn_once(self, message: str) -> None:
+        """Print a warning once, though it concerns every fit, such as that the server does not answer."""
+        if message not in self._warned:
+            print_warning(message)
+        self._warned.add(message)
+
+
+class FitRun:
+    """The run of one fit."""
+
+    def __init__(self, log: MetricLog, end: Callable[[RunStatus], None]) -> None:
+        self._log = log
+        self._end = end
+        self._last_step = 0
+
+    def record(self, point: Point) -> None:
+        """Log a point of a curve."""
+        self._last_step = point.step
+        self._log.log(point.step, {point.name: point.value})
+
+    def fail(self) -> None:
+        """End the run of a fit that diverged."""
+        self._end("FAILED")
+
+    def finish(self, scores: Mapping[str, float], best_epoch: int, seconds: float) -> None:
+        """Log the reported scores, and end the run."""
+        reported = {f"reported/{name}": value for name, value in scores.items()}
+        self._log.log(self._last_step, {**reported, "best_epoch": best_epoch, "fit_seconds": seconds})
+        self._end("FINISHED")

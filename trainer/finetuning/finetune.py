@@ -1,0 +1,395 @@
+"""Fine-tune an encoder on a labeled table: read, fit every variant, report, save the best model, register it.
+
+`launch/finetune.py` is the command, `trainer.finetune` the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import validate_settings
+from data_prep.storage import storage
+from trainer.config.registry_names import check_names
+from trainer.config.run_settings import TrackingSettings
+from trainer.finetuning.examples import Columns
+from trainer.finetuning.labeled_tables import check_readable
+from trainer.finetuning.task_data import Files, task_of_columns
+from trainer.finetuning.tasks import TaskName, choosing_metric
+from trainer.inference.pretrained import SHORTEST
+from trainer.inference.pulled_model import check_model_name, hugging_face_folder, is_address
+from trainer.tracking.mlflow_server import resolve_tracking_uri
+
+if TYPE_CHECKING:  # these import torch, and wrong arguments are refused before that
+    from trainer.finetuning.experiment import Best, Experiment, VariantResult
+    from trainer.finetuning.experiment_runs import ExperimentRuns
+    from trainer.registry.registration import Registration
+
+Variant = Literal["scratch", "frozen", "full"]
+VARIANTS = get_args(Variant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings:
+    """What is fitted to what, how, and where the results go; see `finetune`."""
+
+    model: str
+    task: TaskName
+    files: Files
+    columns: Columns
+    output: Path
+    variants: tuple[Variant, ...] = ("full",)
+    num_seeds: int = 3
+    epochs: int = 3
+    batch_size: int = 32
+    early_stopping: int | None = None
+    learning_rates: tuple[float, ...] = ()
+    metric: str | None = None
+    max_length: int | None = None
+    split_seed: int = 0
+    tracking_uri: str | None = None
+    is_tracked: bool = True
+    experiment: str = "finetuning"
+    register: str | None = None
+    alias: str | None = None
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What a fine-tuning gave."""
+
+    folder: Path
+    """The model with the best valid score, as a Hugging Face directory."""
+    metric: str
+    """The metric that chose it."""
+    results: tuple[VariantResult, ...]
+    """By variant: the fits of all seeds with their scores, and the learning rates tried."""
+    report: str
+    """The report as text; also `report.txt` in the output directory, beside `scores.json` and `curves.png`."""
+    registration: Registration | None = None
+
+    @property
+    def scores(self) -> dict[str, tuple[float, float]]:
+        """Mean and standard deviation of the metric over the seeds, by variant."""
+        return {result.variant: result.mean_and_spread(self.metric) for result in self.results}
+
+
+def finetune(
+    model: str | Path,
+    train: str | Path,
+    *,
+    task: TaskName = "classification",
+    valid: str | Path | None = None,
+    test: str | Path | None = None,
+    text_column: str = "text",
+    pair_column: str | None = None,
+    label_column: str = "label",
+    quoting: bool = True,
+    output: str | Path = "fitted",
+    variants: Sequence[Variant] = ("full",),
+    num_seeds: int = 3,
+    learning_rates: Sequence[float] = (),
+    epochs: int = 3,
+    batch_size: int = 32,
+    early_stopping: int | None = None,
+    metric: str | None = None,
+    max_length: int | None = None,
+    split_seed: int = 0,
+    tracking_uri: str | None = None,
+    is_tracked: bool = True,
+    experiment: str = "finetuning",
+    register: str | None = None,
+    alias: str | None = None,
+    log: Callable[[str], None] | None = None,
+) -> FinetuneResult:
+    """Fine-tune an encoder on labeled tables (tsv, csv, jsonl or parquet) and save the best model.
+
+    Args:
+        model: a run's output directory, a checkpoint, an export, `models:/NAME@ALIAS`, or a name on the Hub.
+        train: examples to fit to; without `valid` and `test`, a tenth of it is cut off for each, by `split_seed`.
+        valid: chooses the learning rate and the epoch.
+        test: the data the reported scores are computed on (without it and with `valid`: the valid data).
+        quoting: whether quotation marks of tsv and csv enclose cells, or are plain characters.
+        output: new directory for model, report, scores and curves.
+        variants: `full` (encoder and head), `frozen` (the head alone), `scratch` (both from random weights).
+        num_seeds: fits per variant; the first one tries every learning rate, the others take the best.
+        learning_rates: default: three around a usual one for the size of the encoder.
+        batch_size: examples per step.
+        early_stopping: epochs without a better valid score before a fit ends; default: never.
+        metric: what chooses; default: accuracy, spearman or f1, by the task.
+        max_length: tokens per example at most; default: what the model takes.
+        register: name under which the best model is registered, with `alias` if given.
+        log: is called with each block of progress text; default: nothing is printed.
+
+    Raises:
+        UserError: files, columns, model or arguments do not fit the task, every fit diverges, or the output directory
+            cannot be written.
+    """
+    settings = FinetuneSettings(
+        model=str(model),
+        task=task,
+        files=Files(Path(train), _path(valid), _path(test), quoting),
+        columns=Columns(text_column, pair_column, label_column),
+        output=Path(output),
+        variants=tuple(variants),
+        num_seeds=num_seeds,
+        epochs=epochs,
+        batch_size=batch_size,
+        early_stopping=early_stopping,
+        learning_rates=tuple(learning_rates),
+        metric=metric,
+        max_length=max_length,
+        split_seed=split_seed,
+        tracking_uri=tracking_uri,
+        is_tracked=is_tracked,
+        experiment=experiment,
+        register=register,
+        alias=alias,
+    )
+    log = log or (lambda text: None)
+    check_settings(settings)
+    return fit_experiment(settings, prepare_experiment(settings, log), log)
+
+
+def check_settings(settings: FinetuneSettings) -> None:
+    """Check the arguments, the names and the columns of the files, before a model is loaded or downloaded.
+
+    Raises:
+        UserError: one of them is wrong.
+    """
+    counts = {"seeds": settings.num_seeds, "epochs": settings.epochs, "batch-size": settings.batch_size}
+    for name, value in {**counts, "early-stopping": settings.early_stopping}.items():
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value} is less than 1", fix="give 1 or more", code="count-too-small")
+    if settings.max_length is not None and settings.max_length < SHORTEST:
+        raise UsageError(
+            f"--max-length {settings.max_length} leaves no room for text",
+            fix=f"give at least {SHORTEST}",
+            code="max-length-too-small",
+        )
+    for rate in settings.learning_rates:
+        if not 0.0 < rate < 1.0:
+            raise UsageError(
+                f"--learning-rates {rate:g} is not between 0 and 1",
+                fix="give a rate such as 5e-5",
+                code="invalid-learning-rate",
+            )
+    unknown = [name for name in settings.variants if name not in VARIANTS]
+    if unknown or not settings.variants:
+        raise UsageError(
+            f"the variants {','.join(map(str, settings.variants)) or '(none)'} include an unknown one",
+            fix=f"give some of {', '.join(VARIANTS)}",
+            code="unknown-variant",
+        )
+    if settings.alias and not settings.register:
+        raise UsageError(
+            f"--alias {settings.alias} is given without a name to register",
+            fix="give --register NAME as well",
+            code="alias-without-name",
+        )
+    if settings.register:
+        check_names(settings.register, settings.alias)
+    choosing_metric(task_of_columns(settings.task, settings.columns.pair), settings.metric)
+    for path in settings.files.given.values():
+        check_readable(path)
+    if settings.is_tracked:
+        tracking_settings(settings)
+    check_model_name(settings.model)
+
+
+def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -> Experiment:
+    """Read the data, open the model, encode, and log what was found with an estimate of the time.
+
+    Raises:
+        UserError: model, files or memory do not fit the task.
+    """
+    from trainer.finetuning.experiment import prepare
+    from trainer.finetuning.fit import FitSettings
+    from trainer.finetuning.preview import describe, estimate_lines, estimate_seconds
+
+    experiment = prepare(
+        lambda: hugging_face_folder(settings.model, settings.tracking_uri),
+        settings.task,
+        settings.files,
+        settings.columns,
+        settings.variants,
+        split_seed=settings.split_seed,
+        max_length=settings.max_length,
+        metric=settings.metric,
+        learning_rates=settings.learning_rates,
+        num_seeds=settings.num_seeds,
+        settings=FitSettings(settings.epochs, settings.batch_size, settings.early_stopping),
+    )
+    log("\n".join(describe(experiment)))
+    log("\n".join(estimate_lines(experiment, estimate_seconds(experiment))))
+    return experiment
+
+
+def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Callable[[str], None]) -> FinetuneResult:
+    """Fit every variant, report, save the best model, and register it where that is asked for.
+
+    Raises:
+        UserError: every fit diverges, the output cannot be written, or the registry refuses the model.
+    """
+    from trainer.finetuning.experiment import Best
+    from trainer.finetuning.experiment_runs import ExperimentRuns
+
+    tracking = tracking_settings(settings) if settings.is_tracked else None
+    _make_output(settings.output)
+    runs, best = ExperimentRuns(tracking, settings.output), Best(experiment.metric)
+    try:
+        result = _fit_all(settings, experiment, runs, best, log)
+    except BaseException as error:
+        runs.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
+    runs.close("FINISHED")
+    if settings.register is None:
+        return result
+    registration = _register(settings, result.folder, runs.parent.run_id)
+    server = _server_option(settings)
+    log(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
+    log(f"  python launch/predict.py --model {quote(registration.model_uri)}{server} --input FILE --output FILE")
+    return replace(result, registration=registration)
+
+
+def tracking_settings(settings: FinetuneSettings) -> TrackingSettings:
+    """Where the runs go.
+
+    Raises:
+        UsageError: MLflow takes no experiment of that name.
+    """
+    uri = resolve_tracking_uri(settings.tracking_uri)
+    run_name = f"{settings.task}-{settings.files.train.stem}"
+    named = {"uri": uri, "experiment": settings.experiment, "run_name": run_name}
+    return validate_settings(TrackingSettings, named, "the command line")
+
+
+def _fit_all(
+    settings: FinetuneSettings, experiment: Experiment, runs: ExperimentRuns, best: Best, log: Callable[[str], None]
+) -> FinetuneResult:
+    from trainer.finetuning.comparison import draw_comparison, log_results, progress_line, report_lines, write_scores
+    from trainer.finetuning.experiment import run_variant
+
+    output = settings.output
+    runs.parent.log_params(_run_params(settings, experiment))
+    results = []
+    for variant in experiment.learning_rates:
+        results.append(run_variant(experiment, variant, runs.child, best.keep))
+        log(progress_line(results[-1], experiment.metric))
+    report = "\n".join(report_lines(experiment, results))
+    log(f"\n{report}")  # before anything is written, so that a full disk takes no figure away
+    picture = output / "curves.png"
+    try:
+        title = f"{settings.task}: {settings.files.train.name}"
+        picture.write_bytes(draw_comparison(results, experiment.metric, title))
+        (output / "report.txt").write_text(report + "\n", encoding="utf-8")
+        write_scores(output / "scores.json", experiment, results)
+    except OSError as error:
+        raise UserError(
+            f"{output} cannot be written ({error.strerror or error})",
+            fix="free the disk or give another output directory, and fit again",
+            code="output-not-writable",
+        ) from None
+    folder = _save_best(settings, experiment, best, runs.parent.run_id)
+    log_results(runs.parent, experiment, results, report, picture)
+    log(f"\ncurves: {picture}\nmodel: {folder}")
+    return FinetuneResult(folder, experiment.metric, tuple(results), report)
+
+
+def _run_params(settings: FinetuneSettings, experiment: Experiment) -> dict[str, Any]:
+    """The parameters of the parent run."""
+    return {
+        "model": settings.model,
+        "task": settings.task,
+        "text_column": settings.columns.text,
+        "pair_column": settings.columns.pair,
+        "label_column": settings.columns.label,
+        "no_quoting": not settings.files.quoting,
+        "split_seed": settings.split_seed,
+        "seeds": settings.num_seeds,
+        "epochs": settings.epochs,
+        "batch_size": settings.batch_size,
+        "early_stopping": settings.early_stopping,
+        "variants": ",".join(experiment.learning_rates),
+        "num_examples": experiment.data.num_examples,
+        "files": {part: str(path) for part, path in settings.files.given.items()},
+        "metric": experiment.metric,
+        "max_length": experiment.data.preprocessor.max_length,
+        "learning_rates": experiment.learning_rates,
+    }
+
+
+def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, run_id: str | None) -> Path:
+    """Save the best model with what made it; returns its folder."""
+    from trainer.finetuning.fitted_model import FitFacts, save_fitted_model
+
+    assert best.model is not None and best.fit is not None, "there was a fit"
+    one, data = best.fit, experiment.data
+    facts = FitFacts(
+        task=settings.task,
+        base_model=settings.model if is_address(settings.model) else Path(settings.model).name,
+        variant=one.variant,
+        text_column=settings.columns.text,
+        pair_column=settings.columns.pair,
+        label_column=settings.columns.label,
+        max_length=data.preprocessor.max_length,
+        learning_rate=one.learning_rate,
+        seed=one.seed,
+        best_epoch=one.best_epoch,
+        num_examples=data.num_examples,
+        valid_scores=one.valid_scores,
+        scores=one.scores,
+        scored_on=data.scored_on,
+        train_sha256=storage.sha256_of(settings.files.train),
+    )
+    folder = settings.output / "model"
+    save_fitted_model(best.model, experiment.encoder, folder, facts, run_id)
+    return folder
+
+
+def _make_output(output: Path) -> None:
+    if output.is_dir() and any(output.iterdir()):
+        raise UsageError(
+            f"the output directory {output} is not empty",
+            fix="give a new directory, or remove this one first",
+            code="output-not-empty",
+        )
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the output directory {output} cannot be created ({error.strerror})",
+            fix="give another directory",
+            code="output-not-writable",
+        ) from None
+
+
+def _register(settings: FinetuneSettings, folder: Path, run_id: str | None) -> Registration:
+    """Register the fitted model; where that fails, the error names the command that does it later."""
+    from trainer.registry.registration import register
+
+    assert settings.register is not None
+    alias = f" --alias {quote(settings.alias)}" if settings.alias else ""
+    command = f"python launch/register.py --model {quote(str(folder))} --name {quote(settings.register)}{alias}"
+    try:
+        return register(folder, settings.register, settings.alias, settings.tracking_uri, run_id)
+    except UserError as error:
+        raise UserError(
+            f"{error} The fitted model is complete in {folder}",
+            fix=f"correct that, and run `{command}{_server_option(settings)}`",
+            code=error.code or "registration-failed",
+        ) from error
+
+
+def _server_option(settings: FinetuneSettings) -> str:
+    """The option that names the MLflow server, as in a command to print."""
+    uri = settings.tracking_uri
+    return f" --tracking-uri {quote(storage.hide_secrets(uri))}" if uri else ""
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

@@ -1,0 +1,188 @@
+"""A fitted model as a folder: Hugging Face format, loading without this project, with what made it written beside.
+
+config.json model.safetensors          the encoder with its head; class names in id2label
+tokenizer.json tokenizer.model ...     the encoder's tokenizer, byte for byte
+README.md finetune.json provenance.json
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from data_prep.base.errors import UserError
+from data_prep.base.validation import first_problem
+from data_prep.storage import storage
+from trainer.finetuning.examples import Columns, Examples
+from trainer.finetuning.fit import predict
+from trainer.finetuning.task_data import make_task
+from trainer.finetuning.tasks import Prediction, Task, TaskName
+from trainer.inference.batches import Collator
+from trainer.inference.model_folder import FINETUNE_FILE, read_json
+from trainer.inference.pretrained import SHORTEST, Preprocessor, load_config, load_pretrained
+from trainer.inference.provenance import PROVENANCE_FILE, read_provenance
+from trainer.model.quiet_transformers import quiet_transformers
+
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
+
+
+@dataclass(frozen=True)
+class FitFacts:
+    """What made a fitted model; finetune.json."""
+
+    task: TaskName
+    base_model: str
+    """As the user named it: models:/NAME@ALIAS or a folder's name."""
+    variant: str
+    text_column: str
+    pair_column: str | None
+    label_column: str
+    max_length: Annotated[int, Field(ge=SHORTEST)]
+    learning_rate: float
+    seed: int
+    best_epoch: int
+    num_examples: dict[str, int]
+    valid_scores: dict[str, float]
+    scores: dict[str, float]
+    scored_on: str
+    train_sha256: str
+
+
+def read_facts(folder: Path) -> FitFacts | None:
+    """finetune.json; None where there is none, as in folders from elsewhere.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    path = folder / FINETUNE_FILE
+    values = read_json(path)
+    try:
+        return TypeAdapter(FitFacts).validate_python(values) if values else None
+    except ValidationError as error:
+        raise UserError(
+            f"{path} does not have the form that launch/finetune.py writes ({first_problem(error)})",
+            fix="copy the file again, or remove it: config.json then says what the model is",
+            code="damaged-model",
+        ) from None
+
+
+def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts: FitFacts, run_id: str | None) -> None:
+    """Write the folder; `source` is the encoder's, for tokenizer and origin.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        with quiet_transformers():
+            model.save_pretrained(str(output))
+        for pattern in TOKENIZER_FILES:
+            for path in source.glob(pattern):
+                shutil.copyfile(path, output / path.name)
+        _write_json(output / FINETUNE_FILE, asdict(facts))
+        base = read_provenance(source)
+        is_scratch = facts.variant == "scratch"  # its weights saw none of the encoder's data
+        provenance: dict[str, Any] = {
+            "task": facts.task,
+            "variant": facts.variant,
+            "base_model": facts.base_model,
+            "base": {name: value for name, value in base.items() if name not in ("parity", "libraries")},
+            "mlflow_run_id": run_id,
+            "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
+            # What the encoder has seen, its fitted model has seen: register.py --trained-on must find both.
+            **{name: base[name] for name in ("data_digests", "data_lineage") if name in base and not is_scratch},
+            "scores": {f"{facts.scored_on}/{name}": value for name, value in facts.scores.items()},
+            "train_sha256": facts.train_sha256,
+            "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),
+        }
+        _write_json(output / PROVENANCE_FILE, provenance)
+        (output / "README.md").write_text(_card(facts), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{output} cannot be written ({error.strerror or error})",
+            fix="give another --output",
+            code="output-not-writable",
+        ) from None
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A fitted model, ready to predict."""
+
+    model: PreTrainedModel
+    task: Task
+    preprocessor: Preprocessor
+    columns: Columns | None
+    """Those it was fitted with, where the folder says so."""
+
+    @classmethod
+    def load(cls, folder: Path) -> FittedModel:
+        """Load a folder that `save_fitted_model` wrote, or one of a classifier, tagger or reader from elsewhere.
+
+        Raises:
+            UserError: the folder is no fitted model.
+        """
+        config, facts = load_config(folder), read_facts(folder)
+        name = facts.task if facts else _task_of(config, folder)
+        task = make_task(name, [str(text) for _, text in sorted(config.id2label.items())])
+        model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
+        if missing:
+            raise UserError(
+                f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}, so it was not fine-tuned for {name}",
+                fix="give a directory that launch/finetune.py wrote",
+                code="not-fine-tuned",
+            )
+        preprocessor = Preprocessor.load(folder)
+        if facts is None:
+            return cls(model, task, preprocessor, None)
+        preprocessor = replace(preprocessor, max_length=min(facts.max_length, preprocessor.max_length))
+        return cls(model, task, preprocessor, Columns(facts.text_column, facts.pair_column, facts.label_column))
+
+    def predict(self, examples: Examples, batch_size: int = 32) -> tuple[list[Prediction], int]:
+        """A prediction for each example, and how many texts were longer than the model takes."""
+        with quiet_transformers():
+            encoded = self.task.encode(examples, self.preprocessor)
+        outputs, _ = predict(self.model, encoded.rows, Collator(self.preprocessor.pad_token_id), batch_size)
+        return self.task.decode(outputs, encoded, examples), encoded.num_truncated
+
+
+def _task_of(config: PreTrainedConfig, folder: Path) -> str:
+    architecture = str((config.architectures or ["a model without architectures"])[0])
+    if architecture.endswith("ForSequenceClassification"):
+        one_number = config.problem_type == "regression" or config.num_labels == 1
+        return "regression" if one_number else "classification"
+    if architecture.endswith("ForTokenClassification"):
+        return "token_classification"
+    if architecture.endswith("ForQuestionAnswering"):
+        return "question_answering"
+    raise UserError(
+        f"{folder} is a {architecture}, which was not fine-tuned for a task",
+        fix="give a directory that launch/finetune.py wrote",
+        code="not-fine-tuned",
+    )
+
+
+def _card(facts: FitFacts) -> str:
+    base = facts.base_model.removeprefix("models:/").removeprefix("runs:/")
+    task = facts.task.replace("_", " ")
+    tag = {"token_classification": "token-classification", "question_answering": "question-answering"}
+    scores = "\n".join(f"- {metric} on {facts.scored_on}: {value:.4f}" for metric, value in facts.scores.items())
+    counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
+    return (
+        f"---\nlibrary_name: transformers\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
+        f"tags:\n- clozeworks\n---\n\n# {base}, fitted to {task}\n\n"
+        f"`{facts.base_model}`, fitted to {task} with clozeworks ({facts.variant}, learning "
+        f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
+        f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts beyond {facts.max_length} tokens are cut.\n\n"
+        "It knows nothing but its training examples' task and language, and repeats their errors and biases. Where it "
+        "comes from stands in `provenance.json`, how it was fitted in `finetune.json`.\n"
+    )
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

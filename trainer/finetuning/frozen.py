@@ -1,0 +1,113 @@
+"""A frozen encoder: what it gives for each text never changes, so it is computed once and only the head is trained.
+
+The head is everything after the last layer's hidden states: the pooler, where the model has one, and the classifier.
+A pooler counts to the head because a model pretrained without sentence pairs has none that is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from data_prep.base.errors import UserError
+from trainer.inference.batches import Collator, row_length
+from trainer.inference.pretrained import Row
+
+GIB = 1 << 30
+MEMORY_SHARE = 0.5
+"""Of the memory that is free, what stored hidden states may take."""
+_LABELS = ("labels", "start_positions", "end_positions")
+
+
+class StoredEncoder(torch.nn.Module):
+    """Stands where the encoder was and hands on hidden states (rows, length, hidden_size) that were stored."""
+
+    def __init__(self, pooler: torch.nn.Module | None) -> None:
+        super().__init__()
+        self.pooler = pooler
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, inputs_embeds: torch.Tensor | None = None, **unused: Any
+    ) -> BaseModelOutputWithPooling:
+        assert inputs_embeds is not None, "rows of a frozen model hold hidden states"
+        pooled = self.pooler(inputs_embeds) if self.pooler is not None else None
+        return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=pooled)
+
+
+@contextmanager
+def encoder_taken_out(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Within the block the model takes stored hidden states as `inputs_embeds`, and only its head is there to train."""
+    encoder = model.base_model
+    stand_in = StoredEncoder(getattr(encoder, "pooler", None)).to(model.device)
+    setattr(model, model.base_model_prefix, stand_in)
+    try:
+        yield model
+    finally:
+        setattr(model, model.base_model_prefix, encoder)  # its pooler is the one that was trained
+
+
+def store_hidden_states(model: PreTrainedModel, rows: Sequence[Row], collate: Collator, batch_size: int) -> list[Row]:
+    """The rows with the encoder's last hidden states, (row_length, hidden_size) float32, in place of their ids.
+
+    A head that reads [CLS] alone gets only that position.
+    """
+    only_cls = reads_cls_alone(model)
+    encoder = model.base_model.eval()
+    inputs = [{name: value for name, value in row.items() if name not in _LABELS} for row in rows]
+    stored: list[Row] = [{}] * len(rows)
+    for indices, batch in collate.by_length(inputs, batch_size, model.device):
+        with torch.inference_mode():
+            hidden = encoder(**batch).last_hidden_state.float().cpu().numpy()
+        for position, index in enumerate(indices):
+            length = 1 if only_cls else row_length(rows[index])
+            labels = {name: value for name, value in rows[index].items() if name in _LABELS}
+            stored[index] = {"inputs_embeds": hidden[position, :length].copy(), **labels}
+    return stored
+
+
+def reads_cls_alone(model: PreTrainedModel) -> bool:
+    """Whether the head reads the first position alone: classifiers do, unless they take the mean over positions."""
+    is_classifier = type(model).__name__.endswith("ForSequenceClassification")
+    return is_classifier and getattr(model.config, "classifier_pooling", "cls") == "cls"
+
+
+def check_room(model: PreTrainedModel, rows: Sequence[Row]) -> None:
+    """Refuse rows whose stored hidden states would take too much of the memory that is free.
+
+    Raises:
+        UserError: they would.
+    """
+    hidden_size = model.config.hidden_size
+    num_vectors = len(rows) if reads_cls_alone(model) else sum(map(row_length, rows))
+    needed, free = 4 * num_vectors * hidden_size, psutil.virtual_memory().available
+    if needed > MEMORY_SHARE * free:
+        raise UserError(
+            f"{num_vectors:,} hidden states of {hidden_size:,} numbers of the frozen encoder would "
+            f"take {needed / GIB:,.1f} GiB of memory, more than half of the {free / GIB:,.1f} GiB "
+            "that are free",
+            fix="give fewer examples, or fit without frozen",
+            code="features-exceed-memory",
+        )
+
+
+def freeze_encoder(model: PreTrainedModel) -> None:
+    """Let only the head have gradients.
+
+    Raises:
+        UserError: the pooler cannot be parted from the encoder.
+    """
+    if isinstance(getattr(model.base_model, "pooler", None), torch.nn.Linear):
+        raise UserError(
+            f"a model of type {model.config.model_type} cannot be fitted frozen: its pooler is a part "
+            "of the encoder's own code, so stored hidden states would bypass it",
+            fix="fit without frozen",
+            code="frozen-not-supported",
+        )
+    for name, parameter in model.base_model.named_parameters():
+        parameter.requires_grad = name.startswith("pooler.")

@@ -1,0 +1,238 @@
+"""Tables from files: tsv, csv, jsonl and parquet, read and written by the names of their columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import storage
+from data_prep.storage.parquet import DamagedParquet, read_whole
+
+SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
+REPEATED = "repeated"
+"""Key of a table's `attrs`: the column names that its file has more than once, of which pandas renames all but one."""
+
+
+def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
+    """The whole table; cells of tsv and csv are text as it stands, an empty one is "".
+
+    `quoting` False takes quotation marks of tsv and csv for ordinary characters. A byte order mark is left out.
+
+    Raises:
+        UsageError: the file's ending is of no table.
+        UserError: the file is not there, or is no such table.
+    """
+    check_suffix(path)
+    try:
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+        text = _utf8_text(path)
+        if not text.strip():
+            raise UserError(
+                f"{path} is empty",
+                fix="give a table",
+                code="no-examples",
+            )
+        # No guessing of dates or numbers: "2020" is a class name as good as any.
+        if path.suffix == ".jsonl":
+            return pandas.DataFrame(list(_json_lines(text, path)), dtype=object)
+        return _read_separated(text, "\t" if path.suffix == ".tsv" else ",", quoting)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file") from None
+    except (OSError, ValueError) as error:  # pandas' and pyarrow's errors of reading are ValueErrors
+        unquoted = (
+            ""
+            if path.suffix not in (".tsv", ".csv") or not quoting
+            else "; if it has unpaired quotation marks, add --no-quoting"
+        )
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path} cannot be read as a {path.suffix[1:]} table ({reason})",
+            fix=f"correct the file{unquoted}",
+            code="unreadable-table",
+        ) from None
+
+
+def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[Any]:
+    """The cells of a column as Python values.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    if name not in table.columns:
+        there = ", ".join(str(column) for column in table.columns)
+        raise UsageError(
+            f"{path} has no column {name!r}; its columns: {there}{_other_separator(table)}",
+            fix=f"give one of them with {option}",
+            code="unknown-column",
+        )
+    if name in table.attrs.get(REPEATED, ()):
+        raise UserError(
+            f"{path} has several columns named {name!r}",
+            fix="rename all but one",
+            code="repeated-column",
+        )
+    return table[name].tolist()
+
+
+def write_table(table: pandas.DataFrame, path: Path) -> None:
+    """Write in the format that the file's ending names, all or nothing; lists in tsv and csv become text with spaces.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    check_suffix(path)
+    try:
+        with storage.local_write(path) as partial:
+            if path.suffix == ".parquet":
+                table.to_parquet(partial, index=False)
+            elif path.suffix == ".jsonl":
+                table.to_json(partial, orient="records", lines=True, force_ascii=False)
+            else:
+                table.map(_flat).to_csv(partial, sep="\t" if path.suffix == ".tsv" else ",", index=False)
+    except (ValueError, TypeError) as error:  # pyarrow's, of a column that holds values of several kinds
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path} cannot hold this table ({reason})",
+            fix="write .jsonl instead",
+            code="table-not-writable",
+        ) from None
+
+
+def check_readable(path: Path) -> None:
+    """Refuse a file that is not there, or whose ending names no table, before any work is done for it."""
+    check_suffix(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file")
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a file whose ending names no table."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(
+            f"{path} is not a table that can be read or written",
+            fix=f"give a name that ends in {', '.join(SUFFIXES)}",
+            code="unsupported-file-type",
+        )
+
+
+def is_missing(cell: Any) -> bool:
+    """Whether a cell holds nothing: empty text, null, or not a number."""
+    if isinstance(cell, str):
+        return not cell.strip()
+    return cell is None or (isinstance(cell, float) and cell != cell)
+
+
+def _read_parquet(path: Path) -> pandas.DataFrame:
+    """The rows in their order, for pandas joins rows by the index that a Parquet file was saved with.
+
+    What pandas has noted in the file of types and index is not asked: an index with a name is a column, any other is
+    left out.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        found = read_whole(path)
+    except DamagedParquet as error:
+        raise ValueError(str(error)) from None
+    kept = [place for place, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
+    table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas()
+    table.attrs[REPEATED] = _repeated(table.columns.tolist())
+    return table
+
+
+def _flat(cell: Any) -> Any:
+    """Lists (numpy's too, which parquet's lists are) as text joined by spaces; anything else as it is."""
+    return " ".join(map(str, cell)) if isinstance(cell, (list, tuple, numpy.ndarray)) else cell
+
+
+def _utf8_text(path: Path) -> str:
+    """The file's text without a byte order mark.
+
+    Raises:
+        UserError: it is not UTF-8; the line is named.
+    """
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        source = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
+        raise UserError(
+            f"{path}, line {line:,}, is not UTF-8 text (byte 0x{data[error.start]:02x})",
+            fix=(f"convert it, for instance with: iconv -f {source} -t utf-8 {path.name} (with its own encoding)"),
+            code="not-utf8",
+        ) from None
+
+
+def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
+    """The object of every line that is not empty."""
+
+    def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            raise ValueError(f"it names {_repeated([name for name, _ in pairs])[0]!r} twice")
+        return values
+
+    for number, line in enumerate(text.split("\n"), start=1):  # other separators of lines may stand in a string
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line, object_pairs_hook=once)
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{path}, line {number:,}, is not a JSON object ({error})",
+                fix="correct the line",
+                code="invalid-json-line",
+            ) from None
+        if not isinstance(value, dict):
+            raise UserError(
+                f"{path}, line {number:,}, has a {type(value).__name__} instead of a JSON object",
+                fix="write one object per line, with the names of the columns",
+                code="invalid-json-line",
+            )
+        yield value
+
+
+def _read_separated(text: str, separator: str, quoting: bool) -> pandas.DataFrame:
+    how = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
+    options: dict[str, Any] = {"sep": separator, "dtype": str, "keep_default_na": False, "quoting": how}
+    options["index_col"] = False  # else rows with a cell too many shift all columns by one, in silence
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            table: pandas.DataFrame = pandas.read_csv(io.StringIO(text), **options)
+        except pandas.errors.ParserWarning:
+            raise ValueError("its rows have more cells than the first line has names") from None
+    first = pandas.read_csv(io.StringIO(text), header=None, nrows=1, **options)
+    table.attrs[REPEATED] = _repeated([name for name in first.iloc[0].tolist() if name])
+    return table
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _other_separator(table: pandas.DataFrame) -> str:
+    """A hint where all of a line was taken for one column."""
+    only = str(table.columns[0]) if len(table.columns) == 1 else ""
+    signs = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
+    found = next((name for sign, name in signs.items() if sign in only), None)
+    return (
+        f" (the columns seem to be separated by {found}; save it as .tsv with tabs or .csv with commas)"
+        if found
+        else ""
+    )

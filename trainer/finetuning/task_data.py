@@ -1,0 +1,288 @@
+"""The labeled data of an experiment: files read, checked, split in train, valid and test, and encoded."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.terminal import counted
+from trainer.finetuning.answer_task import AnswerTask
+from trainer.finetuning.examples import Columns, Examples, read_examples
+from trainer.finetuning.tasks import ClassificationTask, Encoded, RegressionTask, Task, TokenTask
+from trainer.inference.pretrained import Preprocessor
+from trainer.model.quiet_transformers import quiet_transformers
+
+CUT_FRACTION = 0.1
+FEWEST_EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files given; missing ones of valid and test are cut from train, but no test where there is a valid file."""
+
+    train: Path
+    valid: Path | None = None
+    test: Path | None = None
+    quoting: bool = True
+
+    @property
+    def given(self) -> dict[str, Path]:
+        """The files by part."""
+        named = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {part: path for part, path in named.items() if path is not None}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Examples, and the same as rows of the model."""
+
+    examples: Examples
+    encoded: Encoded
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The parts `train`, `valid` and, except where only a valid file was given, `test`."""
+
+    task: Task
+    preprocessor: Preprocessor
+    """What encoded the parts."""
+    parts: dict[str, Part]
+    num_repeated: int = 0
+    """Examples of valid and test whose text is in train too."""
+    num_swallowing: int = 0
+    """Texts of tsv files that hold tabs and line breaks; see `count_swallowing`."""
+
+    @property
+    def scored_on(self) -> str:
+        """The part that the reported scores are computed on: test, or valid where there is no test."""
+        return "test" if "test" in self.parts else "valid"
+
+    @property
+    def reported(self) -> Part:
+        """That part."""
+        return self.parts[self.scored_on]
+
+    @property
+    def num_examples(self) -> dict[str, int]:
+        """Examples by part."""
+        return {name: len(part.examples) for name, part in self.parts.items()}
+
+
+def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
+    """The task of that name for these classes; `pair` is for regression alone."""
+    if name in ("classification", "pair_classification"):
+        return ClassificationTask(names, pair=name == "pair_classification")
+    if name == "regression":
+        return RegressionTask(pair)
+    return TokenTask(names) if name == "token_classification" else AnswerTask()
+
+
+def task_of_columns(name: str, pair_column: str | None) -> Task:
+    """The task of that name, of which no classes are known yet.
+
+    Raises:
+        UsageError: it reads another number of texts.
+    """
+    task = make_task(name, pair=pair_column is not None)
+    if task.needs_pair and pair_column is None:
+        raise UsageError(
+            f"--task {name} reads two texts, and --pair-column is missing",
+            fix="give the column of the second text with --pair-column",
+            code="missing-pair-column",
+        )
+    if not task.needs_pair and pair_column is not None:
+        raise UsageError(
+            f"--task {name} reads one text, and --pair-column is given",
+            fix="leave --pair-column out, or give another task",
+            code="unexpected-pair-column",
+        )
+    return task
+
+
+def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Task, dict[str, Examples]]:
+    """The task with the classes of the training examples, and the examples of train, valid and perhaps test.
+
+    Raises:
+        UsageError: a column is not there, or the task reads another number of texts.
+        UserError: a file cannot be read, labels are missing or of one class, or there are too few examples.
+    """
+    task = task_of_columns(name, columns.pair)
+    examples = {
+        part: read_examples(path, columns, task.parse_text, task.parse_label, files.quoting)
+        for part, path in files.given.items()
+    }
+    labels = examples["train"].labels or []
+    if isinstance(task, ClassificationTask):
+        _check_classes_repeat(labels, files.train)
+    if isinstance(task, RegressionTask) and len(set(labels)) < 2:
+        raise UserError(
+            f"{files.train} has the same number in every row of column {columns.label!r}",
+            fix="give another --label-column",
+            code="nothing-to-learn",
+        )
+    if isinstance(task, ClassificationTask | TokenTask):
+        names = class_names(_flat(labels), files.train)
+        for part in examples.keys() - {"train"}:
+            _check_known(_flat(examples[part].labels or []), names, files.given[part])
+        task = make_task(name, names)
+    examples = _cut_missing(examples, labels if isinstance(task, ClassificationTask) else [0] * len(labels), seed)
+    if len(examples["train"]) < FEWEST_EXAMPLES or not all(len(part) for part in examples.values()):
+        sizes = ", ".join(f"{len(part):,} for {part_name}" for part_name, part in examples.items())
+        raise UserError(
+            f"{files.train} has too few examples ({sizes} after the split)",
+            fix="give more examples, or a --valid file",
+            code="too-few-examples",
+        )
+    return task, {part: examples[part] for part in ("train", "valid", "test") if part in examples}
+
+
+def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preprocessor) -> TaskData:
+    """Encode every part."""
+    with quiet_transformers():  # it warns of texts that are longer than the model takes; they are counted
+        parts = {part: Part(some, task.encode(some, preprocessor)) for part, some in examples.items()}
+    seen = set(_keys(examples["train"]))
+    repeated = sum(key in seen for part, some in examples.items() if part != "train" for key in _keys(some))
+    return TaskData(task, preprocessor, parts, repeated)
+
+
+def count_swallowing(files: Files, examples: dict[str, Examples]) -> int:
+    """Texts of tsv files that look like several rows: an unpaired quotation mark ends at the next one, rows later."""
+    if not files.quoting:
+        return 0
+    from_tsv = (some for part, some in examples.items() if files.given.get(part, files.train).suffix == ".tsv")
+    texts = (text for some in from_tsv for text in some.texts)
+    return sum(isinstance(text, str) and "\t" in text and "\n" in text for text in texts)
+
+
+def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
+    """The classes in a fixed order: numbers by size, then names by alphabet.
+
+    Raises:
+        UserError: there is only one.
+    """
+    names = sorted(set(labels), key=lambda name: (0, float(name), name) if _is_number(name) else (1, 0.0, name))
+    if len(names) < 2:
+        raise UserError(
+            f"{path} has only one class ({names[0]!r})",
+            fix="add examples of other classes, or give another --label-column",
+            code="nothing-to-learn",
+        )
+    return tuple(names)
+
+
+def split(groups: Sequence[Hashable], fractions: Sequence[float], seed: int) -> list[list[int]]:
+    """Deal the numbers 0 to len(groups) - 1 out: a part for each fraction, preceded by what is left of them.
+
+    Each group (a class) is shuffled and cut for itself; what a fraction leaves of a group's example is carried to the
+    next group, so that the parts have their sizes within one example. Every number is in exactly one part.
+    """
+    members_of: dict[Hashable, list[int]] = defaultdict(list)
+    for number, group in enumerate(groups):
+        members_of[group].append(number)
+    draw = random.Random(seed)
+    parts: list[list[int]] = [[] for _ in range(len(fractions) + 1)]
+    owed = [0.0] * len(fractions)
+    for group in sorted(members_of, key=str):
+        members = members_of[group]
+        draw.shuffle(members)
+        start = 0
+        for part, fraction in enumerate(fractions):
+            owed[part] += fraction * len(members)
+            taken = min(round(owed[part]), len(members) - start - 1)  # training keeps one of each group
+            taken = max(taken, 0)
+            owed[part] -= taken
+            parts[part + 1] += members[start : start + taken]
+            start += taken
+        parts[0] += members[start:]
+    return [sorted(part) for part in parts]
+
+
+def data_lines(data: TaskData) -> Iterator[str]:
+    """What the parts hold, for people."""
+    for name, part in data.parts.items():
+        yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.examples.labels or [])}"
+    num_truncated = sum(part.encoded.num_truncated for part in data.parts.values())
+    if num_truncated:
+        how = "read in windows of" if isinstance(data.task, AnswerTask) else "cut at"
+        long = counted(num_truncated, "text")
+        yield f"{long} longer than the model takes, {how} {data.preprocessor.max_length} tokens"
+    if data.num_swallowing:
+        yield (
+            f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks, as where an unpaired "
+            "quotation mark swallows the rows after it; if the marks are plain characters, add --no-quoting"
+        )
+    if data.num_repeated:
+        yield f"warning: {counted(data.num_repeated, 'example')} of valid and test with the text of a training example"
+    alike: dict[str, list[str]] = {}
+    for name in data.task.names:
+        alike.setdefault(name.casefold(), []).append(name)
+    for group in alike.values():
+        if len(group) > 1:
+            names = ", ".join(map(repr, group))
+            yield f"warning: the classes {names} differ in capitals only; if they are one, write it alike in every row"
+
+
+def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int) -> dict[str, Examples]:
+    """Cut from train what is missing; `groups` are the classes of train, each cut in proportion."""
+    missing = [part for part in ("valid", "test") if part not in examples and "valid" not in examples]
+    left, *parts = split(groups, [CUT_FRACTION] * len(missing), seed)
+    whole = examples["train"]
+    cut = {part: whole.take(numbers) for part, numbers in zip(missing, parts, strict=True)}
+    return {**examples, "train": whole.take(left), **cut}
+
+
+def _check_classes_repeat(labels: Sequence[str], path: Path) -> None:
+    """Refuse labels of which most stand once only: numbers or texts that were taken for classes."""
+    classes = sorted(set(labels))
+    if len(classes) > 2 and 2 * len(classes) > len(labels):
+        raise UserError(
+            f"{path} has {len(classes):,} classes for {len(labels):,} examples "
+            f"({', '.join(classes[:5])}, ...), so most classes have one example",
+            fix="use --task regression for numbers, or give another --label-column",
+            code="too-many-classes",
+        )
+
+
+def _check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> None:
+    """Refuse labels that the training examples do not have."""
+    unknown = sorted(set(labels) - set(names))
+    if unknown:
+        raise UserError(
+            f"{path} has labels that the training examples lack: {', '.join(unknown[:5])}; those have "
+            f"{', '.join(names[:20])}",
+            fix="correct the labels, or add training examples of these classes",
+            code="unknown-label",
+        )
+
+
+def _classes(labels: Sequence[Any]) -> str:
+    if labels and isinstance(labels[0], float):
+        return f"labels {min(labels):g} to {max(labels):g}"
+    if not labels or not isinstance(labels[0], str | list):
+        return ""
+    counts = Counter(_flat(labels)).most_common(8)
+    return ", ".join(f"{name!r} {count:,}" for name, count in counts)
+
+
+def _flat(labels: Sequence[Any]) -> list[str]:
+    return [tag for tags in labels for tag in tags] if labels and isinstance(labels[0], list) else list(labels)
+
+
+def _keys(examples: Examples) -> Iterator[tuple[str, str]]:
+    """Text and pair of each example."""
+    pairs = examples.pairs if examples.pairs is not None else [""] * len(examples)
+    for text, pair in zip(examples.texts, pairs, strict=True):
+        yield (text if isinstance(text, str) else " ".join(text)), pair
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False

@@ -1,0 +1,338 @@
+"""What a task is: how its cells are read, its texts encoded, a model's outputs decoded, and predictions scored.
+
+Everything else (fits, comparison, prediction) knows tasks by the methods of `Task` alone. `AnswerTask` has a module of
+its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from data_prep.base.errors import UsageError
+from trainer.finetuning.examples import Examples, text_of
+from trainer.finetuning.labeled_tables import is_missing
+from trainer.finetuning.scores import classification_scores, regression_scores, tagging_scores
+from trainer.inference.pretrained import Preprocessor, Row
+
+TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
+IGNORED = -100
+"""Label of a position that counts for nothing in transformers' losses."""
+OUTSIDE = "O"
+LARGEST_LABEL = float(np.finfo(np.float32).max)
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
+
+Output = Mapping[str, np.ndarray]
+"""What the model gave for one row, without padding: logits (num_labels,) or (length, num_labels), and the like."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows in the order of the examples; an example has one or (windows of a long context) several."""
+
+    rows: list[Row]
+    example_of_row: list[int]
+    num_tokens: list[int]
+    """Of each example before truncation, special tokens included."""
+    num_truncated: int
+    """Examples longer than the model takes: truncated, or read in several windows."""
+    offsets: list[Any] = field(default_factory=list)
+    """Of each row where its tokens lie in the text, for tasks that answer with positions."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model predicts for one example; `label` is of the task's kind, and regression has no probability."""
+
+    label: Any
+    probability: float | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """More columns of a table of predictions."""
+
+
+class Task(ABC):
+    """A kind of task, for one set of labels."""
+
+    name: str
+    auto_class: str
+    """The class of transformers that has the head."""
+    metrics: tuple[str, ...]
+    """The first chooses between fits; greater is better for it."""
+    example_score: str
+    """What `score_example` measures, as the heading of a table."""
+    needs_pair = False
+    names: tuple[str, ...] = ()
+    """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
+
+    def head_options(self) -> dict[str, Any]:
+        """Settings of the head in config.json: number of labels, their names, kind of problem."""
+        return {
+            "num_labels": len(self.names),
+            "id2label": dict(enumerate(self.names)),
+            "label2id": {name: number for number, name in enumerate(self.names)},
+        }
+
+    def parse_text(self, cell: Any) -> Any:
+        """A text from a cell.
+
+        Raises:
+            ValueError: the cell holds none.
+        """
+        return text_of(cell)
+
+    @abstractmethod
+    def parse_label(self, cell: Any, text: Any) -> Any:
+        """A label from a cell.
+
+        Raises:
+            ValueError: the cell holds none; the message says what it holds and what it should.
+        """
+
+    @abstractmethod
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded: ...
+    @abstractmethod
+    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]: ...
+    @abstractmethod
+    def score(self, labels: Sequence[Any], predictions: Sequence[Prediction]) -> dict[str, float]: ...
+    @abstractmethod
+    def score_example(self, label: Any, prediction: Prediction) -> float:
+        """How well one example was done, from 0 to 1, or (regression) the error."""
+
+    def show_label(self, label: Any) -> str:
+        """A label for people."""
+        return str(label)
+
+
+class SequenceTask(Task):
+    """One label for each text, or for each pair of texts."""
+
+    auto_class = "AutoModelForSequenceClassification"
+
+    @abstractmethod
+    def model_label(self, label: Any) -> float: ...
+
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
+        rows, lengths = preprocessor.rows(examples.texts, examples.pairs)
+        if examples.labels is not None:
+            for row, label in zip(rows, examples.labels, strict=True):
+                row["labels"] = self.model_label(label)
+        return Encoded(rows, list(range(len(rows))), lengths, num_longer(lengths, preprocessor))
+
+
+class ClassificationTask(SequenceTask):
+    """One class for each text, or for each pair of texts."""
+
+    metrics = ("accuracy", "f1", "mcc")
+    example_score = "accuracy"
+
+    def __init__(self, names: Sequence[str] = (), pair: bool = False) -> None:
+        self.name = "pair_classification" if pair else "classification"
+        self.needs_pair = pair
+        self.names = tuple(names)
+
+    def head_options(self) -> dict[str, Any]:
+        return {**super().head_options(), "problem_type": "single_label_classification"}
+
+    def parse_label(self, cell: Any, text: Any) -> str:
+        # A whole number that a file with gaps holds as 1.0 is the class "1", whatever the file's format.
+        label = text_of(cell).strip()
+        return label.removesuffix(".0") if _WHOLE_NUMBER.fullmatch(label) else label
+
+    def model_label(self, label: str) -> int:
+        return self.names.index(label)
+
+    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
+        predictions = []
+        for output in outputs:
+            probabilities = softmax(output["logits"])  # (num_labels,)
+            best = int(probabilities.argmax())
+            by_class = zip(self.names, probabilities, strict=True)
+            columns = {f"probability_{name}": float(value) for name, value in by_class}
+            predictions.append(Prediction(self.names[best], float(probabilities[best]), columns))
+        return predictions
+
+    def score(self, labels: Sequence[str], predictions: Sequence[Prediction]) -> dict[str, float]:
+        return classification_scores(labels, [prediction.label for prediction in predictions], self.names)
+
+    def score_example(self, label: str, prediction: Prediction) -> float:
+        return float(label == prediction.label)
+
+
+class RegressionTask(SequenceTask):
+    """One number for each text, or for each pair of texts."""
+
+    name = "regression"
+    metrics = ("spearman", "pearson", "rmse")
+    example_score = "error"
+
+    def __init__(self, pair: bool = False) -> None:
+        self.needs_pair = pair
+
+    def head_options(self) -> dict[str, Any]:
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def parse_label(self, cell: Any, text: Any) -> float:
+        try:
+            value = float(cell)
+        except (TypeError, ValueError):
+            raise ValueError(f"{cell!r} is no number, and regression needs one") from None
+        except OverflowError:
+            value = math.inf
+        if not abs(value) <= LARGEST_LABEL:
+            raise ValueError(f"{cell!r:.40} is not finite as a float32, and regression needs a finite number")
+        return value
+
+    def model_label(self, label: float) -> float:
+        return float(label)
+
+    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
+        return [Prediction(float(output["logits"][0])) for output in outputs]
+
+    def score(self, labels: Sequence[float], predictions: Sequence[Prediction]) -> dict[str, float]:
+        return regression_scores(labels, [prediction.label for prediction in predictions])
+
+    def score_example(self, label: float, prediction: Prediction) -> float:
+        difference: float = label - prediction.label
+        return abs(difference)
+
+    def show_label(self, label: float) -> str:
+        return f"{label:.3f}"
+
+
+class TokenTask(Task):
+    """A tag for each word: entities, parts of speech.
+
+    Words are joined by spaces and read as running text, which is what the encoder was pretrained on, and tokens find
+    their words again by their offsets. A word's tag is predicted at its first token (Devlin et al. 2018, section 5.3).
+    """
+
+    name = "token_classification"
+    auto_class = "AutoModelForTokenClassification"
+    metrics = ("f1", "precision", "recall", "accuracy")
+    example_score = "words right"
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self.names = tuple(names)
+        # A truncated word has no prediction; it is given the tag of most words.
+        self.default = OUTSIDE if OUTSIDE in self.names or not self.names else self.names[0]
+
+    def parse_text(self, cell: Any) -> list[str]:
+        words = [text_of(word) for word in _items(cell, "words")]
+        if not words:
+            raise ValueError("there is no word")
+        return words
+
+    def parse_label(self, cell: Any, text: Any) -> list[str]:
+        tags = _items(cell, "tags")
+        if len(tags) != len(text):
+            raise ValueError(f"{len(tags)} tags for {len(text)} words; each word needs one")
+        missing = [number for number, tag in enumerate(tags, start=1) if is_missing(tag)]
+        if missing:
+            raise ValueError(f"word {missing[0]:,} has no tag; each word needs one, and {OUTSIDE!r} is one")
+        return [text_of(tag).strip() for tag in tags]
+
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
+        encoded = preprocessor.tokenizer(
+            [" ".join(words) for words in examples.texts],
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=preprocessor.has_token_types,
+        )
+        rows, first_tokens = [], []
+        for number, words in enumerate(examples.texts):
+            offsets = encoded["offset_mapping"][number]
+            kept = _kept(len(offsets), preprocessor.max_length)
+            first = {word: token for token, word in reversed(_word_of_tokens(words, offsets)) if token in kept}
+            position = {token: index for index, token in enumerate(kept)}
+            row = {name: [encoded[name][number][token] for token in kept] for name in encoded if name.endswith("_ids")}
+            if examples.labels is not None:
+                row["labels"] = [IGNORED] * len(kept)
+                for word, token in first.items():
+                    row["labels"][position[token]] = self.names.index(examples.labels[number][word])
+            rows.append(row)
+            first_tokens.append({word: position[token] for word, token in first.items()})
+        lengths = [len(offsets) for offsets in encoded["offset_mapping"]]
+        return Encoded(rows, list(range(len(rows))), lengths, num_longer(lengths, preprocessor), first_tokens)
+
+    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
+        predictions = []
+        for output, first, words in zip(outputs, encoded.offsets, examples.texts, strict=True):
+            probabilities = softmax(output["logits"])  # (length, num_labels)
+            best = probabilities.argmax(axis=-1)
+            tags = [self.names[best[first[word]]] if word in first else self.default for word in range(len(words))]
+            sure = [float(probabilities[first[word]].max()) if word in first else 0.0 for word in range(len(words))]
+            predictions.append(Prediction(tags, sum(sure) / len(sure), {"probabilities": sure}))
+        return predictions
+
+    def score(self, labels: Sequence[Sequence[str]], predictions: Sequence[Prediction]) -> dict[str, float]:
+        return tagging_scores(labels, [prediction.label for prediction in predictions])
+
+    def score_example(self, label: Sequence[str], prediction: Prediction) -> float:
+        guesses: Sequence[str] = prediction.label
+        return sum(tag == guess for tag, guess in zip(label, guesses, strict=True)) / len(label)
+
+    def show_label(self, label: Sequence[str]) -> str:
+        return " ".join(label)
+
+
+def choosing_metric(task: Task, asked: str | None) -> str:
+    """The metric that chooses between fits of the task: the one asked for, else the task's first.
+
+    Raises:
+        UsageError: it is none of the task's, or less of it is better.
+    """
+    metric = asked or task.metrics[0]
+    choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
+    if metric not in choosing:
+        raise UsageError(
+            f"--metric {metric!r} cannot choose between fits of {task.name}",
+            fix=f"give one of {', '.join(choosing)}",
+            code="unknown-metric",
+        )
+    return metric
+
+
+def num_longer(lengths: Sequence[int], preprocessor: Preprocessor) -> int:
+    """How many of the lengths are beyond what the model takes."""
+    return sum(length > preprocessor.max_length for length in lengths)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis."""
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: np.ndarray = shifted / shifted.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def _items(cell: Any, what: str) -> list[Any]:
+    """The items of a list (Parquet's are numpy's), or of a text separated by spaces."""
+    if isinstance(cell, str):
+        return cell.split()
+    if isinstance(cell, np.ndarray):
+        return list(cell.tolist())
+    if not isinstance(cell, list):
+        raise ValueError(f"the cell holds a {type(cell).__name__}, and this task reads a list of {what}, or a text")
+    return cell
+
+
+def _kept(length: int, most: int) -> list[int]:
+    """Tokens of a sequence that stay when those before the closing [SEP] are truncated."""
+    return list(range(length)) if length <= most else [*range(most - 1), length - 1]
+
+
+def _word_of_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(token, number of its word); special tokens and spaces have none.
+
+    A token may begin with the space before its word, so it belongs to the word that its last character lies in.
+    """
+    word_at: list[int] = []
+    for number, word in enumerate(words):
+        word_at += [number] * len(word) + [-1]
+    found = [(token, word_at[end - 1]) for token, (begin, end) in enumerate(offsets) if end > begin]
+    return [(token, word) for token, word in found if word >= 0]

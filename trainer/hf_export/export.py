@@ -1,0 +1,211 @@
+"""Export: a checkpoint becomes a folder that transformers and sentence-transformers load without our code.
+
+    config.json model.safetensors                              weights in float32, as BertForPreTraining (or
+                                                               BertForMaskedLM, where no pairs were trained on), or as
+                                                               ModernBertForMaskedLM
+    tokenizer.json tokenizer_config.json tokenizer.model ...   the tokenizer, in both formats
+    modules.json sentence_bert_config.json 1_Pooling/          for SentenceTransformer: mean pooling
+    README.md training_config.yaml provenance.json             model card, configuration, origin and checks
+
+The folder is written under a temporary name beside its own and gets its name once the parity gate has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.checkpoint.merging import MergeWeights, merge_coefficients, merge_weights
+from trainer.config.run_config import RunConfig
+from trainer.hf_export.export_source import read_source
+from trainer.hf_export.exported_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
+from trainer.hf_export.model_card import TrainingFacts
+from trainer.hf_export.parity import ParityReport, check_export
+from trainer.model.hugging_face import family_in_transformers
+from trainer.model.pretraining import PretrainingModel
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written and what was checked."""
+
+    checkpoint: str | None
+    """Name of the checkpoint folder."""
+    output: Path
+    num_parameters: int
+    parity: ParityReport
+
+
+def export_checkpoint(checkpoint: str | Path, output: str | Path) -> ExportReport:
+    """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest one, to the new directory `output`.
+
+    Raises:
+        UserError: `checkpoint` is not a checkpoint or is damaged, or `export_model` refuses.
+        UsageError: `output` exists and is not empty.
+    """
+    check_output(Path(output))  # before anything large is read
+    source = read_source(Path(checkpoint))
+    return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), source.facts)
+
+
+def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
+    """Return the newest complete checkpoints of a run's output directory, oldest first.
+
+    Raises:
+        UserError: the run has fewer.
+    """
+    steps, _ = list_steps(run)
+    if len(steps) < num_checkpoints:
+        raise UserError(
+            f"{run} holds {len(steps)} complete checkpoints, not --last {num_checkpoints}",
+            fix="lower --last; for a new run, raise checkpoint.keep_last or set checkpoint.keep_every_steps",
+            code="too-few-checkpoints",
+        )
+    return [step_folder(run, step).resolve() for step in reversed(steps[:num_checkpoints])]
+
+
+def export_merged(
+    run: str | Path, num_checkpoints: int, weights: MergeWeights = "uniform", output: str | Path = ""
+) -> ExportReport:
+    """Export the weighted mean of a run's newest checkpoints to the new `output`.
+
+    The configuration, tokenizer and facts are those of the newest checkpoint, without its scores, which are not the
+    mean's. Memory stays below two copies of the weights until the parity gate, which loads the written folder.
+
+    Raises:
+        UserError: there are too few checkpoints, one is damaged, they differ in tokenizer or parameters, or
+            `export_model` refuses.
+        UsageError: `output` exists and is not empty.
+    """
+    check_output(Path(output))
+    folders = last_checkpoints(Path(run), num_checkpoints)
+    coefficients = merge_coefficients(num_checkpoints, weights)
+    fingerprints = {read_state(folder).data.tokenizer_fingerprint for folder in folders}
+    if len(fingerprints) > 1:
+        raise UserError(
+            f"the checkpoints of {run} have different tokenizers ({', '.join(sorted(fingerprints))})",
+            fix="merge checkpoints of one tokenizer",
+            code="checkpoints-differ",
+        )
+    source = read_source(folders[-1], merge_weights(folders, coefficients))
+    merged = {folder.name: coefficient for folder, coefficient in zip(folders, coefficients, strict=True)}
+    facts = replace(source.facts, merged=merged, scores={})
+    return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), facts)
+
+
+def export_model(
+    config: RunConfig,
+    weights: Mapping[str, torch.Tensor],
+    tokenizer_folder: Path,
+    output: Path,
+    facts: TrainingFacts | None = None,
+) -> ExportReport:
+    """Write `weights` (names of `PretrainingModel`) and the tokenizer to `output`, behind the parity gate.
+
+    Raises:
+        UserError: transformers has no class for the configuration, weights are NaN or infinite or do not fit it, the
+            tokenizer is no tokenizer folder or has more pieces than the model, or the written folder does not behave
+            like the model.
+        UsageError: `output` is there and not empty.
+    """
+    facts, output = facts or TrainingFacts(), Path(output).absolute()
+    check_output(output)
+    family_in_transformers(config.model, config.data.has_sentence_pairs)
+    model = build_model(config, weights)
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"the tokenizer in {tokenizer_folder} has {tokenizer.vocab_size:,} tokens, and the model "
+            f"has a vocabulary of {config.model.vocab_size:,}",
+            fix="copy the tokenizer that the model was trained with there",
+            code="other-tokenizer",
+        )
+    with _new_folder(output) as folder:
+        with _explained(output):
+            write_model(folder, config, model, tokenizer)
+            write_tokenizer(folder, tokenizer, config)
+            write_sentence_transformer(folder, config)
+        parity = check_export(folder, model, tokenizer)
+        with _explained(output):
+            write_origin(folder, output.name, config, facts, tokenizer, parity)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ExportReport(facts.checkpoint, output, num_parameters, parity)
+
+
+def check_output(output: Path) -> None:
+    """Refuse a place that holds something already."""
+    if output.is_dir() and any(output.iterdir()):
+        raise UsageError(
+            f"--output {output} is not empty",
+            fix="give a new directory, or remove this one first",
+            code="output-not-empty",
+        )
+    if output.exists() and not output.is_dir():
+        raise UsageError(
+            f"--output {output} is a file",
+            fix="give the name of a new directory",
+            code="output-is-a-file",
+        )
+
+
+def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> PretrainingModel:
+    """The trained model in evaluation mode, float32 on the CPU, holding `weights` themselves."""
+    with torch.device("meta"):
+        model = PretrainingModel(config.model, next_sentence=config.data.has_sentence_pairs)
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    wrong = [name for name in expected if name not in weights or weights[name].shape != expected[name]]
+    wrong += [name for name in weights if name not in expected]
+    if wrong:
+        raise UserError(
+            f"the weights do not match the configuration: {', '.join(wrong[:5])} ({len(wrong)} in "
+            "all) are missing, unexpected or of another shape",
+            fix="export another checkpoint, whose files are all of one run",
+            code="damaged-checkpoint",
+        )
+    prepared = {name: weights[name].detach().to("cpu", torch.float32) for name in expected}
+    for name, tensor in prepared.items():
+        if not torch.isfinite(tensor).all():
+            raise UserError(
+                f"the weights of {name} are NaN or infinite, so training diverged before this checkpoint",
+                fix="export an earlier checkpoint",
+                code="weights-not-finite",
+            )
+    model.load_state_dict(prepared, assign=True)
+    return model.eval()
+
+
+@contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A temporary folder beside `output` that takes its name at the end, or is gone if that is not reached."""
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        with _explained(output):
+            temporary.mkdir(parents=True)
+        yield temporary
+        with _explained(output):
+            os.replace(temporary, output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _explained(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"{output} cannot be written ({reason}); nothing was exported",
+            fix="free the disk, or give another directory",
+            code="output-not-writable",
+        ) from None

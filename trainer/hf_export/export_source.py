@@ -1,0 +1,145 @@
+"""What an export is made from: a checkpoint's weights and configuration, and what is known of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_prep.base.errors import UserError
+from data_prep.base.settings import validate_settings
+from data_prep.dataset.manifest import TOKENIZER_FOLDER, read_manifest
+from data_prep.dataset.manifest_records import SourceRecord
+from data_prep.storage import storage
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.checkpoint.format import STATE_NAME, SavedState, list_steps, read_state, step_folder
+from trainer.checkpoint.pieces import read_weights
+from trainer.config.run_config import RunConfig, without_registry
+from trainer.hf_export.model_card import TrainingFacts
+from trainer.metrics.status import read_status
+from trainer.tracking.journal import GIT_TAG, LINEAGE_TAG, read_record
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A checkpoint, read."""
+
+    config: RunConfig
+    weights: dict[str, torch.Tensor]
+    tokenizer_folder: Path
+    facts: TrainingFacts
+
+
+def read_source(checkpoint: Path, weights: dict[str, torch.Tensor] | None = None) -> ExportSource:
+    """Read a checkpoint folder, or the newest complete checkpoint of a run's folder; `weights` replace its own.
+
+    Raises:
+        UserError: there is no complete checkpoint, a file of it is damaged, or the run's folder does not hold
+            the tokenizer that the model was trained with.
+    """
+    folder = find_checkpoint(checkpoint)
+    saved = read_state(folder)
+    config = validate_settings(RunConfig, without_registry(saved.config), str(folder / STATE_NAME))
+    output_dir = folder.parent.parent
+    tokenizer_folder = output_dir / TOKENIZER_FOLDER
+    _check_tokenizer(tokenizer_folder, saved)
+    weights = read_weights(folder) if weights is None else weights
+    return ExportSource(config, weights, tokenizer_folder, _facts(folder, saved, config))
+
+
+def find_checkpoint(folder: Path) -> Path:
+    """`folder` itself, or the newest complete checkpoint in it where it is a run's folder."""
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder} is not a directory",
+            fix="give a checkpoint (OUTPUT_DIR/checkpoints/step-NNNNNNNN) or a run's OUTPUT_DIR",
+            code="missing-checkpoint",
+        )
+    complete, _ = list_steps(folder)
+    return (step_folder(folder, complete[0]) if complete else folder).resolve()
+
+
+def _check_tokenizer(folder: Path, saved: SavedState) -> None:
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}, the tokenizer of the run, is missing",
+            fix="copy the directory tokenizer/ of the shards there",
+            code="missing-tokenizer",
+        )
+    found, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
+    if found != expected:
+        raise UserError(
+            f"{folder} is not the tokenizer that the model was trained with: its fingerprint is "
+            f"{found}, and that of the shards was {expected}",
+            fix="copy the directory tokenizer/ of the shards there",
+            code="other-tokenizer",
+        )
+
+
+def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
+    digests = dict(
+        zip((storage.redact(c.url) for c in config.data.components), saved.data.manifest_digests, strict=False)
+    )
+    tags = _tracked_tags(folder.parent.parent)
+    return TrainingFacts(
+        checkpoint=folder.name,
+        step=saved.state.step,
+        tokens_seen=saved.state.tokens_seen,
+        mlflow_run_id=saved.state.mlflow_run_id,
+        git_revision=tags.get(GIT_TAG),
+        data_lineage=_lineage(saved, tags),
+        data_digests=digests,
+        sources=_sources(config, saved.data.manifest_digests),
+        scores=_overall(saved.state.evaluation) or _scores(folder.parent.parent, saved.state.step),
+    )
+
+
+def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Digests of all data that the weights saw; a checkpoint of an earlier release lacks what its run told MLflow."""
+    if saved.state.data_lineage:
+        return saved.data_lineage
+    tracked = (digest for digest in tags.get(LINEAGE_TAG, "").split(",") if digest)
+    return tuple(dict.fromkeys((*saved.data_lineage, *tracked)))
+
+
+def _tracked_tags(output_dir: Path) -> dict[str, str]:
+    """What the training told MLflow of itself; nothing where its record is gone, for an export can do without."""
+    try:
+        record = read_record(output_dir / "tracking")
+    except (UserError, OSError):
+        return {}
+    return record.tags if record is not None else {}
+
+
+def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord, ...]:
+    """The sources of the very shards that were trained on, where these can still be read; else nothing."""
+    sources: list[SourceRecord] = []
+    for component, digest in zip(config.data.components, digests, strict=False):
+        try:
+            # A source that was removed is still named, and has no documents.
+            sources += [source for source in read_manifest(component.url, digest).sources if source.documents]
+        except (UserError, OSError):
+            return ()  # the card says so; an export must not depend on the data still being there
+    return tuple(sources)
+
+
+def _scores(output_dir: Path, step: int) -> dict[str, float]:
+    """The evaluation that the run's status tells, if it stood at this checkpoint's step."""
+    status: dict[str, Any] = read_status(output_dir) or {}
+    if status.get("step") != step:
+        return {}
+    metrics = status.get("metrics") or {}
+    return _overall(metrics)
+
+
+def _overall(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The scores of the whole valid split, which are those that versions are compared by."""
+    return {name: float(value) for name, value in metrics.items() if _is_overall(name) and value is not None}
+
+
+def _is_overall(name: str) -> bool:
+    """Not a figure of one source, component or length (valid/source/NAME/mlm_loss)."""
+    return name.startswith("valid/") and name.count("/") == 1

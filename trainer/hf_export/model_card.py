@@ -1,0 +1,184 @@
+"""The model card of an export: what the model is, what it saw, how well it did, what it is for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from data_prep.dataset.data_card import escaped
+from data_prep.dataset.manifest_records import SourceRecord
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.run_config import RunConfig
+from trainer.model.hugging_face import family_in_transformers
+from trainer.model.sizes import num_parameters
+
+_ARCHITECTURES = {"bert": "BERT", "modernbert": "ModernBERT"}
+_PAIR_TASKS = {"next_sentence": "next-sentence prediction", "sentence_order": "sentence-order prediction"}
+_TOKENIZERS = {"sentencepiece": "SentencePiece BPE", "hugging_face": "that of another checkpoint (`tokenizer.json`)"}
+_PLAIN_URL = re.compile(r"https?://[\w.~:/?#@!$&'()*+,;=%-]+", re.ASCII)  # nothing that ends <...> or a cell
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What is known of the training behind the weights; what is not stays empty and the card says so."""
+
+    checkpoint: str | None = None
+    """Name of the checkpoint folder."""
+    step: int | None = None
+    tokens_seen: int | None = None
+    mlflow_run_id: str | None = None
+    git_revision: str | None = None
+    """Of the code that trained it."""
+    data_lineage: Sequence[str] = ()
+    """Manifest digests of all data that the weights saw (that of `init_from` and before a change of data included) and
+    of the versions that it grew from, as far back as they are known."""
+    data_digests: Mapping[str, str] = field(default_factory=dict)
+    """Shard set (URL without credentials) to manifest digest."""
+    sources: Sequence[SourceRecord] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Metrics on the valid shards by name."""
+    merged: Mapping[str, float] = field(default_factory=dict)
+    """Names of the checkpoints whose weighted mean the weights are, with their coefficients; empty for a single one."""
+
+
+def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
+    """The README.md of the exported folder, with the metadata that model hubs read on top."""
+    has_pairs = config.data.has_sentence_pairs
+    return "\n\n".join(
+        [
+            _metadata(config, facts),
+            f"# {name}",
+            _description(config, has_pairs),
+            "## Use\n\n" + _use(name, config, has_pairs, tokenizer),
+            "## Training\n\n" + _training(config, facts, tokenizer),
+            "## Data\n\n" + _data(facts),
+            "## Evaluation\n\n" + _evaluation(facts),
+            "## Intended use and limits\n\n" + _limits(config),
+        ]
+    )
+
+
+def languages(facts: TrainingFacts) -> list[str]:
+    """The languages of the sources, each once, in order of tokens."""
+    by_tokens = sorted(facts.sources, key=lambda source: -source.tokens)
+    return list(dict.fromkeys(source.language for source in by_tokens if source.language))
+
+
+def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
+    lines = ["---", "library_name: transformers", "pipeline_tag: fill-mask"]
+    if languages(facts):
+        lines += ["language:", *(f"- {json.dumps(language)}" for language in languages(facts))]
+    return "\n".join([*lines, "tags:", f"- {_family(config)}", "- clozeworks", "---"])
+
+
+def _description(config: RunConfig, has_pairs: bool) -> str:
+    model = config.model
+    tasks = "masked language modeling" + (f" and {_PAIR_TASKS[config.data.sentence_pairs]}" if has_pairs else "")
+    return (
+        f"A {_ARCHITECTURES[_family(config)]} encoder pretrained with clozeworks by {tasks}: "
+        f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
+        f"feed-forward size "
+        f"{model.intermediate_size}, trained on rows of up to {config.longest_sequence} places, "
+        f"{num_parameters(model, has_pairs):,} parameters."
+    )
+
+
+def _use(name: str, config: RunConfig, has_pairs: bool, tokenizer: Tokenizer) -> str:
+    heads = "" if _family(config) == "modernbert" else _pairs_head(config, has_pairs)
+    rows = config.model.padded_vocab_size
+    text = f"The capital of France is {tokenizer.vocabulary[tokenizer.info.special_tokens.mask].text}."
+    padding = (
+        f" `vocab_size` is {rows:,}: rows beyond the tokenizer's pieces only fill up the matrix and are "
+        "never predicted by a trained model."
+    )
+    return (
+        "```python\nfrom transformers import pipeline\n\n"
+        f'pipeline("fill-mask", model={json.dumps(name)})({json.dumps(text)})\n```\n\n'
+        f"`AutoModel`, `AutoModelForMaskedLM` and `SentenceTransformer` (mean pooling) load the folder too."
+        f"{heads}{padding}"
+    )
+
+
+def _pairs_head(config: RunConfig, has_pairs: bool) -> str:
+    return (
+        f" The pooler and the head for {_PAIR_TASKS[config.data.sentence_pairs]} are trained; load them with "
+        "`BertForPreTraining` (label 0: B follows A)."
+        if has_pairs
+        else " There was no task over sentence pairs, so there is no trained pooler: transformers makes a random one "
+        "and warns; use the hidden states."
+    )
+
+
+def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
+    rows = [
+        ("optimizer steps", f"{facts.step:,} of {config.max_steps:,}" if facts.step is not None else None),
+        ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
+        (
+            "sequence lengths",
+            ", ".join(str(length) for length in dict.fromkeys(p.sequence_length for p in config.stages)),
+        ),
+        ("share of tokens predicted", _masking_rate(config)),
+        ("peak learning rate", f"{config.optimizer.learning_rate:g} ({config.schedule.name})"),
+        ("precision", config.training.precision),
+        ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
+        *(
+            [("mean of checkpoints", ", ".join(f"{name} ({share:.4f})" for name, share in facts.merged.items()))]
+            if facts.merged
+            else []
+        ),
+        ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),
+        ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
+    ]
+    lines = [f"- {label}: {value if value is not None else 'not recorded'}" for label, value in rows]
+    return "\n".join([*lines, "", "The whole configuration is in `training_config.yaml`, checks in `provenance.json`."])
+
+
+def _data(facts: TrainingFacts) -> str:
+    lines = [f"- shard set `{url}`, manifest sha256 `{digest}`" for url, digest in facts.data_digests.items()]
+    known = ", ".join(languages(facts))
+    lines.insert(0, f"- languages, by tokens: {known or 'not stated'}")
+    if not facts.sources:
+        return "\n".join([*lines, "- the sources and their licenses were not available when this was exported"])
+    table = ["", "| source | license | language | date | documents | tokens |", "|---|---|---|---|---|---|"]
+    for source in facts.sources:
+        linked = _linked(source.name, source.url)
+        stated = (escaped(value or "not stated") for value in (source.license, source.language, source.date))
+        table.append(f"| {linked} | {' | '.join(stated)} | {source.documents:,} | {source.tokens:,} |")
+    return "\n".join([*lines, *table]).strip()
+
+
+def _evaluation(facts: TrainingFacts) -> str:
+    if not facts.scores:
+        return "No scores were recorded with this checkpoint."
+    lines = [f"- {name}: {value:.4f}" for name, value in sorted(facts.scores.items())]
+    return "On held-out documents of the same data:\n\n" + "\n".join(lines)
+
+
+def _limits(config: RunConfig) -> str:
+    return (
+        "For fill-mask, sentence embeddings after fine-tuning, and as the start of fine-tuning on tasks over text. "
+        "It generates no text, and was not evaluated for any use that affects people. It reflects its training "
+        f"text, with its errors and biases; languages and subjects not in it are out of reach. Text beyond "
+        f"{config.longest_sequence} tokens has to be cut."
+    )
+
+
+def _family(config: RunConfig) -> str:
+    return family_in_transformers(config.model, config.data.has_sentence_pairs)
+
+
+def _linked(name: str, url: str | None) -> str:
+    """The name, as a link where its URL is one that stays within it; any other stands beside the name."""
+    if not url:
+        return escaped(name)
+    return f"[{escaped(name)}](<{url}>)" if _PLAIN_URL.fullmatch(url) else f"{escaped(name)}: {escaped(url)}"
+
+
+def _masking_rate(config: RunConfig) -> str:
+    data = config.data
+    first, last = data.mlm_probability, data.evaluated_mlm_probability
+    rate = f"{first:g}" if first == last else f"{first:g} at the first step to {last:g} at the last"
+    units = {"token": "", "word": ", whole words", "span": f", spans of {data.mean_span_words:g} words on average"}
+    return rate + units[data.mask_unit]

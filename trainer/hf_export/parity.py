@@ -1,0 +1,177 @@
+"""The parity gate of an export: the folder as transformers loads it, against our model and preparation.
+
+Compared are the logits at every place of sample sequences, packed into rows on our side and padded on the
+other, and the ids that `AutoTokenizer` gives for raw text with the ids that preparation writes for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+
+from data_prep.base.errors import UserError
+from data_prep.text.cleaning import normalize, replace_surrogates
+from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
+from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
+from data_prep.tokenizer.special_tokens import PAD_TOKEN_ID
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.hf_export.parity_samples import (
+    MASK_TEXTS,
+    SAMPLE_TEXTS,
+    Encoded,
+    encode_pair,
+    pack_rows,
+    pad_rows,
+    sample_sequences,
+)
+from trainer.model.pretraining import PretrainingModel
+from trainer.model.quiet_transformers import quiet_transformers
+
+LOGIT_TOLERANCE = 1e-4
+"""Largest difference of any logit, relative to the largest logit: float32 keeps 6e-8 a step, the two sides
+sum in other orders, and 24 layers add up to about 1e-6; a wrong weight shows at 1e-2 and more."""
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """What was compared, and the largest difference there was."""
+
+    num_texts: int
+    num_sequences: int
+    num_logits: int
+    max_logit_difference: float
+    max_logit: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_texts} texts, pairs and masked texts tokenized alike; {self.num_logits:,} logits of "
+            f"{self.num_sequences} sequences: largest difference {self.max_logit_difference:.2e} at logits "
+            f"up to {self.max_logit:.1f} (allowed {LOGIT_TOLERANCE * self.max_logit:.2e})"
+        )
+
+
+def check_export(folder: Path, model: PretrainingModel, tokenizer: Tokenizer) -> ParityReport:
+    """Compare the Hugging Face files in `folder` with `model` (fp32, CPU) and `tokenizer`.
+
+    Raises:
+        UserError: they differ, or transformers does not find the weights it expects.
+    """
+    with quiet_transformers():  # what it would warn of is checked here
+        num_texts = check_token_ids(folder, tokenizer)
+        reference = load_reference(folder)
+    window = model.config.local_attention or 0
+    longest = min(model.config.max_position_embeddings, max(64, window + 32))  # beyond what a local layer sees
+    sequences = sample_sequences(tokenizer, longest, model.pooler is not None)
+    difference, largest, num_logits = compare_logits(model, reference, sequences, tokenizer.special_tokens.pad)
+    if not difference <= LOGIT_TOLERANCE * largest:
+        raise UserError(
+            f"the exported model's logits differ from the trained model's by {difference:.3g} "
+            f"(largest logit {largest:.3g}, allowed {LOGIT_TOLERANCE} of it); nothing was exported",
+            fix=(f"report this as a bug of clozeworks, with the version of transformers ({transformers.__version__})"),
+            code="export-differs",
+        )
+    return ParityReport(num_texts, len(sequences), num_logits, difference, largest)
+
+
+def check_token_ids(folder: Path, tokenizer: Tokenizer) -> int:
+    """Compare `AutoTokenizer`'s ids for raw text, pairs and masks with preparation's; returns how many.
+
+    Raises:
+        UserError: a text is encoded differently.
+    """
+    loaded = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    count = 0
+    for text, expected, actual in _token_id_cases(loaded, tokenizer):
+        if actual != expected:
+            raise UserError(
+                f"transformers {transformers.__version__} with tokenizers {tokenizers.__version__} gives "
+                f"other ids than preparation for {text!r}: {actual[:20]} instead of {expected[:20]}; "
+                "nothing was exported",
+                fix="install the versions of constraints.txt",
+                code="export-differs",
+            )
+        count += 1
+    return count
+
+
+def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, Any, Any]]:
+    def prepared(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode_text(text).tolist()
+        return ids
+
+    raw = [replace_surrogates(text) for text in (*SAMPLE_TEXTS, *ADVERSARIAL_LINES)]
+    for text in (text for text in raw if not _holds_special_token(text, tokenizer)):
+        yield text, prepared(text), loaded(text, add_special_tokens=False)["input_ids"]
+    for first, second in zip(SAMPLE_TEXTS, SAMPLE_TEXTS[1:], strict=False):
+        pair = loaded(first, second, return_token_type_ids=True)
+        expected = encode_pair(prepared(first), prepared(second), tokenizer.special_tokens)
+        yield f"{first} | {second}", expected.input_ids, pair["input_ids"]
+        if "token_type_ids" in loaded.model_input_names:
+            yield f"{first} | {second}", expected.token_type_ids, pair["token_type_ids"]
+    mask = tokenizer.vocabulary[tokenizer.special_tokens.mask].text
+    for before, after in MASK_TEXTS:
+        text = f"{before} {mask}{after}"
+        ids = loaded(text, add_special_tokens=False)["input_ids"]
+        if isinstance(tokenizer, ForeignTokenizer):
+            yield text, tokenizer.encode_marked(text), ids
+            continue
+        place = ids.index(tokenizer.special_tokens.mask)
+        # No space is put in front of what follows a mask; one that is there stays.
+        rest = normalize(after, tokenizer.normalization)[0 if after.startswith(" ") else 1 :]
+        yield text, (prepared(before), rest), (ids[:place], tokenizer.decode(ids[place + 1 :]))
+
+
+def _holds_special_token(text: str, tokenizer: Tokenizer) -> bool:
+    """A literal "[MASK]" is the mask to transformers, by intent, and ordinary text to preparation."""
+    return any(tokenizer.vocabulary[token_id].text in text for token_id in tokenizer.special_tokens.ids)
+
+
+def load_reference(folder: Path) -> Any:
+    """The exported model as transformers loads it, in evaluation mode.
+
+    Raises:
+        UserError: weights are missing, left over or of another shape.
+    """
+    architecture = getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
+    reference, info = architecture.from_pretrained(
+        folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
+    )
+    problems = {kind: names for kind, names in info.items() if names}
+    if problems:
+        raise UserError(
+            f"transformers {transformers.__version__} does not find the exported weights as it "
+            f"expects them: {problems}; nothing was exported",
+            fix="report this as a bug of clozeworks",
+            code="export-differs",
+        )
+    return reference.eval()
+
+
+@torch.no_grad()
+def compare_logits(
+    model: PretrainingModel, reference: Any, sequences: Sequence[Encoded], pad_token_id: int = PAD_TOKEN_ID
+) -> tuple[float, float, int]:
+    """(largest difference, largest logit, number of logits compared) over all places and all pairs' [CLS]."""
+    packed = pack_rows(sequences, max(len(sequence.input_ids) for sequence in sequences), pad_token_id)
+    model.eval()
+    ours = model.predict(packed)
+    inputs = pad_rows(sequences, pad_token_id)
+    if model.config.type_vocab_size == 0:
+        del inputs["token_type_ids"]
+    theirs = reference(**inputs)
+    mlm_logits = getattr(theirs, "prediction_logits", None)
+    mlm_logits = theirs.logits if mlm_logits is None else mlm_logits
+    compared = [(ours.mlm_logits, mlm_logits[inputs["attention_mask"].bool()])]
+    if ours.nsp_logits is not None:
+        compared.append((ours.nsp_logits, theirs.seq_relationship_logits))
+    assert all(mine.shape == other.shape for mine, other in compared)
+    # torch's max keeps a NaN, where Python's may lose it.
+    differences = torch.stack([(mine - other).abs().max() for mine, other in compared])
+    largest = max(other.abs().max().item() for _, other in compared)
+    return differences.max().item(), largest, sum(mine.numel() for mine, _ in compared)

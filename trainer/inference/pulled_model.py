@@ -1,0 +1,219 @@
+"""The Hugging Face folder of any model that a user may name: a directory, a run, a registry address, a name on the Hub.
+
+A registered version becomes a Hugging Face folder again and is checked on the way; a run or a checkpoint is exported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import regex
+
+from data_prep.base.errors import UsageError, UserError
+from trainer.checkpoint.format import STATE_NAME
+from trainer.config.hub_names import hub_name
+from trainer.inference.hub_models import download_from_hub
+from trainer.inference.model_folder import check_model_folder, folder_digest
+from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPORT_FOLDER = "hf"
+TAG_PREFIX = "clozeworks."
+DIGEST_TAG = TAG_PREFIX + "folder_sha256"
+ADDRESSES = "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID/PATH"
+_ADDRESS = regex.compile(r"models:/(?:(m-[0-9a-f]{32})|([^/@:]+)(?:@([^/@]+)|/(\d+|latest)))")
+
+
+def hugging_face_folder(model: str | Path, tracking_uri: str | None = None, name: str = "model") -> Path:
+    """Return the Hugging Face folder of a model; a run or a checkpoint is exported to a temporary folder `name`.
+
+    Raises:
+        UserError: as `pull` and `export_checkpoint`.
+    """
+    if not is_checkpoint(model):
+        return pull(model, tracking_uri=tracking_uri)
+    from trainer.hf_export.export import export_checkpoint
+
+    return export_checkpoint(model, _temporary_folder() / name).output
+
+
+def pull(model: str | Path, destination: Path | None = None, tracking_uri: str | None = None) -> Path:
+    """Return the Hugging Face folder of a model, checked: a local one as it is, one on the Hub from its cache.
+
+    A registered model is downloaded to `destination`, by default a temporary folder.
+
+    Raises:
+        UserError: there is no such model, it changed on the way, or it holds pickles or asks for code of its own.
+    """
+    if not is_address(model):
+        folder = local_or_hub_folder(model)
+        check_model_folder(folder)
+        return folder
+    model_uri = str(model)
+    check_address(model_uri)
+    if destination is not None and destination.exists() and any(destination.iterdir()):
+        raise UserError(
+            f"the destination {destination} of {model_uri} is not empty",
+            fix="give another directory, or empty it",
+            code="output-not-empty",
+        )
+    uri = resolve_tracking_uri(tracking_uri)
+    with registry_client(uri, f"pulling {model_uri}") as client:
+        artifact_uri, digest = find_model(client, model_uri)
+        return download(artifact_uri, digest, model_uri, uri, destination)
+
+
+def local_or_hub_folder(model: str | Path, with_weights: bool = True) -> Path:
+    """Return the directory `model`, or the cached download of the model on the Hub of that name.
+
+    Raises:
+        UserError: there is neither, or the download fails.
+    """
+    check_model_name(model)
+    return Path(model) if Path(model).is_dir() else download_from_hub(str(model), with_weights)
+
+
+def check_model_name(model: str | Path) -> None:
+    """Refuse what cannot name a model, before anything is loaded or downloaded.
+
+    Raises:
+        UsageError: it is a malformed MLflow address, or neither a directory nor a possible name on the Hub.
+    """
+    if is_address(model):
+        check_address(str(model))
+    elif not Path(model).is_dir() and hub_name(str(model)) is None:
+        is_file = Path(model).exists()
+        raise UsageError(
+            f"{model} is a file, not the directory of a model" if is_file else f"{model} does not exist",
+            fix=f"give a run's output_dir, an exported directory, {ADDRESSES}, or a name on the Hugging Face Hub",
+            code="unknown-model",
+        )
+
+
+def is_checkpoint(model: str | Path) -> bool:
+    """Whether `model` is a run's output directory or one of its checkpoints."""
+    return (Path(model) / "checkpoints").is_dir() or (Path(model) / STATE_NAME).is_file()
+
+
+def is_address(model: str | Path) -> bool:
+    """Whether `model` is an MLflow address, not a directory."""
+    return str(model).startswith(("models:/", "runs:/"))
+
+
+def check_address(model_uri: str) -> None:
+    """Refuse a malformed MLflow address, before any server is contacted.
+
+    Raises:
+        UsageError: it is malformed.
+    """
+    if not model_uri.startswith("runs:/") and _ADDRESS.fullmatch(model_uri) is None:
+        raise UsageError(f"{model_uri} is not a model address", fix=f"write {ADDRESSES}", code="invalid-model-address")
+
+
+def check_is_there(model_uri: str, tracking_uri: str | None = None) -> None:
+    """Check that an address leads to files, without downloading them.
+
+    Raises:
+        UserError: there is no such model, it has no files, or the registry does not answer.
+    """
+    check_address(model_uri)
+    uri = resolve_tracking_uri(tracking_uri)
+    with registry_client(uri, f"looking for {model_uri}") as client:
+        from mlflow.artifacts import list_artifacts
+
+        artifact_uri, _ = find_model(client, model_uri)
+        if not list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri):
+            raise UserError(
+                f"{model_uri} holds no files",
+                fix="give the address of a model that was registered completely",
+                code="model-without-files",
+            )
+
+
+def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
+    """Return the address of a model's files and the digest at registration; aliases are resolved once, here."""
+    if model_uri.startswith("runs:/"):
+        return model_uri, None
+    from mlflow.exceptions import MlflowException
+
+    check_address(model_uri)
+    match = _ADDRESS.fullmatch(model_uri)
+    assert match is not None, "checked"
+    model_id, name, alias, number = match.groups()
+    try:
+        if model_id:
+            return model_uri, client.get_logged_model(model_id).tags.get(DIGEST_TAG)
+        if number == "latest":
+            number = str(max((int(item.version) for item in client.search_model_versions(f"name='{name}'")), default=0))
+        version = client.get_model_version_by_alias(name, alias) if alias else client.get_model_version(name, number)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        raise UserError(
+            f"{model_uri} does not exist; {_what_there_is(client, name)}",
+            fix="give a model that exists, or set --tracking-uri to the server that has it",
+            code="unknown-model",
+        ) from None
+    return f"models:/{name}/{version.version}", version.tags.get(DIGEST_TAG)
+
+
+def _what_there_is(client: MlflowClient, name: str | None) -> str:
+    known = {item.name: item for item in client.search_registered_models(max_results=100)}
+    if name not in known:
+        return f"registered models there: {', '.join(sorted(known)) or 'none'}"
+    versions = sorted(int(item.version) for item in client.search_model_versions(f"name='{name}'"))
+    aliases = ", ".join(f"{alias} (version {number})" for alias, number in sorted(known[name].aliases.items()))
+    return f"{name} has the aliases {aliases or 'none'} and the versions {', '.join(map(str, versions)) or 'none'}"
+
+
+def download(artifact_uri: str, digest: str | None, model_uri: str, uri: str, destination: Path | None) -> Path:
+    from mlflow.artifacts import download_artifacts, list_artifacts
+
+    if destination is None:
+        destination = _temporary_folder() / folder_name(model_uri)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    found = {Path(item.path).name for item in list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri)}
+    source = f"{artifact_uri}/{EXPORT_FOLDER}" if EXPORT_FOLDER in found else artifact_uri
+    with tempfile.TemporaryDirectory(prefix=".clozeworks-", dir=destination.parent) as temporary:
+        folder = Path(download_artifacts(artifact_uri=source, dst_path=temporary, tracking_uri=uri))
+        if source == artifact_uri and (folder / "MLmodel").is_file():
+            folder = _from_pipeline(folder)
+        check_model_folder(folder, strict=True, name=model_uri)
+        if digest is not None and source != artifact_uri and folder_digest(folder) != digest:
+            raise UserError(
+                f"the files of {model_uri} differ from the registered ones (sha256)",
+                fix="register the model again",
+                code="model-changed",
+            )
+        if destination.exists():
+            destination.rmdir()
+        shutil.move(str(folder), destination)
+    return destination
+
+
+def _from_pipeline(folder: Path) -> Path:
+    """One folder of an MLflow transformers model that others logged: weights in model/, tokenizer in components/."""
+    tokenizer = folder / "components" / "tokenizer"
+    if not (folder / "model").is_dir() or not tokenizer.is_dir():
+        return folder
+    for path in tokenizer.iterdir():
+        shutil.copy(path, folder / "model" / path.name)
+    return folder / "model"
+
+
+def folder_name(model_uri: str) -> str:
+    """The name that a pulled folder has in messages: `english@champion` for models:/english@champion."""
+    return regex.sub(r"[^\w.@-]+", "-", model_uri.partition(":/")[2]).strip("-.") or "model"
+
+
+def _temporary_folder() -> Path:
+    """A folder that lasts as long as the process."""
+    folder = Path(tempfile.mkdtemp(prefix="clozeworks-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
