@@ -1,9 +1,9 @@
-"""The generated parts of README.md and configs/README.md: from `<!-- generated: NAME -->` to its end.
+"""The generated parts of the pages: from `<!-- generated: NAME -->` to its end.
 
     python -m tests.generated_pages             write them
 
-They show the presets as the schema reads them, every setting of the schema, and the packages in import order with the
-first sentence of their docstrings.
+They show the presets as the schema reads them, every setting of the schema, every command, and the packages in import
+order with the first sentence of their docstrings.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pydantic import BaseModel
 
 from data_prep.base.settings import load_settings
 from data_prep.config.preparation_config import PreparationConfig
+from launch.command_table import DATA_PREP, GROUPS, Command
 from tests.test_layout import ORDER
 from trainer.config.run_config import RunConfig
 from trainer.model.sizes import num_parameters
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = (REPOSITORY / "README.md", REPOSITORY / "configs" / "README.md")
+PAGES = tuple(REPOSITORY / folder / "README.md" for folder in ("", "configs", "launch"))
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end of generated: \2 -->\n)", re.DOTALL)
 
 
@@ -141,6 +142,23 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def commands() -> Iterator[str]:
+    """Every subcommand of `clozeworks` in its group, with the script that it runs and the role that it needs."""
+    yield "| group | `clozeworks` | the same as | role | task |"
+    yield "|---|---|---|---|---|"
+    for group, members in GROUPS.items():
+        for command in members:
+            role = command.extra or "core"
+            yield f"| {group} | `{command.name}` | `{script_of(command)}` | {role} | {command.summary} |"
+
+
+def script_of(command: Command) -> str:
+    """The script or module that a command runs."""
+    if command.module == DATA_PREP:
+        return f"python -m data_prep {command.name}"
+    return command.module.replace(".", "/") + ".py"
+
+
 def data_prep_packages() -> Iterator[str]:
     """The packages of data_prep in import order."""
     return _packages("data_prep")
@@ -174,6 +192,7 @@ BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "recipes": recipes,
     "training_settings": training_settings,
     "preparation_settings": preparation_settings,
+    "commands": commands,
     "data_prep_packages": data_prep_packages,
     "trainer_packages": trainer_packages,
 }

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.command_table import COMMANDS
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = {
     path: path.read_text(encoding="utf-8")
@@ -115,8 +117,15 @@ def test_the_index_lists_every_command() -> None:
         if file.suffix == ".sh" or "def main(" in file.read_text(encoding="utf-8")
     ]
     assert len(files) > 20
-    libraries = {"launch/slurm/submission.sh"}
+    libraries = {"launch/slurm/submission.sh", "launch/__main__.py"}
     assert {file for file in files if file not in index} <= libraries
+
+
+@EVERY_PAGE
+def test_subcommands_exist(path: Path) -> None:
+    in_code = re.findall(r"```(?:bash|text)\n.*?```|`[^`\n]+`", PAGES[path], re.DOTALL)
+    named = {name for code in in_code for name in re.findall(r"(?:^|[`\n$] ?)clozeworks ([a-z][a-z-]*)", code)}
+    assert named - COMMANDS.keys() == set()
 
 
 @EVERY_PAGE

@@ -61,7 +61,8 @@ def run(command: list[str], desk: Path, **variables: str) -> str:
 
 @pytest.mark.launcher
 def test_the_commands_run_from_text_to_predictions(desk: Path) -> None:
-    printed = run(["bash", "-euo", "pipefail", "-c", example("bash")], desk)
+    script = example("bash").replace("clozeworks ", "python -m launch ")  # the entry point needs an installation
+    printed = run(["bash", "-euo", "pipefail", "-c", script], desk)
     assert "MODEL: The function returns a" in printed
     status = json.loads((desk / "runs/tiny/status.json").read_text(encoding="utf-8"))
     assert (status["state"], status["step"]) == ("finished", 4)

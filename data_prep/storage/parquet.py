@@ -158,7 +158,7 @@ class ParquetRows:
         if name in self._schema.names:
             return self.columns[self._schema.names.index(name)][1]
         first, *path = name.split(".")
-        found = self._schema.field(first).type if path and self._schema.names.count(first) == 1 else None
+        found: Any = self._schema.field(first).type if path and self._schema.names.count(first) == 1 else None
         for part in path:
             is_there = found is not None and pa.types.is_struct(found) and found.get_field_index(part) >= 0
             found = found.field(part).type if is_there else None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.missing_extra import install_command
 from data_prep.base.urls import WEB_SCHEMES, redact, scheme
 from data_prep.storage.patterns import refuse_unread
 from data_prep.storage.remote_reader import open_ranges
@@ -302,8 +303,8 @@ def _filesystem(url: str) -> tuple[Any, str]:
         extra = EXTRAS.get(scheme(url))
         raise UsageError(
             f"{redact(url)} cannot be opened: {error}",
-            fix=f"pip install 'clozeworks[{extra}]'" if extra else "install the package that it names",
-            code="missing-package",
+            fix=install_command(extra) if extra else "install the package that it names",
+            code="missing-extra",
         ) from None
     except (TypeError, ValueError) as error:
         raise UsageError(

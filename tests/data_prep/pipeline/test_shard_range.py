@@ -83,7 +83,7 @@ def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(
         UserError, match=rf"{left} of {len(plan.units)} units are not read yet \(of .*small.jsonl\)"
     ) as found:
         merge_ranges(plan, tokenizer, output, 1)
-    assert "the share of --shard-range 2/3;" in str(found.value)
+    assert "the share of --shard-range 2/3." in str(found.value)
     assert map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
     assert merge_ranges(plan, tokenizer, output, 1)[1]
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
