@@ -26,7 +26,6 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$root/launch/environment.sh"
 
 NUM_STEPS=6
-EXTRAS= # optional dependencies of the demo
 MODEL_NAME=clozeworks-demo
 MODEL_ALIAS=demo
 VOCAB_SIZE=8192 # that of configs/small_cpu.yaml
@@ -42,7 +41,7 @@ main() {
     prepare_output
     announce "environment: Python packages in ${CLOZEWORKS_VENV:-$root/.venv}"
     local started=$SECONDS
-    prepare_environment "$EXTRAS"
+    prepare_environment
     # A finished environment keeps the time that its installation took.
     if ((SECONDS - started > 3)) || [[ ! -f $output/timings.tsv ]]; then
         record_time environment $((SECONDS - started))
