@@ -55,13 +55,15 @@ class Destinations:
         is_valid, low = self._is_valid(document_ids), document_ids & _LOW
         if not self.source_shards:
             train, valid = low % np.uint64(self.num_train), self.num_train + low % np.uint64(self.num_valid)
-            return np.where(is_valid, valid, train).astype(np.int64)
+            shared: np.ndarray = np.where(is_valid, valid, train).astype(np.int64)
+            return shared
         assert sources is not None
         counts = np.array(self.source_shards, np.uint64)
         firsts = np.cumsum(counts, axis=0) - counts + np.array([0, self.num_train], np.uint64)
         split = is_valid.astype(np.int64)
         # Ranges of the low half, not remainders: so a shard has its documents from few groups.
-        return (firsts[sources, split] + (low * counts[sources, split] >> np.uint64(32))).astype(np.int64)
+        own: np.ndarray = firsts[sources, split] + (low * counts[sources, split] >> np.uint64(32))
+        return own.astype(np.int64)
 
     def groups_of(self, document_ids: np.ndarray) -> np.ndarray:
         """The groups (n,) int64 of document ids (n,) uint64."""

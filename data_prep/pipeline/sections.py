@@ -70,7 +70,7 @@ class Section:
         return sum(array.nbytes for array in self.arrays())
 
 
-_DOCUMENT_DTYPES = {
+_DOCUMENT_DTYPES: dict[str, np.dtype[Any]] = {
     "document_ids": np.dtype("<u8"),
     "document_lengths": np.dtype("<u4"),
     "sentence_counts": np.dtype("<u4"),

@@ -89,7 +89,7 @@ def test_row_13_a_full_disk_stops_clearly_and_with_space_the_same_command_ends_r
                 patch.setattr(module, function, after_filling(disk, getattr(module, function)))
                 assert command(*arguments, "--output", output) == 1, function
             assert "cannot be written: No space left on device" in command.errors, function
-            assert "run the same command again" in command.errors
+            assert "rerun the same command" in command.errors
             assert not (output / "manifest.json").exists() and not list(output.rglob("*.partial"))
             (disk / "filler").unlink()
             assert command(*arguments, "--output", output) == 0
@@ -160,7 +160,7 @@ def check_outage(seconds: float, command: Command, arguments: list[str], bucket:
     status = command(*arguments, *into(bucket, proxy))
     thread.join()
     assert status == 0, command.errors
-    assert "trying again in" in command.errors
+    assert "retrying in" in command.errors
     assert sum(fault.happened > 0 for fault in kinds) >= 3
     return sum(fault.happened for fault in kinds)
 
@@ -216,8 +216,8 @@ def test_row_14_a_store_that_dies_in_an_upload_leaves_no_torn_object(
     with monkeypatch.context() as patch:
         patch.setenv(retries.RETRY_VARIABLE, "0.5")
         assert command(*arguments, *into(s3_bucket, proxy)) == 1
-    assert proxy.faults[0].happened and "cannot be written: the store has answered" in command.errors
-    assert "run the same command again" in command.errors
+    assert proxy.faults[0].happened and "[store-unavailable]" in command.errors
+    assert "rerun the same command" in command.errors
     left = objects_of(s3_bucket)
     assert "manifest.json" not in left and not [key for key in left if name in key]
     assert all(whole[key] == data for key, data in left.items() if key.endswith(".tar"))
@@ -282,7 +282,7 @@ def test_row_16_an_output_that_cannot_be_written_is_told_before_work_starts(
     file, read_only = tmp_path / "file", tmp_path / "read-only"
     file.write_text("mine")
     for output, message, status in (
-        (file, "is a file; name a folder", 2),
+        (file, "[output-is-a-file]", 2),
         (file / "out", "cannot be written: Not a directory", 1),
         (Path("/proc/out"), "cannot be written: No such file or directory", 1),
     ):
