@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,13 @@ from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import read_manifest
 from data_prep.storage import storage
 from launch.held_out import held_out_sentences
-from trainer.export.export import export_checkpoint
+from trainer.hf_export.export import export_checkpoint
 from trainer.inference.fill_mask import FillMask, MaskedText, is_right, mask_random_word, report
-from trainer.registry.pulled_model import pull
+from trainer.inference.pulled_model import pull
 from trainer.registry.registration import register
+from trainer.tracking.delivery import Delivery
+from trainer.tracking.journal import Journal
+from trainer.tracking.mlflow_server import view_hint
 
 NUM_SENTENCES, NUM_SHOWN, TOP_K, SEED = 500, 4, 5, 1
 
@@ -43,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     registration = register(export, options.name, options.alias)
     print(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}\n", flush=True)
     model = FillMask.load(pull(registration.model_uri))
-    hits = fill_held_out(model, str(demo / "shards"))
-    storage.write_bytes(str(demo / f"results-{options.run}.json"), json.dumps(hits).encode())
+    results = fill_held_out(model, str(demo / "shards")) | {"view_hint": how_to_view(run)}
+    storage.write_bytes(str(demo / f"results-{options.run}.json"), json.dumps(results).encode())
 
 
-def fill_held_out(model: FillMask, shards: str) -> dict[str, float]:
+def fill_held_out(model: FillMask, shards: str) -> dict[str, Any]:
     """Fill one mask in each held-out sentence and print the first few; returns hit rates, in 0 to 1.
 
     A hit in the top k means that the masked word is among the k likeliest tokens. Only words that one token stands for
@@ -69,6 +73,14 @@ def fill_held_out(model: FillMask, shards: str) -> dict[str, float]:
         if number < NUM_SHOWN:
             print("\n".join(report(prediction, masked)), end="\n\n")
     return {"masks": len(masked_texts), **{name: count / len(masked_texts) for name, count in counts.items()}}
+
+
+def how_to_view(run: Path) -> str:
+    """Return the command and URL that show a run's metrics in MLflow."""
+    journal = Journal.read_only(run / "tracking")
+    tracking_uri = journal.record.tracking_uri
+    cursor = Delivery(journal, tracking_uri, lambda message: None).cursor
+    return view_hint(tracking_uri, cursor.experiment_id, cursor.run_id)
 
 
 def mask_one_word(text: str, model: FillMask) -> MaskedText | None:

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(format_scores(status["metrics"], manifest, results))
     print(f"loss curves: {relative(demo / f'curves-{options.run}.png')}")
     print()
-    print(next_commands(options.model, status))
+    print(next_commands(options.model, results["view_hint"]))
 
 
 def read_json(path: Path, metric: str | None = None) -> dict[str, Any]:
@@ -106,16 +106,17 @@ def format_table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<32}  {value:>{width}}" for name, value in rows)
 
 
-def next_commands(model: str, status: dict[str, Any]) -> str:
+def next_commands(model: str, view_hint: str) -> str:
     """Return three commands that go on from here, to be typed in the repository root."""
     environment = Path(os.environ.get("VIRTUAL_ENV", REPOSITORY / ".venv"))
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or status["tracking_uri"]
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     tracked = f"  export MLFLOW_TRACKING_URI={quote(uri)}\n" if uri.startswith("sqlite:") else ""
+    view, _, url = view_hint.partition(", then open ")
     return (
         "Next, in the repository root:\n"
         f"  source {quote(relative(environment / 'bin' / 'activate'))}\n"
         f"{tracked}"
-        f"  {run_view_command(uri, status['mlflow_run_id'])}\n"
+        f"  {f'{view}    # then open {url}' if url else f'open {view}'}\n"
         f'  python launch/fill_mask.py --model {quote(model)} "The function returns a [MASK] of strings."\n'
         "  bash launch/demo.sh --full    # half an hour of training on the same shards"
     )

@@ -30,7 +30,14 @@ STATUS = {
     "tracking_uri": "sqlite:///mlflow.db",
 }
 
-RESULTS = {"masks": 300, "top_1": 0.25, "top_5": 0.5, "unigram_top_1": 0.06, "unigram_top_5": 0.18}
+RESULTS = {
+    "masks": 300,
+    "top_1": 0.25,
+    "top_5": 0.5,
+    "unigram_top_1": 0.06,
+    "unigram_top_5": 0.18,
+    "view_hint": "mlflow ui",
+}
 
 
 def split(name: str, documents: int, tokens: int, entropy: float | None) -> dict[str, Any]:
@@ -97,20 +104,23 @@ def test_without_a_baseline_none_is_claimed() -> None:
     assert "5.250" in text and "context" not in text
 
 
-def test_the_next_commands_can_be_typed(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_commands_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////data/one/mlflow.db")
     monkeypatch.setenv("VIRTUAL_ENV", "/my home/it's/.venv")
-    text = demo_summary.next_commands("models:/demo@best", STATUS)
+    hint = (
+        "mlflow ui --backend-store-uri sqlite:////data/one/mlflow.db, then open http://127.0.0.1:5000/#/experiments/1"
+    )
+    text = demo_summary.next_commands("models:/demo@best", hint)
     words = [shlex.split(line, comments=True) for line in text.splitlines()[1:]]
     assert ["source", "/my home/it's/.venv/bin/activate"] in words
     assert ["export", "MLFLOW_TRACKING_URI=sqlite:////data/one/mlflow.db"] in words
-    assert ["mlflow", "ui", "--backend-store-uri", "sqlite:////data/one/mlflow.db"] in [line[:4] for line in words]
-    assert words[-1] == ["bash", "launch/demo.sh", "--full"]
+    assert ["mlflow", "ui", "--backend-store-uri", "sqlite:////data/one/mlflow.db"] in words
+    assert words[-1] == ["bash", "launch/demo.sh", "--full"] and "http://127.0.0.1:5000/#/experiments/1" in text
 
 
-def test_a_password_in_the_address_is_not_printed(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_in_the_address_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example.org")
-    assert "secret" not in demo_summary.next_commands("models:/demo@best", STATUS)
+    assert "secret" not in demo_summary.next_commands("models:/demo@best", "https://mlflow.example.org/#/experiments/1")
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({**STATUS, "metrics": {}})])

@@ -62,7 +62,7 @@ def test_row_13_a_disk_full_at_the_index_of_a_shard(
         patch.setattr(shards, "join_indexes", fill_first)
         assert command(*words, "--output", disk / "out") == 1
     assert "index.safetensors" in command.errors and "No space left on device" in command.errors
-    assert "run the same command again" in command.errors
+    assert "rerun the same command" in command.errors
     assert list((disk / "out").glob("train-*.tar")), "the tar is there"
     assert not list((disk / "out").glob("*.index.safetensors")) and not (disk / "out" / "manifest.json").exists()
     (disk / "filler").unlink()
