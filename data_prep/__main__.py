@@ -10,11 +10,11 @@ import difflib
 import importlib
 import os
 import re
-import shutil
 import sys
-import textwrap
+from contextlib import suppress
 
 from data_prep.base.errors import run_command
+from data_prep.base.help_format import HelpFormatter
 from data_prep.executors.worker_server import needs_workers, start_worker_server
 
 GROUPS = {
@@ -44,13 +44,16 @@ Each command has its own help: python -m data_prep COMMAND --help
 From Python: from data_prep import train_tokenizer, prepare, verify, open_dataset"""
 
 
-def main() -> None:
-    """Parse the command line and run its command.
+def main(prog: str = "python -m data_prep") -> None:
+    """Parse the command line and run its command; `prog` is the program's name in the help.
 
     Raises:
         UserError: the command did not do everything that it was asked for.
     """
     words = sys.argv[1:]
+    with suppress(OSError):  # a deleted working folder is reported where a path needs it
+        if not {"", os.getcwd()} & set(sys.path):
+            sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
     if needs_workers(words):
         start_worker_server()
     name = words[0] if words else ""
@@ -58,9 +61,9 @@ def main() -> None:
         _answer_without_command(words)
     module = importlib.import_module(f"data_prep.commands.{name}")
     parser = argparse.ArgumentParser(
-        prog=f"python -m data_prep {name}",
-        description=_wrapped((module.__doc__ or "").partition(": ")[2]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"{prog} {name}",
+        description=(module.__doc__ or "").partition(": ")[2],
+        formatter_class=HelpFormatter,
     )
     module.add_arguments(parser)
     positionals = [str(action.metavar or action.dest) for action in parser._actions if not action.option_strings]
@@ -68,12 +71,6 @@ def main() -> None:
     parser.usage = " ".join([parser.prog, *positionals, "[options]", *settings])
     arguments, rest = parser.parse_known_args(words[1:])
     module.run(arguments, _overrides(parser, arguments, rest))
-
-
-def _wrapped(text: str) -> str:
-    """Wrap every paragraph to the terminal."""
-    width = min(100, shutil.get_terminal_size().columns) - 2
-    return "\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in text.split("\n\n"))
 
 
 def _answer_without_command(words: list[str]) -> None:

@@ -1,8 +1,10 @@
-"""Look a run over before it burns any GPU: `doctor.py --config FILE [--hostfile FILE] [section.field=value ...]`.
+"""Check data, memory, disk, services and hosts before a run.
 
-Each line begins with ok, warn or fail and, where it is not ok, ends with the remedy. Exit status: 0 where nothing
-failed, 1 where something did, 2 wrong usage or configuration. It needs neither a launcher nor the other hosts; with
---hostfile it asks them by ssh. Nothing is left behind but MLflow's database, where that is a file and was not there.
+    clozeworks doctor --config FILE [--hostfile FILE] [section.field=value ...]
+
+Each line begins with ok, warn or fail; a warning or failure ends with the remedy. The command needs no launcher. With
+--hostfile it examines the other hosts by ssh. It writes nothing except a new MLflow database if tracking.uri names a
+local file that does not exist. Exit status: 0 nothing failed, 1 a check failed, 2 wrong usage or configuration.
 """
 
 from __future__ import annotations
@@ -12,53 +14,61 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import torch
+from typing import TYPE_CHECKING
 
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.settings import load_settings
 from data_prep.base.terminal import counted
-from data_prep.storage import storage
-from launch.status import long_duration
+from launch.options import add_config, command_parser
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import tokens_of_stage
-from trainer.distributed.process_group import device_type
-from trainer.engine.deepspeed_file import with_deepspeed_file
-from trainer.metrics.status import read_status
-from trainer.metrics.throughput import flops_per_place, peak_flops
-from trainer.model.numerics import with_own_precision
-from trainer.preflight import data_checks, disk_checks, host_checks, model_checks, preflight, service_checks
-from trainer.preflight.finding import Finding, guarded
-from trainer.preflight.hostfile import read_hostfile
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.preflight.finding import Finding
 
 ASSUMED_MFU = 0.4
-"""Where the run has not been measured yet; this model's class reaches it on well-fed GPUs."""
+"""MFU assumed before the run has measured its own; BERT models reach it on GPUs that do not wait for data."""
 
 MAX_SPAWNED_RANKS = 8
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="doctor.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
-    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
-    parser.add_argument(
-        "--ranks", type=int, metavar="N", help="ranks of the run (default: all slots, or all GPUs here)"
-    )
-    parser.add_argument("--hostfile", metavar="FILE", help="the deepspeed launcher's: lines HOST slots=N")
-    parser.add_argument("--master-addr", metavar="ADDRESS", help="of the first host (default: it is asked by ssh)")
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = command_parser("doctor.py", __doc__)
+    add_config(parser)
     parser.add_argument(
         "--deepspeed_config",
         "--deepspeed-config",
         metavar="FILE",
-        help="DeepSpeed JSON merged over what the YAML gives, as pretrain.py takes it",
+        help="DeepSpeed JSON that is merged over the configuration, as pretrain.py does",
     )
-    arguments = parser.parse_intermixed_args()
+    hosts = parser.add_argument_group("hosts")
+    hosts.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="ranks of the run (default: all slots of the hostfile, or all local GPUs)",
+    )
+    hosts.add_argument("--hostfile", metavar="FILE", help="hostfile of the deepspeed launcher: lines HOST slots=N")
+    hosts.add_argument(
+        "--master-addr", metavar="ADDRESS", help="address of the first host (default: its answer to hostname -I)"
+    )
+    return parser.parse_intermixed_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
     if arguments.ranks is not None and arguments.ranks < 1:
-        raise UsageError(f"--ranks {arguments.ranks} is not a number of ranks; give 1 or more")
+        raise UsageError(f"--ranks {arguments.ranks} is out of range", fix="give 1 or more", code="invalid-ranks")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
+    import torch
+
+    from data_prep.storage import storage
+    from trainer.distributed.process_group import device_type
+    from trainer.engine.deepspeed_file import with_deepspeed_file
+    from trainer.model.numerics import with_own_precision
+    from trainer.preflight.hostfile import read_hostfile
+
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
     storage.configure(config.storage_options)
@@ -76,7 +86,12 @@ def main() -> None:
 def examine(
     config: RunConfig, world_size: int, hosts: dict[str, int], device: torch.device, address: str | None = None
 ) -> Iterator[Finding]:
-    """All checks, in the order in which a run would meet what they look at."""
+    """Run all checks, in the order in which a run would meet the problems."""
+    import torch
+
+    from trainer.preflight import data_checks, disk_checks, host_checks, model_checks, preflight, service_checks
+    from trainer.preflight.finding import Finding, guarded
+
     yield from guarded("batch", lambda: preflight.check_batches(config, world_size))
     yield from guarded("deepspeed", lambda: model_checks.check_device(config, world_size, device))
     yield from guarded("init_from", lambda: model_checks.check_initial_weights(config))
@@ -96,7 +111,7 @@ def examine(
         yield from found
         yield from guarded("forwarding", lambda: host_checks.check_forwarding(list(hosts), device.type))
     if any(finding.level == "fail" for finding in found):
-        yield Finding("warn", "collective", "not tried until every host is well; fix what failed above")
+        yield Finding("warn", "collective", "skipped because a host check failed; fix the failures above")
     elif len(hosts) > 1:
         check = host_checks.check_collective_of_hosts
         yield from guarded("collective", lambda: check(hosts, address, device.type))
@@ -107,23 +122,32 @@ def examine(
 
 
 def estimate(config: RunConfig, world_size: int, device: torch.device) -> Finding:
-    """Time and cost of the whole run, from what it measured itself or else from the device's peak.
+    """Estimate time and cost of the whole run, from its own measurements or else from the device's peak.
 
-    By operations and not by steps: a batch warm-up begins with small batches, and stages differ in length.
+    The estimate counts operations, not steps: a batch-size ramp-up begins with small batches, and stages differ in
+    length.
     """
+    from launch.status import long_duration
+    from trainer.config.schedule import tokens_of_stage
+    from trainer.metrics.status import read_status
+    from trainer.metrics.throughput import flops_per_place, peak_flops
+    from trainer.preflight.finding import Finding
+
     status = read_status(Path(config.output_dir)) or {}
     measured, peak = status.get("flops_per_device"), peak_flops(config, device)
     if measured and "world_size" in status:
-        speed, basis = measured, f"by the speed of this run on {counted(status['world_size'], 'rank')}"
+        speed, basis = measured, f"from the speed of this run on {counted(status['world_size'], 'rank')}"
     elif peak is not None:
-        speed, basis = peak * ASSUMED_MFU, f"if it reaches an MFU of {ASSUMED_MFU:.0%}"
+        speed, basis = peak * ASSUMED_MFU, f"assuming an MFU of {ASSUMED_MFU:.0%}"
     else:
-        return Finding("ok", "estimate", "time unknown until some steps are measured (logging.peak_flops_per_device)")
+        return Finding(
+            "ok", "estimate", "no estimate before the run has measured some steps; or set logging.peak_flops_per_device"
+        )
     stages = zip(config.stages, config.steps_by_stage, strict=True)
     flops = sum(flops_per_place(config, stage) * tokens_of_stage(stage, 0, steps) for stage, steps in stages)
     seconds = flops / (speed * world_size)
     hours, price = seconds * world_size / 3600, config.logging.gpu_hour_price
-    cost = f", {hours * price:,.2f} at {price:g} an hour" if price is not None else ""
+    cost = f", {hours * price:,.2f} at {price:g} per device-hour" if price is not None else ""
     return Finding("ok", "estimate", f"{long_duration(seconds)}, {hours:,.1f} device-hours{cost}, {basis}")
 
 

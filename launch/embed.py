@@ -1,8 +1,11 @@
-"""Vectors of texts: `embed.py --model models:/NAME@ALIAS --input texts.txt --output vectors.npy`.
+"""Write the vectors of texts, or list the nearest words of a word.
 
-A text a line, from a file or standard input; of a table (tsv, csv, jsonl, parquet) a column. Parquet holds the texts
-beside their vectors. `--neighbors WORD` shows the nearest words instead: in the embedding table, and as they are used
-in the texts given.
+    clozeworks embed --model models:/NAME@ALIAS --input texts.txt --output vectors.npy
+    clozeworks embed --model models:/NAME@ALIAS --neighbors bank --input texts.txt
+
+The texts are the lines of a file or of standard input, or a column of a table (tsv, csv, jsonl, parquet). A .parquet
+output contains the texts and their vectors. --neighbors lists the nearest words by the embedding table and, with
+--input, by their contextual vectors in these texts.
 """
 
 from __future__ import annotations
@@ -12,14 +15,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from data_prep.base.arguments import at_least, local_output
 from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from launch.options import (
     add_batch_size,
+    add_dry_run,
     add_model,
     add_no_quoting,
     add_tracking_uri,
@@ -31,6 +33,8 @@ from launch.options import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from trainer.inference.embedding import Embedder
 
 TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -38,26 +42,37 @@ TABLES = (".tsv", ".csv", ".jsonl", ".parquet")
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("embed.py", __doc__)
-    add_model(parser)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="texts, a line each, or a table (default -: stdin)")
-    parser.add_argument("--text-column", metavar="NAME", help="of a table: the column with the texts")
-    add_no_quoting(parser)
-    parser.add_argument(
+    model = parser.add_argument_group("model")
+    add_model(model)
+    add_tracking_uri(model)
+    model.add_argument(
+        "--layer", type=int, default=-1, metavar="N", help="0 for the embeddings, 1... for layers (default: the last)"
+    )
+    add_batch_size(model)
+    texts = parser.add_argument_group("texts")
+    texts.add_argument(
+        "--input", type=Path, metavar="FILE", help="one text per line, or a table (default: -, standard input)"
+    )
+    texts.add_argument("--text-column", metavar="NAME", help="column of a table that contains the texts")
+    add_no_quoting(texts)
+    vectors = parser.add_argument_group("vectors")
+    vectors.add_argument(
         "--output", type=local_output("--output"), metavar="FILE", help="vectors as .npy (float32) or .parquet"
     )
-    parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help="of a text's tokens (default mean)")
-    parser.add_argument("--layer", type=int, default=-1, metavar="N", help="0: embeddings, 1...: layers (default last)")
-    add_batch_size(parser)
-    parser.add_argument("--neighbors", metavar="WORD", help="show the nearest words instead of writing vectors")
-    parser.add_argument("--top-k", type=at_least(1), default=10, metavar="K", help="how many of them (default 10)")
-    add_tracking_uri(parser)
+    vectors.add_argument(
+        "--pooling", choices=("mean", "cls"), default="mean", help="pooling over a text's tokens (default mean)"
+    )
+    add_dry_run(vectors, "read the texts and load the model, but write nothing")
+    words = parser.add_argument_group("nearest words")
+    words.add_argument("--neighbors", metavar="WORD", help="list the nearest words of WORD, and write no vectors")
+    words.add_argument("--top-k", type=at_least(1), default=10, metavar="K", help="number of words (default 10)")
     read = parser.parse_args(arguments)
     if read.neighbors is None and read.output is None:
         parser.error("give --output FILE for vectors, or --neighbors WORD")
     if read.output is not None and read.output.suffix not in (".npy", ".parquet"):
-        parser.error(f"--output {read.output} is neither .npy nor .parquet")
+        parser.error(f"--output {read.output} has an unsupported file type; supported: .npy, .parquet")
     if read.input is not None and read.input.suffix in TABLES and read.text_column is None:
-        parser.error(f"--input {read.input} is a table; name the column with the texts by --text-column")
+        parser.error(f"--input {read.input} is a table; name the column that contains the texts with --text-column")
     return read
 
 
@@ -67,7 +82,7 @@ def main() -> None:
         check_utf8([arguments.neighbors])
     else:
         check_new_file(arguments.output, "--output")
-    # The table of embeddings can be looked at with no texts; nothing is waited for then.
+    # The embedding table needs no texts, so the command does not wait for standard input.
     texts = input_texts(arguments) if arguments.neighbors is None or arguments.input is not None else []
     from trainer.inference.embedding import Embedder
 
@@ -75,14 +90,21 @@ def main() -> None:
     if arguments.neighbors is not None:
         show_neighbors(embedder, texts, arguments)
         return
+    if arguments.dry_run:
+        print(f"dry run: would embed {counted(len(texts), 'text')} into {arguments.output}; nothing was written")
+        return
     found = embedder.embed(texts, arguments.pooling, arguments.layer, arguments.batch_size)
     write_vectors(arguments.output, texts, found.vectors)
-    cut = f"; {counted(found.num_truncated, 'text')} cut at {embedder.max_length} tokens" if found.num_truncated else ""
-    print(f"{arguments.output}: {counted(found.vectors.shape[0], 'vector')} of {found.vectors.shape[1]:,} numbers{cut}")
+    cut = (
+        f"; {counted(found.num_truncated, 'text')} truncated to {embedder.max_length} tokens"
+        if found.num_truncated
+        else ""
+    )
+    print(f"{arguments.output}: {counted(found.vectors.shape[0], 'vector')} of size {found.vectors.shape[1]:,}{cut}")
 
 
 def input_texts(arguments: argparse.Namespace) -> list[str]:
-    """The texts of --input, or of standard input."""
+    """Return the texts of --input, or of standard input."""
     path: Path | None = arguments.input
     if path is not None and path.suffix in TABLES:
         from trainer.finetuning.examples import Columns, read_examples, text_of
@@ -91,21 +113,25 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
         return read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting).texts
     if path is None or str(path) == "-":
         if sys.stdin.isatty():
-            raise UsageError("no texts are given; name a file by --input, or give a text a line on standard input")
+            raise UsageError(
+                "no texts are given",
+                fix="name a file with --input, or give one text per line on standard input",
+                code="missing-text",
+            )
         name, lines = "standard input", lines_of_stdin()
     else:
         name, lines = str(path), file_texts(path)
     texts = [line.strip() for line in lines if line.strip()]
     if not texts:
-        raise UsageError(f"{name} holds no text; give a text a line")
+        raise UsageError(f"{name} contains no text", fix="give one text per line", code="missing-text")
     if len(texts) < len(lines):
-        empty = f"{len(lines) - len(texts):,} empty lines of {name} are left out"
-        print(f"warning: {empty}, so the vectors are those of the lines with text", file=sys.stderr)
+        empty = f"skipped {len(lines) - len(texts):,} empty lines of {name}"
+        print(f"warning: {empty}; the vectors are those of the other lines", file=sys.stderr)
     return texts
 
 
 def file_texts(path: Path) -> list[str]:
-    """The lines of a file.
+    """Return the lines of a file.
 
     Raises:
         UserError: it cannot be read.
@@ -113,19 +139,29 @@ def file_texts(path: Path) -> list[str]:
     try:
         return lines_of(path.read_bytes())
     except OSError as error:
-        raise UserError(f"--input {path} cannot be read ({error.strerror}); give a file of lines, or a table") from None
+        raise UserError(
+            f"--input {path} cannot be read ({error.strerror})",
+            fix="give a text file or a table",
+            code="unreadable-input",
+        ) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"--input {path} is not UTF-8 (byte {error.start}); convert it, such as with iconv") from None
+        raise UserError(
+            f"--input {path} is not UTF-8 (byte {error.start})",
+            fix="convert the file to UTF-8, for example with iconv",
+            code="input-not-utf8",
+        ) from None
 
 
 def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
-    """Write (num_texts, hidden_size) float32, all or nothing, to Parquet beside the texts.
+    """Write vectors (num_texts, hidden_size) float32 atomically; a .parquet file contains the texts too.
 
     Raises:
         UserError: the file cannot be written.
     """
+    import numpy as np
+
     if path.suffix == ".npy":
-        with storage.local_write(path) as partial, open(partial, "wb") as file:  # of a name, save makes name.npy
+        with storage.local_write(path) as partial, open(partial, "wb") as file:  # save(name) would append .npy
             np.save(file, vectors)
     else:
         import pandas
@@ -136,7 +172,7 @@ def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
 
 
 def show_neighbors(embedder: Embedder, texts: list[str], arguments: argparse.Namespace) -> None:
-    """Print the nearest words by the embedding table, and in the texts where there are any."""
+    """Print the nearest words by the embedding table and, if there are texts, by contextual vectors."""
     word = arguments.neighbors
     static = embedder.static_neighbors(word, arguments.top_k)
     print(f"{word!r} in the embedding table: " + ", ".join(f"{found} {cosine:.3f}" for found, cosine in static))

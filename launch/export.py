@@ -1,18 +1,21 @@
-"""Export a checkpoint as a Hugging Face folder: `launch/export.py --checkpoint DIR --output DIR`.
+"""Export a checkpoint as a Hugging Face folder.
 
-The folder loads with AutoModel, AutoModelForMaskedLM, pipeline("fill-mask") and SentenceTransformer. It is
-written only if transformers gives the logits of the trained model and AutoTokenizer the ids of preparation.
-Exit status: 0 exported, 2 wrong usage, 1 refused or failed.
+    clozeworks export --checkpoint runs/bert --output exports/bert
+
+The folder loads with AutoModel, AutoModelForMaskedLM, pipeline("fill-mask") and SentenceTransformer. The export is
+refused if the logits of transformers differ from those of the trained model, or the token ids of AutoTokenizer from
+those of preparation. Exit status: 0 exported, 1 refused or failed, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from data_prep.base.arguments import local_output
 from data_prep.base.errors import run_command
-from launch.options import command_parser
+from launch.options import add_dry_run, check_new_folder, command_parser
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -22,18 +25,26 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         required=True,
         type=Path,
         metavar="DIR",
-        help="a checkpoint (OUTPUT_DIR/checkpoints/step-...), or a run's OUTPUT_DIR for its newest one",
+        help="a checkpoint (OUTPUT_DIR/checkpoints/step-NNNNNNNN), or a run's output_dir for its newest one",
     )
     parser.add_argument(
         "--output", required=True, type=local_output("--output"), metavar="DIR", help="new folder for the export"
     )
+    add_dry_run(parser, "export into a temporary folder and check, but write nothing to --output")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.hf_export.export import export_checkpoint  # takes seconds to import, which --help need not wait for
+    from trainer.hf_export.export import export_checkpoint
 
+    if arguments.dry_run:
+        check_new_folder(arguments.output, "--output")
+        with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
+            report = export_checkpoint(arguments.checkpoint, Path(temporary) / arguments.output.name)
+        print(f"checked: {report.parity}")
+        print(f"dry run: {report.checkpoint} can be exported to {arguments.output}; nothing was written")
+        return
     report = export_checkpoint(arguments.checkpoint, arguments.output)
     print(f"checked: {report.parity}")
     print(f"exported {report.checkpoint}, {report.num_parameters:,} parameters, to {report.output}")

@@ -1,9 +1,11 @@
-"""Fill masks with a model: `fill_mask.py --model models:/NAME@ALIAS "Paris is the [MASK] of France."`.
+"""Fill the masks of a text.
 
-The model is a registered one, a run's, an exported folder, or a run's own checkpoint (its output_dir). Texts come from
-the command line, or line by line from standard input; one without a mask is reported and left out. `--mask-random`
-masks a word of each text itself and shows what the model makes of it. Of a text longer than the model's positions only
-the tokens around each mask are read, and a warning says so; with --json `window_tokens` is their number, else null.
+    clozeworks fill-mask --model models:/NAME@ALIAS "Paris is the [MASK] of France."
+
+Texts come from the command line, or line by line from standard input. A line without a mask is skipped with a warning.
+With --mask-random the command masks one word of each text itself and compares the prediction with that word. If a text
+is longer than the model's maximum sequence length, the model reads only the tokens around each mask and a warning says
+so; with --json, `window_tokens` is their number, otherwise null.
 """
 
 from __future__ import annotations
@@ -13,30 +15,18 @@ import json
 import random
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError, run_command
 from launch.options import add_model, add_tracking_uri, check_utf8, command_parser, lines_of_stdin
-from trainer.inference.fill_mask import (
-    MASK_TOKEN,
-    FillMask,
-    MaskedText,
-    Prediction,
-    as_json,
-    has_word,
-    is_right,
-    mask_random_word,
-    report,
-    window_note,
-)
-from trainer.inference.pulled_model import is_checkpoint, pull
 
-_NO_WORD = "no text has a word to mask; give sentences"
+if TYPE_CHECKING:
+    from trainer.inference.fill_mask import FillMask, MaskedText, Prediction
 
 
 class Text(NamedTuple):
-    """A text, and where it stands, for messages."""
+    """A text, and where it was given, for messages."""
 
     place: str
     text: str
@@ -44,33 +34,37 @@ class Text(NamedTuple):
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("fill_mask.py", __doc__)
-    parser.add_argument(
-        "texts", nargs="*", metavar="TEXT", help="text with [MASK]; without any, lines of standard input"
-    )
-    add_model(parser, or_run=True)
-    parser.add_argument(
-        "--top-k", type=at_least(1), default=5, metavar="K", help="candidates for each mask (default 5)"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a text instead of lines for people")
-    parser.add_argument(
+    model = parser.add_argument_group("model")
+    add_model(model)
+    add_tracking_uri(model)
+    texts = parser.add_argument_group("texts")
+    texts.add_argument("texts", nargs="*", metavar="TEXT", help="text with [MASK] (default: lines of standard input)")
+    texts.add_argument(
         "--mask-random",
         action="store_true",
-        help="mask a word of each text: one that a single piece of the vocabulary stands for, where there is one",
+        help="mask one word of each text, preferably a word that is a single token of the vocabulary",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="with --mask-random: the same seed masks the same words")
-    add_tracking_uri(parser)
+    texts.add_argument("--seed", type=int, metavar="N", help="with --mask-random: the same seed masks the same words")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--top-k", type=at_least(1), default=5, metavar="K", help="candidates for each mask (default 5)"
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object per text")
     arguments_read = parser.parse_intermixed_args(arguments)
     if arguments_read.seed is not None and not arguments_read.mask_random:
-        parser.error("--seed chooses the words of --mask-random; give both or neither")
+        parser.error("--seed is only valid with --mask-random")
     return arguments_read
 
 
 def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | None = None) -> FillMask:
-    """A registered model, an exported folder, or a run's checkpoint, to fill the masks of `texts` if they are given.
+    """Open a registered model, an exported folder or a run's checkpoint.
 
     Raises:
-        UsageError: none of the texts has a mask, of which a folder's tokenizer tells before its model is loaded.
+        UsageError: none of `texts` has a mask; checked with the tokenizer before the model is loaded.
     """
+    from trainer.inference.fill_mask import MASK_TOKEN, FillMask
+    from trainer.inference.pulled_model import is_checkpoint, pull
+
     if is_checkpoint(model):
         return FillMask(model)
     folder = pull(model, tracking_uri=tracking_uri)
@@ -84,14 +78,24 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
 
 
 def no_mask(mask_token: str) -> UsageError:
-    return UsageError(f"there is no {mask_token} in any text; put it for a word, or add --mask-random")
+    return UsageError(
+        f"no text contains {mask_token}",
+        fix=f"write {mask_token} in place of a word, or add --mask-random",
+        code="text-without-mask",
+    )
+
+
+def no_word() -> UsageError:
+    return UsageError("no text has a word to mask", fix="give sentences", code="text-without-word")
 
 
 def main() -> None:
     arguments = parse_arguments()
     texts = read_texts(arguments.texts)
+    from trainer.inference.fill_mask import has_word
+
     if arguments.mask_random and not any(has_word(each.text) for each in texts):
-        raise UsageError(_NO_WORD)
+        raise no_word()
     model = open_model(arguments.model, arguments.tracking_uri, None if arguments.mask_random else texts)
     if arguments.mask_random:
         show_random(model, texts, arguments)
@@ -100,27 +104,33 @@ def main() -> None:
 
 
 def read_texts(given: list[str]) -> list[Text]:
-    """The texts of the command line, or the lines of standard input that hold anything."""
+    """Return the texts of the command line, or the non-empty lines of standard input."""
     texts = [Text("", text) for text in given]
     if not texts:
         if sys.stdin.isatty():
-            raise UsageError('no text is given; put one behind the options, as in fill_mask.py --model M "a [MASK]"')
+            raise UsageError(
+                "no text is given",
+                fix='append one, as in: fill_mask.py --model MODEL "a [MASK]"',
+                code="missing-text",
+            )
         texts = [Text(f"line {number:,}: ", line.strip()) for number, line in enumerate(lines_of_stdin(), start=1)]
     texts = [each for each in texts if each.text.strip()]
     if not texts:
-        raise UsageError("the text is empty; give a sentence")
+        raise UsageError("the text is empty", fix="give a sentence", code="missing-text")
     check_utf8([each.text for each in texts])
     return texts
 
 
 def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:
-    """Fill the masks of every text, each as soon as it is filled."""
+    """Fill and print the masks of every text, one text after another."""
+    from trainer.inference.fill_mask import as_json, report
+
     num_filled = 0
     for place, text in texts:
         try:
             prediction = model.predict(text, arguments.top_k)
         except UsageError as error:
-            tell_left_out(place, error, len(texts))
+            warn_of_skipped(place, error, len(texts))
             continue
         warn_of_window(place, prediction)
         print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
@@ -130,13 +140,15 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
 
 
 def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespace) -> None:
-    """Mask a word of every text, fill it, and say how often the first guess was right."""
+    """Mask a word of every text, fill it, and print how often the first prediction was right."""
+    from trainer.inference.fill_mask import as_json, is_right, report
+
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
     masked_texts = [
         (each.place, masked) for each in texts if (masked := mask_or_skip(each, seed, model, len(texts))) is not None
     ]
     if not masked_texts:
-        raise UsageError(_NO_WORD)
+        raise no_word()
     num_right = 0
     for place, masked in masked_texts:
         prediction = model.predict(masked.masked, arguments.top_k)
@@ -151,27 +163,31 @@ def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespac
 
 
 def mask_or_skip(given: Text, seed: int, model: FillMask, num_texts: int) -> MaskedText | None:
-    """Mask a word; a line without any is reported and left out, so that a file of held-out lines goes through."""
+    """Mask a word of the text; return None with a warning if it has none."""
+    from trainer.inference.fill_mask import mask_random_word
+
     text = given.text.replace(model.mask_token, " ")
     try:
         return mask_random_word(text, seed, model.mask_token, preferred=model.is_one_piece)
     except UsageError as error:
-        tell_left_out(given.place, error, num_texts)
+        warn_of_skipped(given.place, error, num_texts)
         return None
 
 
 def warn_of_window(place: str, prediction: Prediction) -> None:
-    """Warn of a text of which the model read only a part."""
+    """Warn if the model read only a part of the text."""
+    from trainer.inference.fill_mask import window_note
+
     note = window_note(prediction)
     if note is not None:
         print(f"warning: {place}{note}", file=sys.stderr)
 
 
-def tell_left_out(place: str, error: UsageError, num_texts: int) -> None:
-    """Warn of one text among others; where it is the only one, the command's error says enough."""
+def warn_of_skipped(place: str, error: UsageError, num_texts: int) -> None:
+    """Warn of one skipped text of several; the command's own error reports an only one."""
     if num_texts > 1:
         problem = str(error).partition(". Fix: ")[0]
-        print(f"warning: {place}{problem}; it is left out", file=sys.stderr)
+        print(f"warning: skipped {place}{problem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

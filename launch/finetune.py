@@ -1,13 +1,12 @@
-"""Fit a pretrained encoder to labeled text, and see what the pretraining was worth.
+"""Fine-tune a pretrained encoder on labeled text, and compare it with training from scratch.
 
-    finetune.py --model models:/NAME@ALIAS --task classification --train train.tsv --test dev.tsv \\
+    clozeworks finetune --model models:/NAME@ALIAS --task classification --train train.tsv --test dev.tsv \\
         --text-column sentence --label-column label --compare scratch,frozen,full --output fitted
 
-A file that is not given is cut from --train, by seed, every class in proportion: without --valid and --test both, a
-tenth each. The learning rate and the epoch are chosen by the valid score, scores are computed on the test examples (of
-the valid ones where there is --valid and no --test). OUTPUT/model loads in transformers without this project;
-OUTPUT/report.txt is what is printed at the end, OUTPUT/scores.json its figures, OUTPUT/curves.png the curves. No
-deepspeed is needed.
+Without --valid and --test the command splits off a tenth of --train for each, by seed and stratified by class. The
+valid score selects the learning rate and the epoch. Reported scores are computed on the test examples, or on the valid
+examples if there is --valid but no --test. The command writes OUTPUT/model, which loads in transformers without this
+project, OUTPUT/report.txt (the printed report), OUTPUT/scores.json and OUTPUT/curves.png. It does not need deepspeed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.base.arguments import Joined, local_output
 from data_prep.base.errors import UsageError, run_command
-from launch.options import add_model, add_no_quoting, add_tracking_uri, check_new_folder, command_parser
+from launch.options import add_dry_run, add_model, add_no_quoting, add_tracking_uri, check_new_folder, command_parser
 
 if TYPE_CHECKING:
     from trainer.finetuning.finetune import FinetuneSettings, Variant
@@ -29,46 +28,60 @@ VARIANTS: tuple[Variant, ...] = ("scratch", "frozen", "full")
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("finetune.py", __doc__)
-    add_model(parser)
-    parser.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    task = parser.add_argument_group("model and task")
+    add_model(task)
+    task.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     data = parser.add_argument_group("labeled data: tsv, csv, jsonl or parquet")
-    data.add_argument("--train", required=True, type=Path, metavar="FILE", help="examples to fit to")
-    data.add_argument("--valid", type=Path, metavar="FILE", help="chooses learning rate and epoch")
-    data.add_argument("--test", type=Path, metavar="FILE", help="the data the reported scores are computed on")
+    data.add_argument("--train", required=True, type=Path, metavar="FILE", help="training examples")
+    data.add_argument("--valid", type=Path, metavar="FILE", help="examples that select learning rate and epoch")
+    data.add_argument("--test", type=Path, metavar="FILE", help="examples on which the reported scores are computed")
     data.add_argument(
-        "--text-column", required=True, metavar="NAME", help="text; words (list, or parted by spaces); context"
+        "--text-column",
+        required=True,
+        metavar="NAME",
+        help="column of the text; of the words (a list, or separated by spaces); of the context",
     )
-    data.add_argument("--pair-column", metavar="NAME", help="second text of a pair; question")
-    data.add_argument("--label-column", required=True, metavar="NAME", help="class; number; tags; answer (as in SQuAD)")
+    data.add_argument("--pair-column", metavar="NAME", help="column of the second text of a pair; of the question")
+    data.add_argument(
+        "--label-column", required=True, metavar="NAME", help="column of the class; number; tags; answer (as in SQuAD)"
+    )
     add_no_quoting(data)
-    data.add_argument("--max-length", type=int, metavar="N", help="tokens at most (default: what the model takes)")
-    how = parser.add_argument_group("how it is fitted")
+    data.add_argument(
+        "--max-length", type=int, metavar="N", help="maximum sequence length (default: that of the model)"
+    )
+    how = parser.add_argument_group("training")
     variant = how.add_mutually_exclusive_group()
-    variant.add_argument("--freeze-encoder", action="store_true", help="train the head alone, on stored features")
+    variant.add_argument("--freeze-encoder", action="store_true", help="train only the head, on stored features")
     variant.add_argument("--from-scratch", action="store_true", help="train encoder and head from random weights")
     variant.add_argument(
-        "--compare", action=Joined, metavar="A,B,...", help=f"several of {', '.join(VARIANTS)} side by side"
+        "--compare", action=Joined, metavar="A,B,...", help=f"compare several of {', '.join(VARIANTS)}"
     )
-    how.add_argument("--seeds", type=int, default=3, metavar="N", help="fits with seeds 0 to N-1 (default 3)")
+    how.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="number of runs, with seeds 0 to N-1 (default 3)"
+    )
     how.add_argument(
         "--learning-rates",
         type=float,
         nargs="+",
         action="extend",
         metavar="RATE",
-        help="tried by the first seed, each (default: by what is fitted)",
+        help="learning rates that the first seed tries (default: depends on the variant)",
     )
-    how.add_argument("--epochs", type=int, default=3, metavar="N", help="default 3")
-    how.add_argument("--batch-size", type=int, default=32, metavar="N", help="examples a step (default 32)")
+    how.add_argument("--epochs", type=int, default=3, metavar="N", help="number of epochs (default 3)")
+    how.add_argument("--batch-size", type=int, default=32, metavar="N", help="examples per step (default 32)")
     how.add_argument(
         "--early-stopping",
         type=int,
         metavar="N",
-        help="end after N epochs without a better valid score (default: never)",
+        help="stop after N epochs without a better valid score (default: never)",
     )
-    how.add_argument("--metric", metavar="NAME", help="what chooses (default: accuracy, spearman or f1, by the task)")
-    how.add_argument("--split-seed", type=int, default=0, metavar="N", help="which examples are cut (default 0)")
-    out = parser.add_argument_group("where it goes")
+    how.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="metric that selects (default: accuracy, spearman or f1, depending on the task)",
+    )
+    how.add_argument("--split-seed", type=int, default=0, metavar="N", help="seed of the split of --train (default 0)")
+    out = parser.add_argument_group("output")
     out.add_argument(
         "--output",
         type=local_output("--output"),
@@ -77,11 +90,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="a new folder (default ./fitted)",
     )
     out.add_argument("--register", metavar="NAME", help="register the best model under this name")
-    out.add_argument("--alias", metavar="ALIAS", help="with --register: alias that is to point to it")
+    out.add_argument("--alias", metavar="ALIAS", help="with --register: alias to set on the new version")
     add_tracking_uri(out)
-    out.add_argument("--experiment", default="finetuning", metavar="NAME", help="of MLflow (default finetuning)")
+    out.add_argument(
+        "--experiment", default="finetuning", metavar="NAME", help="MLflow experiment (default finetuning)"
+    )
     out.add_argument("--no-tracking", action="store_true", help="log nothing to MLflow")
-    out.add_argument("--dry-run", action="store_true", help="read, check and estimate, but fit and write nothing")
+    add_dry_run(out, "read the data, check and estimate, but train and write nothing")
     return parser.parse_args(arguments)
 
 

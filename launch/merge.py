@@ -1,4 +1,6 @@
-"""Average the weights of a run's last checkpoints, and export the mean: merge.py RUN --last 4 --output DIR.
+"""Average the weights of a run's last checkpoints, and export the mean.
+
+    clozeworks average RUN --last 4 --output DIR
 
 Merging replaces or follows the decay of the learning rate: the mean of checkpoints of the stable phase often scores
 better than each of them. --weights one_minus_sqrt weighs the checkpoints as a 1-sqrt decay over them would weigh their

@@ -1,8 +1,10 @@
-"""Does B follow A? `next_sentence.py --model models:/NAME@ALIAS "He opened the door." "The room was dark."`
+"""Say whether sentence B follows sentence A.
 
-Needs a model that was pretrained on pairs: IsNext or NotNext with its probability (of a model pretrained on the order
-of sentences: InOrder or Swapped). Without A and B, pairs are read from standard input, a line each, A and B parted by
-a tab.
+    clozeworks next-sentence --model models:/NAME@ALIAS "He opened the door." "The room was dark."
+
+The model must be pretrained on sentence pairs. The command prints IsNext or NotNext (next-sentence prediction), or
+InOrder or Swapped (sentence-order prediction), with the probability. Without A and B the command reads pairs from
+standard input: one pair per line, A and B separated by a tab.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ import json
 import sys
 
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.terminal import counted
 from launch.options import add_model, add_tracking_uri, check_utf8, command_parser, lines_of_stdin
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("next_sentence.py", __doc__)
-    parser.add_argument(
-        "pair", nargs="*", metavar="A B", help="the two sentences; without any, lines of standard input"
-    )
-    add_model(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object a pair instead of lines for people")
-    add_tracking_uri(parser)
+    model = parser.add_argument_group("model")
+    add_model(model)
+    add_tracking_uri(model)
+    pairs = parser.add_argument_group("pairs")
+    pairs.add_argument("pair", nargs="*", metavar="A B", help="the two sentences (default: lines of standard input)")
+    pairs.add_argument("--json", action="store_true", help="print one JSON object per pair")
     return parser.parse_intermixed_args(arguments)
 
 
@@ -43,32 +46,45 @@ def main() -> None:
 
 
 def read_pairs(pair: list[str]) -> list[tuple[str, str]]:
-    """The pair of the command line, or those of standard input.
+    """Return the pair of the command line, or those of standard input.
 
     Raises:
-        UsageError: there are not two texts, or a line holds no tab.
+        UsageError: there are not two texts, or a line has no tab.
     """
     if pair:
         if len(pair) != 2:
-            given = "1 text is" if len(pair) == 1 else f"{len(pair)} texts are"
-            raise UsageError(f"{given} given; give two sentences, each in quotation marks")
+            raise UsageError(
+                f"a pair is two sentences, got {counted(len(pair), 'text')}",
+                fix="give two sentences, each in quotation marks",
+                code="not-a-pair",
+            )
         check_utf8(pair)
         return [(pair[0], pair[1])]
     if sys.stdin.isatty():
-        raise UsageError("no sentences are given; put two behind the options, each in quotation marks")
+        raise UsageError(
+            "no sentences are given", fix="append two sentences, each in quotation marks", code="missing-text"
+        )
     pairs = []
     for number, line in enumerate(lines_of_stdin(), start=1):
         if line.strip():
             first, tab, second = line.partition("\t")
             if not tab:
-                raise UsageError(f"line {number} of standard input holds no tab; part the two sentences with one")
+                raise UsageError(
+                    f"line {number} of standard input has no tab",
+                    fix="separate the two sentences with a tab",
+                    code="not-a-pair",
+                )
             if not first.strip() or not second.strip():
                 raise UsageError(
-                    f"line {number} of standard input has a tab with nothing on one side; give two sentences"
+                    f"line {number} of standard input has an empty sentence beside the tab",
+                    fix="give two sentences",
+                    code="not-a-pair",
                 )
             pairs.append((first.strip(), second.strip()))
     if not pairs:
-        raise UsageError("standard input is empty; give two sentences a line, parted by a tab")
+        raise UsageError(
+            "standard input is empty", fix="give two sentences per line, separated by a tab", code="missing-text"
+        )
     return pairs
 
 

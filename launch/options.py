@@ -10,38 +10,61 @@ from pathlib import Path
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError
+from data_prep.base.help_format import HelpFormatter
+
+MODEL_HELP = (
+    "models:/NAME@ALIAS, models:/NAME/VERSION, runs:/RUN_ID/PATH, a run's output_dir, a checkpoint, an export or "
+    "another Hugging Face folder, or a name on the Hugging Face Hub"
+)
 
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a command, whose help shows the module's docstring as it stands."""
-    return argparse.ArgumentParser(
-        prog=name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Return the parser of a command, whose help is the module's docstring, wrapped to the terminal.
+
+    Usage and errors name the command as it was called: `clozeworks NAME` or `NAME.py`.
+    """
+    called = sys.argv[0]
+    prog = called if called.startswith(("clozeworks ", "python -m launch ")) else name
+    return argparse.ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
 
 
-def add_model(parser: argparse.ArgumentParser, or_run: bool = False) -> None:
-    """Add --model; with `or_run` the command takes a run's own checkpoint too."""
-    folder = "a Hugging Face folder, or a run's output_dir" if or_run else "or a Hugging Face folder"
-    what = f"models:/NAME@ALIAS, models:/NAME/VERSION, runs:/..., {folder}"
-    parser.add_argument("--model", required=True, metavar="MODEL", help=what)
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add the configuration of a training run: --config and overrides."""
+    group = parser.add_argument_group("configuration")
+    group.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
+    group.add_argument("overrides", nargs="*", metavar="section.field=value", help="overrides of the file's settings")
+
+
+def add_model(parser: argparse._ActionsContainer, or_run: bool = True) -> None:
+    """Add --model, which every command that uses a model understands in the same way."""
+    parser.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
 
 
 def add_tracking_uri(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--tracking-uri", metavar="URI", help="MLflow server (default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db)"
+        "--tracking-uri",
+        metavar="URI",
+        help="MLflow server (default: MLFLOW_TRACKING_URI, or else sqlite:///mlflow.db in this folder)",
     )
 
 
 def add_no_quoting(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--no-quoting", action="store_true", help="quotation marks of tsv and csv are plain characters")
+    parser.add_argument(
+        "--no-quoting", action="store_true", help="read quotation marks in tsv and csv as plain characters"
+    )
 
 
-def add_batch_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="texts at once (default 32)")
+def add_batch_size(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="texts per batch (default 32)")
+
+
+def add_dry_run(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add --dry-run; `what` completes "check everything, and write ..."."""
+    parser.add_argument("--dry-run", action="store_true", help=what)
 
 
 def lines_of_stdin() -> list[str]:
-    """The lines of standard input, without a byte order mark.
+    """Return the lines of standard input, without a byte order mark.
 
     Raises:
         UsageError: it is not UTF-8.
@@ -52,56 +75,90 @@ def lines_of_stdin() -> list[str]:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UsageError(
-            f"line {line:,} of standard input is not UTF-8 text ({error.reason}); convert it, for instance by iconv"
+            f"line {line:,} of standard input is not UTF-8 ({error.reason})",
+            fix="convert the text to UTF-8, for example with iconv",
+            code="input-not-utf8",
         ) from None
 
 
 def lines_of(data: bytes) -> list[str]:
-    """The lines of UTF-8 text, without a byte order mark and the empty line behind the last line's end.
+    """Return the lines of UTF-8 text, without a byte order mark and the empty line after the last line end.
 
     Raises:
         UnicodeDecodeError: it is not UTF-8.
     """
-    lines = data.decode("utf-8-sig").split("\n")  # other line separators may stand in a text
+    lines = data.decode("utf-8-sig").split("\n")  # other line separators can be part of a text
     return lines[:-1] if not lines[-1] else lines
 
 
 def check_utf8(texts: Sequence[str]) -> None:
-    """Refuse texts of the command line that were not UTF-8; Python has put half characters for such bytes."""
+    """Check the encoding of texts of the command line; Python represents undecodable bytes as lone surrogates.
+
+    Raises:
+        UsageError: a text is not UTF-8.
+    """
     if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-        raise UsageError("the text on the command line is not UTF-8; set a UTF-8 locale, or give it on standard input")
+        raise UsageError(
+            "the text on the command line is not UTF-8",
+            fix="set a UTF-8 locale, or give the text on standard input",
+            code="input-not-utf8",
+        )
 
 
 def check_new_file(path: Path, option: str) -> None:
-    """Refuse a file to write in a folder that is not there or takes no file, before any work is done for it."""
+    """Check before any work that a file can be written.
+
+    Raises:
+        UsageError: its folder does not exist or is not writable, or the path is a folder.
+    """
     if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first, or give another file")
+        raise UsageError(
+            f"{option} {path}: the folder {path.parent} does not exist",
+            fix="make the folder first, or give another file",
+            code="missing-output-folder",
+        )
     if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; give the name of a file")
-    _check_takes_files(path.parent, option, path)
+        raise UsageError(f"{option} {path} is a folder", fix="give the name of a file", code="output-is-a-folder")
+    _check_writable(path.parent, option, path)
 
 
 def check_new_folder(path: Path, option: str) -> None:
-    """Refuse a folder to make that is there with something in it, or that cannot be made.
+    """Check before any work that a folder is new or empty and can be made.
 
     Raises:
         UsageError: naming the option.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{option} {path} is a file; give a new folder")
+        raise UsageError(f"{option} {path} is a file", fix="give a new folder", code="output-is-a-file")
     if path.exists() and any(path.iterdir()):
-        raise UsageError(f"{option} {path} is not empty; give a new folder, or remove this one first")
-    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not there.is_dir():
-        raise UsageError(f"{option} {path} cannot be made: {there} is a file; give another folder")
-    _check_takes_files(there, option, path)
+        raise UsageError(
+            f"{option} {path} is not empty", fix="give a new folder, or remove this one first", code="output-not-empty"
+        )
+    parent = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not parent.is_dir():
+        raise UsageError(
+            f"{option} {path} cannot be made because {parent} is a file",
+            fix="give another folder",
+            code="output-is-a-file",
+        )
+    _check_writable(parent, option, path)
 
 
-def _check_takes_files(folder: Path, option: str, path: Path) -> None:
-    """Refuse a folder in which nothing can be written, by a file without a name that is gone at once."""
+def _check_writable(folder: Path, option: str, path: Path) -> None:
+    """Check by writing a nameless temporary file, which disappears at once."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UsageError(
-            f"{option} {path} cannot be written: {folder} takes no file ({error.strerror}); give another place"
+            f"{option} {path} cannot be written: {folder} is not writable ({error.strerror})",
+            fix="give a path in another folder",
+            code="output-not-writable",
         ) from None
+
+
+def unknown_stage(stage: int, num_stages: int) -> UsageError:
+    return UsageError(
+        f"--stage {stage} does not exist: the run has stages 0 to {num_stages - 1}",
+        fix="give one of them",
+        code="unknown-stage",
+    )

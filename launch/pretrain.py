@@ -16,6 +16,7 @@ from data_prep.base.arguments import Joined, refuse_url
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.settings import describe, load_settings, to_yaml
 from data_prep.base.urls import redact
+from launch.options import command_parser
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed.stacks import log_environment
@@ -25,12 +26,8 @@ from trainer.preflight.launch_checks import check_launch
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="pretrain.py",
-        description=__doc__,
-        epilog="settings:\n" + "\n".join(describe(RunConfig)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("pretrain.py", __doc__)
+    parser.epilog = "settings:\n" + "\n".join(describe(RunConfig))
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="explain the run (sizes, batches, memory) and stop")

@@ -1,23 +1,41 @@
-"""Start the ranks of this node with torchrun, and end with their exit status: `ranks.py TORCHRUN_ARGUMENTS`.
+"""Start the ranks of this node with torchrun, and end with the exit status of the rank that failed first.
 
-torchrun itself ends with 1 whatever its ranks say, so that a batch script could not tell a run that saved and asks to
-go on (75, 76) from one that failed. Here the first rank that ended badly decides; signal N that killed one is 128 + N.
+    clozeworks ranks --nnodes 2 --node_rank 0 --nproc_per_node 8 --master_addr HOST launch/pretrain.py --config FILE ...
+
+The arguments are those of torchrun (see torchrun --help). torchrun itself always ends with status 1 when a rank fails,
+so that a batch script could not tell a run that saved and can resume (75, 76) from one that failed. A rank that was
+killed by signal N counts as status 128 + N.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from data_prep.base.errors import run_command
+from launch.options import command_parser
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 
-def main(arguments: list[str]) -> int:
+def main() -> None:
+    arguments = sys.argv[1:]
     if arguments in ([], ["--help"], ["-h"]):
-        print(__doc__)
-        return 0 if arguments else 2
+        parser = command_parser("ranks.py", __doc__)
+        parser.usage = "%(prog)s [TORCHRUN OPTIONS] SCRIPT [ARGUMENTS]"
+        parser.print_help()
+        sys.exit(0 if arguments else 2)
+    sys.exit(run_torchrun(arguments))
+
+
+def run_torchrun(arguments: list[str]) -> int:
+    """Run torchrun in this process and return the exit status."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
         run.main(arguments)
     except ChildFailedError as error:
@@ -29,10 +47,10 @@ def main(arguments: list[str]) -> int:
 
 
 def status_of(failures: Iterable[ProcessFailure]) -> int:
-    """The exit status of the rank that ended badly first."""
+    """Return the exit status of the rank that failed first."""
     code = min(failures, key=lambda failure: failure.timestamp).exitcode
     return code if code > 0 else 128 - code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

@@ -1,15 +1,15 @@
-"""Register a model, compare the versions that there are, and let an alias move past a gate.
+"""Register a model in MLflow, compare registered versions, and move aliases.
 
-    register.py --checkpoint DIR --name NAME --promote champion --if "valid/mlm_loss < champion"
-    register.py --model FOLDER --name NAME --alias ALIAS
-    register.py --name NAME --version 3 --promote champion
-    register.py --name NAME --list
-    register.py [--name NAME] --trained-on MANIFEST_DIGEST
+    clozeworks register --checkpoint DIR --name NAME --promote champion --if "valid/mlm_loss < champion"
+    clozeworks register --model FOLDER --name NAME --alias ALIAS
+    clozeworks register --name NAME --version 3 --promote champion
+    clozeworks register --name NAME --list
+    clozeworks register [--name NAME] --trained-on MANIFEST_DIGEST
 
-A checkpoint is exported first, behind the export's checks; `--model` takes a folder that was exported already. An alias
-moves once the new version was uploaded whole and read back. With --promote it moves only where the condition holds, and
-the version that bore it is kept as `previous`. At the end one mask is filled through the registry.
-Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 registered but not promoted.
+--checkpoint exports the checkpoint first, with all checks of the export; --model takes an exported folder. An alias
+moves only after the new version is uploaded completely and read back. With --promote it moves only if the condition
+holds, and the version that held the alias becomes `previous`. At the end the command fills one mask with the
+registered model. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 registered but not promoted.
 """
 
 from __future__ import annotations
@@ -18,52 +18,57 @@ import argparse
 import tempfile
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from data_prep.base.errors import UsageError, run_command
-from launch.options import add_tracking_uri, command_parser
+from launch.options import add_dry_run, add_tracking_uri, command_parser
 from trainer.config.promotion import Condition, check_metrics, parse_conditions
 from trainer.config.registry_names import check_names, check_promoted
-from trainer.inference.fill_mask import FillMask, report
-from trainer.inference.provenance import read_provenance
-from trainer.inference.pulled_model import pull
-from trainer.registry.model_versions import ModelVersion, list_model_versions, promote, trained_on, version_lines
-from trainer.registry.registration import Registration, register
-from trainer.registry.served_model import INPUT_EXAMPLE, PipelineTask, ServedModel, load_served
+
+if TYPE_CHECKING:
+    from trainer.registry.registration import Registration
+    from trainer.registry.served_model import PipelineTask, ServedModel
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("register.py", __doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--checkpoint", type=Path, metavar="DIR", help="a training checkpoint; it is exported first")
+    subject = parser.add_argument_group("what to register, promote or list (one of)")
+    what = subject.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="a checkpoint or a run's output_dir; it is exported first"
+    )
     what.add_argument("--model", type=Path, metavar="FOLDER", help="an exported folder")
-    what.add_argument("--version", metavar="N", help="a version that is registered already, for --promote")
+    what.add_argument("--version", metavar="N", help="a registered version, for --promote")
     what.add_argument("--list", action="store_true", help="compare the versions of --name")
     what.add_argument(
         "--trained-on",
         metavar="DIGEST",
-        help="list the versions that saw the data of this manifest, or what grew of it; of all models without --name",
+        help="list the versions that were trained on the data of this manifest or on a data set made from it; without "
+        "--name in all registered models",
     )
-    parser.add_argument("--name", metavar="NAME", help="name of the registered model")
-    moved = parser.add_mutually_exclusive_group()
-    moved.add_argument("--alias", metavar="ALIAS", help="alias that is to point to the new version in any case")
-    moved.add_argument("--promote", metavar="ALIAS", help="alias that moves if --if holds, such as champion")
-    parser.add_argument(
+    registry = parser.add_argument_group("registry")
+    registry.add_argument("--name", metavar="NAME", help="name of the registered model")
+    add_tracking_uri(registry)
+    aliases = parser.add_argument_group("aliases")
+    moved = aliases.add_mutually_exclusive_group()
+    moved.add_argument("--alias", metavar="ALIAS", help="alias to set on the new version unconditionally")
+    moved.add_argument("--promote", metavar="ALIAS", help="alias to move if the condition holds, such as champion")
+    aliases.add_argument(
         "--if",
         dest="condition",
         metavar="CONDITION",
-        help="of --promote: METRIC < ALIAS or METRIC < NUMBER (or >, <=, >=), several joined by 'and'",
+        help="condition of --promote: METRIC < ALIAS or METRIC < NUMBER (also >, <=, >=), several joined by 'and'",
     )
-    add_tracking_uri(parser)
-    parser.add_argument("--dry-run", action="store_true", help="export and check, but register and promote nothing")
+    add_dry_run(parser, "export and check, but register and promote nothing")
     read = parser.parse_args(arguments)
     if read.name is None and not read.trained_on:
-        parser.error("--name is missing; only --trained-on searches without it, in all registered models")
+        parser.error("--name is required; only --trained-on works without it, on all registered models")
     if read.condition and not read.promote:
-        parser.error("--if is the condition of --promote ALIAS; give both")
+        parser.error("--if is only valid with --promote ALIAS")
     if read.version and not read.promote:
-        parser.error("--version is for --promote ALIAS; give both")
+        parser.error("--version is only valid with --promote ALIAS")
     if (read.list or read.trained_on) and (read.promote or read.alias):
-        parser.error("--list and --trained-on look only; leave out --alias and --promote")
+        parser.error("--list and --trained-on only list versions; remove --alias and --promote")
     return read
 
 
@@ -90,19 +95,26 @@ def main() -> None:
 
 
 def show_versions(arguments: argparse.Namespace) -> None:
-    """Print the versions of one model as a table, or those (without --name of all models) that saw a data set."""
-    versions: list[ModelVersion] = list_model_versions(arguments.name, arguments.tracking_uri)
+    """Print the versions of one model, or those (without --name of all models) that were trained on a data set."""
+    from trainer.registry.model_versions import list_model_versions, trained_on, version_lines
+
+    versions = list_model_versions(arguments.name, arguments.tracking_uri)
     if arguments.trained_on:
         versions = trained_on(versions, arguments.trained_on)
         count = f"{len(versions)} version{'s' if len(versions) != 1 else ''}"
         where = arguments.name or "all registered models"
-        print(f"{count} of {where} saw {arguments.trained_on} or data that grew from it")
+        print(f"{count} of {where} trained on {arguments.trained_on} or on data made from it")
     if versions:
         print("\n".join(version_lines(versions, with_names=arguments.name is None)))
 
 
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
-    """Register an exported folder, load it back through the registry and show how others load it."""
+    """Register an exported folder, load it back from the registry and print how others load it."""
+    from trainer.inference.provenance import read_provenance
+    from trainer.inference.pulled_model import pull
+    from trainer.registry.registration import register
+    from trainer.registry.served_model import load_served
+
     if conditions:
         check_metrics(conditions, read_provenance(pull(str(folder))).get("scores") or {})
     if arguments.dry_run:
@@ -114,8 +126,8 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         pulled = pull(registration.model_uri, Path(temporary) / "model", arguments.tracking_uri)
         served = load_served(pulled)
-        asked = f": {served.shown_example}" if served.pipeline_task else ""
-        print(f"loaded back from {registration.model_uri}{asked}")
+        example = f": {served.shown_example}" if served.pipeline_task else ""
+        print(f"loaded back from {registration.model_uri}{example}")
         print("\n".join(answer_lines(served)))
     print(how_to_load(registration, served.pipeline_task), flush=True)
     if arguments.promote:
@@ -123,31 +135,41 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
 
 
 def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
-    """Promote a version, and say by which figures it passed."""
+    """Promote a version if the condition holds, and print the compared metrics."""
     if not version.isdigit():
-        raise UsageError(f"--version {version!r} is no number; give one of those that --list shows")
+        raise UsageError(
+            f'--version must be a number, got "{version}"',
+            fix="give one of the numbers that --list prints",
+            code="invalid-model-version",
+        )
     if arguments.dry_run:
-        print(f"dry run: version {version} would be judged for {arguments.promote}; nothing was changed")
+        print(f"dry run: would compare version {version} with {arguments.promote}; nothing was changed")
         return
+    from trainer.registry.model_versions import promote
+
     verdict = promote(arguments.name, version, arguments.promote, conditions, arguments.tracking_uri)
     reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
-    print(f"{arguments.promote} of {arguments.name} is version {version} now{reasons}")
+    print(f"{arguments.promote} of {arguments.name} is now version {version}{reasons}")
 
 
 def answer_lines(served: ServedModel) -> list[str]:
-    """What the model that was loaded back makes of its example: masks filled, a class, or a tag a piece."""
+    """Return the loaded model's output for its example: filled masks, a class, or one tag per token."""
+    from trainer.inference.fill_mask import FillMask, report
+
     if served.pipeline_task is None:
-        return ["(it answers questions, for which transformers has no pipeline; launch/predict.py asks it)"]
+        return ["(transformers has no pipeline for question answering; launch/predict.py runs this model)"]
     if served.pipeline_task == "fill-mask":
         return report(FillMask(served.model, served.tokenizer).predict(served.shown_example, top_k=3))
     answers = served.pipeline()(served.example)
-    answers = [answers] if isinstance(answers, dict) else answers  # of a pair it is one alone
-    shown = (f"{each.get('label', each.get('entity'))} {each['score']:.3f}  {each.get('word', '')}" for each in answers)
-    return [line.rstrip() for line in shown] or ["(no word of it has a tag)"]
+    answers = [answers] if isinstance(answers, dict) else answers  # one dictionary for a pair
+    lines = (f"{each.get('label', each.get('entity'))} {each['score']:.3f}  {each.get('word', '')}" for each in answers)
+    return [line.rstrip() for line in lines] or ["(no word has a tag)"]
 
 
 def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
-    """The lines by which others get the model."""
+    """Return the lines by which others load the model."""
+    from trainer.registry.served_model import INPUT_EXAMPLE
+
     uri, server = registration.model_uri, registration.tracking_uri
     where = f"--model {quote(uri)} --tracking-uri {quote(server)}"
     command = f"python launch/predict.py {where} --input FILE --output FILE"

@@ -1,7 +1,9 @@
-"""Draw where heads look: `show_attention.py --model models:/NAME@ALIAS --output heads.png "The cat sat on the mat."`
+"""Draw the attention maps of a text.
 
-One map for each head: a row is the token that looks, a column the one looked at, darker is more. `--layer` and `--head`
-choose some (counted from 1); a second text makes a pair.
+    clozeworks attention --model models:/NAME@ALIAS --output heads.png "The cat sat on the mat."
+
+The picture has one map per head: rows are the attending tokens, columns the attended tokens, darker is more weight.
+--layer and --head select some of them (counted from 1). A second text makes a sentence pair.
 """
 
 from __future__ import annotations
@@ -12,32 +14,43 @@ from data_prep.base.arguments import local_output
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
-from launch.options import add_model, add_tracking_uri, check_new_file, check_utf8, command_parser
+from launch.options import add_dry_run, add_model, add_tracking_uri, check_new_file, check_utf8, command_parser
 
 MOST_MAPS = 144
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("show_attention.py", __doc__)
-    parser.add_argument("texts", nargs="+", metavar="TEXT", help="a sentence, or two as a pair")
-    add_model(parser)
-    parser.add_argument(
+    model = parser.add_argument_group("model")
+    add_model(model)
+    add_tracking_uri(model)
+    picture = parser.add_argument_group("picture")
+    picture.add_argument("texts", nargs="+", metavar="TEXT", help="a sentence, or two as a pair")
+    picture.add_argument(
         "--output", required=True, type=local_output("--output"), metavar="FILE.png", help="the picture to write"
     )
-    parser.add_argument(
-        "--layer", type=int, action="append", metavar="N", help="a layer; may be repeated (default all)"
+    picture.add_argument(
+        "--layer", type=int, action="append", metavar="N", help="a layer; repeat it for several (default: all)"
     )
-    parser.add_argument("--head", type=int, action="append", metavar="N", help="a head; may be repeated (default all)")
-    add_tracking_uri(parser)
+    picture.add_argument(
+        "--head", type=int, action="append", metavar="N", help="a head; repeat it for several (default: all)"
+    )
+    add_dry_run(picture, "compute the maps, but write no picture")
     return parser.parse_intermixed_args(arguments)
 
 
 def main() -> None:
     arguments = parse_arguments()
     if len(arguments.texts) > 2:
-        raise UsageError(f"{len(arguments.texts)} texts are given; give one sentence or two, in quotation marks")
+        raise UsageError(
+            f"{len(arguments.texts)} texts are given",
+            fix="give one or two sentences, each in quotation marks",
+            code="not-a-pair",
+        )
     if arguments.output.suffix.lower() != ".png":
-        raise UsageError(f"--output {arguments.output} is no .png; the picture is a PNG")
+        raise UsageError(
+            f"--output {arguments.output} does not end in .png", fix="name a .png file", code="unsupported-file-type"
+        )
     check_utf8(arguments.texts)
     from trainer.inference.attention_maps import attention_maps, choose
     from trainer.inference.pulled_model import hugging_face_folder
@@ -47,13 +60,20 @@ def main() -> None:
     maps = attention_maps(hugging_face_folder(arguments.model, arguments.tracking_uri), *arguments.texts)
     layers = choose(arguments.layer, maps.weights.shape[0], "--layer")
     heads = choose(arguments.head, maps.weights.shape[1], "--head")
-    shown = f"{counted(len(layers), 'layer')} x {counted(len(heads), 'head')}"
+    size = f"{counted(len(layers), 'layer')} x {counted(len(heads), 'head')}"
     if len(layers) * len(heads) > MOST_MAPS:
-        raise UsageError(f"{shown} are too many to be seen; choose some by --layer")
+        raise UsageError(
+            f"{size} are {len(layers) * len(heads):,} maps; a picture holds at most {MOST_MAPS}",
+            fix="select some with --layer and --head",
+            code="too-many-maps",
+        )
+    if arguments.dry_run:
+        print(f"dry run: would draw {size} over {counted(len(maps.tokens), 'token')}; nothing was written")
+        return
     titles = [f"layer {layer + 1}, head {head + 1}" for layer in layers for head in heads]
     weights = maps.weights[layers][:, heads].reshape(len(titles), len(maps.tokens), -1)
     storage.write_bytes(arguments.output, draw_heads(weights, maps.tokens, titles, columns=len(heads)))
-    print(f"{arguments.output}: {shown} over {counted(len(maps.tokens), 'token')}")
+    print(f"{arguments.output}: {size} over {counted(len(maps.tokens), 'token')}")
 
 
 if __name__ == "__main__":

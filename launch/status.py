@@ -1,13 +1,14 @@
-"""Where a training stands: `status.py OUTPUT_DIR`, without a GPU and also while it trains.
+"""Report the state of a run.
 
-Reads status.json and history.jsonl of the run's folder, and whether the process that writes them still runs, where that
-is on this host. A run that says it is running is dead without that process, or, from another host, without a heartbeat
-for 120 s. Exit status: 0, or 1 where there is no run.
+    clozeworks status OUTPUT_DIR
+
+The command reads status.json and history.jsonl in the run's output_dir, also while it trains, and needs no GPU. A run
+whose status says "running" is reported dead if its process does not exist on this host or, seen from another host, if
+its last heartbeat is older than 120 s. Exit status: 0 reported, 1 no run or a damaged status, 2 wrong usage.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -18,21 +19,22 @@ from typing import Any
 
 from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.terminal import duration
+from launch.options import command_parser
 from trainer.metrics.process_identity import is_alive
 from trainer.metrics.status import DEAD_AFTER_SECONDS, STATUS_NAME, last_sign, read_history, read_status
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
-"""A run that says nothing for longer than this and so many of its log intervals may have been killed."""
+"""A run that has not written its status for these seconds plus so many log intervals may have been killed."""
 
-FIGURES = ("step", "max_steps", "tokens_seen", "skipped_steps", "world_size")
-"""What the status of every run has that has begun."""
+REQUIRED = ("step", "max_steps", "tokens_seen", "skipped_steps", "world_size")
+"""Fields in the status of every run that has completed a step."""
 
-UNSAID = "killed, or its machine was lost: it wrote no end"
+NO_END = "killed, or its host was lost (no end was recorded)"
 
 
 @dataclass(frozen=True)
 class Session:
-    """One start of the run, to its end or its last sign of life; times in seconds since 1970."""
+    """One start of the run until its end or its last sign of life; times in seconds since 1970."""
 
     started_at: float
     ended_at: float
@@ -41,7 +43,7 @@ class Session:
     state: str
     cause: str | None
     last_step: int | None
-    """Where it ended; None where it did not say so."""
+    """Step of the end; None if no end was recorded."""
 
     @property
     def rank_hours(self) -> float:
@@ -49,35 +51,40 @@ class Session:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="status.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="the run's folder")
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    parser = command_parser("status.py", __doc__)
+    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="output_dir of the run")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     if arguments.output_dir.is_file():
         raise UsageError(
-            f"{arguments.output_dir} is a file; name the run's folder, such as {arguments.output_dir.parent}"
+            f"{arguments.output_dir} is a file",
+            fix=f"name the run's output_dir, such as {arguments.output_dir.parent}",
+            code="not-a-folder",
         )
     status = read_status(arguments.output_dir)
     if status is None:
         raise UserError(
-            f"{arguments.output_dir} holds no status.json that can be read: no training has begun there, or it is "
-            "damaged; check the folder, or start the training again, which rewrites it"
+            f"{arguments.output_dir}/{STATUS_NAME} is missing or damaged",
+            fix="check the path; if a run started there, rerun its command, which rewrites the file",
+            code="unreadable-status",
         )
     if status.get("step") is None and status.get("cause") is not None:
-        raise UserError(f"{arguments.output_dir}: the run {status['state']} before its first step: {status['cause']}")
-    if missing := [name for name in FIGURES if status.get(name) is None]:
         raise UserError(
-            f"{arguments.output_dir}/{STATUS_NAME} is damaged, without {', '.join(missing)}; start the training again, "
-            "which rewrites it"
+            f"{arguments.output_dir}: the run {status['state']} before its first step: {status['cause']}",
+            code="ended-before-first-step",
+        )
+    if missing := [name for name in REQUIRED if status.get(name) is None]:
+        raise UserError(
+            f"{arguments.output_dir}/{STATUS_NAME} is damaged: it lacks {', '.join(missing)}",
+            fix="rerun the command of the run, which rewrites the file",
+            code="unreadable-status",
         )
     figures = summarize(status, read_history(arguments.output_dir), time.time(), is_alive(status))
     print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
 
 
 def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[Session]:
-    """The starts of a run in their order."""
+    """Return the starts of a run in their order."""
     found: list[Session] = []
     starts = [number for number, event in enumerate(history) if event["event"] == "started"]
     for start, following in zip(starts, [*starts[1:], len(history)], strict=False):
@@ -92,10 +99,10 @@ def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[
         elif is_last:
             ended_at, state, cause = max(last_sign(status), begun["at"]), status["state"], status.get("cause")
         else:
-            # Of a session that ended without a word, the next start has noted the last status.
+            # For a session without a recorded end, the next start recorded the time of the last status.
             seen = history[stop].get("last_written_at")
             ended_at = max([begun["at"], *(event["at"] for event in events), *([seen] if seen else [])])
-            state, cause = "lost", UNSAID
+            state, cause = "lost", NO_END
         launched_at = begun.get("launched_at", begun["at"])
         last_step = end.get("step") if end is not None else None
         found.append(Session(launched_at, ended_at, begun["world_size"], begun["step"], state, cause, last_step))
@@ -103,41 +110,44 @@ def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[
 
 
 def _is_of_later_start(event: dict[str, Any], begun: dict[str, Any]) -> bool:
-    """Whether it is the end of a process that came after the start `begun`, and ended before it noted its own."""
+    """Return whether the event is the end of a later process that ended before it recorded its own start."""
     return event["event"] == "ended" and bool(event.get("launched_at", begun["at"]) > begun["at"])
 
 
 def why_again(before: Session, part: Session) -> str:
-    """Why the session `part` came after the one before it."""
+    """Return why the session `part` followed the session `before`."""
     if before.state != "finished" or before.last_step is None:
         return before.cause or before.state
     went_back = part.first_step < before.last_step
-    return f"finished at step {before.last_step:,}, then " + ("gone back" if went_back else "started again")
+    return f"finished at step {before.last_step:,}, then " + (
+        "resumed from an earlier step" if went_back else "restarted"
+    )
 
 
 def cause_of_death(status: dict[str, Any], now: float, is_alive: bool | None) -> str | None:
-    """Why a run is dead that has not noted its end; None where it has, where it lives, or where nobody can tell.
+    """Return why a run without a recorded end is dead; None if it has an end, is alive, or its state is unknown.
 
-    `is_alive`: whether its process runs, where that can be seen from here; otherwise the heartbeat tells.
+    `is_alive`: whether its process runs, if that is visible from this host; otherwise the heartbeat decides.
     """
     if status["state"] != "running" or is_alive:
         return None
     if is_alive is False:
-        what = "has ended"
+        problem = "does not exist anymore"
     else:
         heartbeat: float | None = status.get("heartbeat_at")
         if heartbeat is None or now - heartbeat <= DEAD_AFTER_SECONDS:
             return None
-        what = f"has had no heartbeat for {long_duration(now - heartbeat)}"
-    return f"process {status.get('pid')} of {status.get('host')} {what} and noted no end; rerun the command to resume"
+        problem = f"has had no heartbeat for {long_duration(now - heartbeat)}"
+    process = f"process {status.get('pid')} of {status.get('host')}"
+    return f"{process} {problem} and recorded no end; rerun the command to resume"
 
 
 def summarize(
     status: dict[str, Any], history: Sequence[dict[str, Any]], now: float, is_alive: bool | None = None
 ) -> dict[str, Any]:
-    """The figures of a run at the time `now` (seconds since 1970); None for what cannot be told yet.
+    """Return the figures of a run at the time `now` (seconds since 1970); None for unknown values.
 
-    `is_alive`: whether the process that writes the status runs, where that can be seen from here.
+    `is_alive`: whether the process that writes the status runs, if that is visible from this host.
     """
     death = cause_of_death(status, now, is_alive)
     parts = sessions(status, history)
@@ -145,24 +155,24 @@ def summarize(
     running = status["state"] == "running" and death is None
     step, seconds_per_step = status["step"], status.get("seconds_per_step")
     left = status["max_steps"] - step
-    # Told by the run itself, which knows how its batches grow; an older one's follows from its speed.
-    told = status.get("seconds_left")
+    # The run's own estimate knows how batches grow; older runs wrote none.
+    estimated = status.get("seconds_left")
     by_speed = left * seconds_per_step if seconds_per_step is not None else None
-    seconds_left = (told if told is not None else by_speed) if left else 0.0
+    seconds_left = (estimated if estimated is not None else by_speed) if left else 0.0
     price = newest.get("started", {}).get("gpu_hour_price")
     hours = sum(part.rank_hours for part in parts)
     hours_left = seconds_left * status["world_size"] / 3600 if seconds_left is not None else None
     wall_seconds = sum(part.ended_at - part.started_at for part in parts)
     valid = newest.get("evaluated", {})
-    since_word = now - status["written_at"] if running else None
+    since_written = now - status["written_at"] if running else None
     return {
         "state": status["state"] if death is None else "dead",
         "cause": status.get("cause") if death is None else death,
         "host": status.get("host"),
         "seconds_since_heartbeat": now - status["heartbeat_at"] if running and status.get("heartbeat_at") else None,
-        "seconds_since_word": since_word,
-        "is_silent": since_word is not None
-        and since_word > PATIENCE_SECONDS + PATIENCE_INTERVALS * log_seconds(status),
+        "seconds_since_word": since_written,
+        "is_silent": since_written is not None
+        and since_written > PATIENCE_SECONDS + PATIENCE_INTERVALS * log_seconds(status),
         "step": step,
         "max_steps": status["max_steps"],
         "seconds_per_step": seconds_per_step,
@@ -189,58 +199,58 @@ def summarize(
 
 
 def log_seconds(status: dict[str, Any]) -> float:
-    """Seconds between two words of a run that trains; 0 where they cannot be told."""
+    """Return the seconds between two log lines of a training run; 0 if unknown."""
     seconds: float = (status.get("seconds_per_step") or 0.0) * status.get("log_every_steps", 0)
     return seconds
 
 
 def describe(figures: dict[str, Any]) -> Iterator[str]:
-    """The figures in lines for people."""
+    """Yield the figures as lines of text."""
     unit = "GPU-hours" if figures["device"] == "cuda" else "rank-hours"
     state = figures["state"] + (f" ({figures['cause']})" if figures["cause"] else "")
     if figures["seconds_since_word"] is not None:
-        state += f", last word {long_duration(figures['seconds_since_word'])} ago"
+        state += f", last update {long_duration(figures['seconds_since_word'])} ago"
     if figures["is_silent"]:
-        lives = figures["seconds_since_heartbeat"] is not None
-        state += f": {'hung' if lives else 'killed'}, or busy with a long evaluation or save"
+        has_heartbeat = figures["seconds_since_heartbeat"] is not None
+        state += f": {'hung' if has_heartbeat else 'killed'}, or busy with a long evaluation or save"
     yield f"state             {state}"
-    yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + shown(
+    yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + display(
         figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"
     )
-    yield "time left         " + shown(figures["seconds_left"], long_duration, "not known yet")
+    yield "time left         " + display(figures["seconds_left"], long_duration, "unknown")
     yield f"tokens            {figures['tokens']:,}"
-    yield f"loss              {shown(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)" + shown(
+    yield f"loss              {display(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)" + display(
         figures["valid_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, step {figures['valid_step']:,})"
     )
-    yield "last checkpoint   " + shown(
+    yield "last checkpoint   " + display(
         figures["last_checkpoint"], lambda step: f"step {step:,}, {at(figures['last_checkpoint_at'])}", "none"
     )
-    yield f"{unit:<17} {figures['rank_hours']:.2f} spent" + shown(
-        figures["rank_hours_left"], lambda hours: f", {hours:.2f} to come"
+    yield f"{unit:<17} {figures['rank_hours']:.2f} spent" + display(
+        figures["rank_hours_left"], lambda hours: f", {hours:.2f} remaining"
     )
     if figures["cost"] is not None:
-        yield f"cost              {figures['cost']:,.2f} spent" + shown(
-            figures["cost_left"], lambda cost: f", {cost:,.2f} to come"
+        yield f"cost              {figures['cost']:,.2f} spent" + display(
+            figures["cost_left"], lambda cost: f", {cost:,.2f} remaining"
         )
-    yield "time training     " + shown(figures["training_share"], lambda share: f"{share:.1%}", "not known yet")
+    yield "time training     " + display(figures["training_share"], lambda share: f"{share:.1%}", "unknown")
     yield f"skipped steps     {figures['skipped_steps']:,}"
     yield f"restarts          {len(figures['restarts'])}"
     for restart in figures["restarts"]:
         yield f"  {at(restart['at'])}  from step {restart['step']:,}, after: {restart['cause']}"
 
 
-def shown(value: Any, write: Any, otherwise: str = "") -> str:
-    """The value in words, or what stands where there is none."""
-    return otherwise if value is None else write(value)
+def display(value: Any, text_of: Any, if_none: str = "") -> str:
+    """Return the text of a value, or `if_none`."""
+    return if_none if value is None else text_of(value)
 
 
 def at(seconds: float) -> str:
-    """A time in UTC."""
+    """Return a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def long_duration(seconds: float) -> str:
-    """Seconds as d h:mm:ss, without days under one."""
+    """Return seconds as d h:mm:ss, without days below one."""
     days, rest = divmod(round(max(seconds, 0.0)), 86400)
     return (f"{days} d " if days else "") + duration(rest, with_hours=True)
 

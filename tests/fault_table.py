@@ -1,12 +1,13 @@
-"""The table of the tests marked `fault`, a row a fault: a pytest plugin (`bash tests/run.sh --all` loads it).
+"""The tables of the tests marked `fault`: a pytest plugin (`bash tests/run.sh --all` loads it) and a command.
 
-A test says in its own words what it saw happen, what it measured, and what a person would miss afterwards, with the
-fixture `observed`. Where it says nothing, the table says that what is required happened, which is what the test
-asserts, and that nothing is lost. `--fault-report FILE` keeps every test's outcome as JSON; a file that is there
-already is added to, so that several runs, of some tests each, make one table. As a command:
+A test reports with the fixture `observed` what it saw and measured, and what a person misses afterwards. Without a
+report the table states the requirement, which the test asserts, and that nothing is lost. `--fault-report FILE` keeps
+the outcome of every test as JSON. An existing file is extended, so that several runs make one table.
 
-    python -m tests.fault_table FILE ...                     print the table of the reports, as Markdown
-    python -m tests.fault_table FILE ... --into README.md    put it between the two marks of that page
+    python -m tests.fault_table FILE ...                print the detailed table: what each test measured
+    python -m tests.fault_table FILE ... --into PAGE    write the short table of tests/fault_list.py into the page
+
+The short table states an outcome only where every test of the row passed.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ except ModuleNotFoundError:
         raise
     sys.exit("tests.fault_table needs pytest; make the environment with bash tests/run.sh, or install the extra [test]")
 
+from tests.fault_list import FAULTS
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-ROWS = tuple(str(number) for number in range(1, 62)) + ("28b", "31b", "47b")
+ROWS = tuple(FAULTS)
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 _LOST = {"passed": "nothing", "partly": "nothing of what was tried", "failed": "see the failure"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mark of one test."""
+    """The outcome of one mark of one test."""
 
     test: str
     row: str
@@ -42,14 +45,14 @@ class Outcome:
     required: str
     outcome: str
     happened: str
-    """In the test's words; "" where it has none."""
+    """As the test reports it; "" without a report."""
     lost: str = ""
-    """In the test's words; "" for nothing."""
+    """As the test reports it; "" for nothing."""
 
 
 @dataclass(frozen=True)
 class FaultRow:
-    """One row of the fault list: what was done, what happened, and what a person would miss afterwards."""
+    """One row of the fault list: the fault, what happened, and what a person misses afterwards."""
 
     row: str
     fault: str
@@ -61,7 +64,7 @@ class FaultRow:
 
 @pytest.fixture
 def observed(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """`observed(HAPPENED, lost=LOST)`: what the test saw, for the table of faults; `lost` where something is."""
+    """`observed(HAPPENED, lost=LOST)`: report what the test saw, and what is lost if anything is."""
 
     def note(happened: str, lost: str = "") -> None:
         record_property("happened", happened)
@@ -72,9 +75,9 @@ def observed(record_property: Callable[[str, object], None]) -> Callable[..., No
 
 
 def combine(outcomes: list[Outcome]) -> list[FaultRow]:
-    """One row a fault, in the order of the fault list, those without a test too.
+    """One row per fault in the order of the fault list, also for faults without a test.
 
-    A row fails with any of its tests, and is tried in part where some of them were skipped.
+    A row fails if any of its tests fails, and is tested in part if some of them were skipped.
     """
     rows = []
     for name in sorted({*ROWS, *(outcome.row for outcome in outcomes)}, key=row_order):
@@ -98,20 +101,36 @@ def _happened(outcomes: list[Outcome]) -> str:
     failed = [outcome for outcome in outcomes if outcome.outcome == "failed"]
     if failed:
         return "not what is required: " + ", ".join(outcome.test for outcome in failed)
-    told = [outcome.happened or outcome.required for outcome in outcomes if outcome.outcome == "passed"]
-    left = [f"not tried: {outcome.fault} ({outcome.happened})" for outcome in outcomes if outcome.outcome == "skipped"]
-    return "; ".join(dict.fromkeys(told + left))
+    observed = [outcome.happened or outcome.required for outcome in outcomes if outcome.outcome == "passed"]
+    skipped = [
+        f"not tried: {outcome.fault} ({outcome.happened})" for outcome in outcomes if outcome.outcome == "skipped"
+    ]
+    return "; ".join(dict.fromkeys(observed + skipped))
 
 
 def _lost(kind: str, outcomes: list[Outcome]) -> str:
-    told = dict.fromkeys(outcome.lost for outcome in outcomes if outcome.outcome == "passed" and outcome.lost)
-    if kind in ("passed", "partly") and told:
-        return "; ".join(told)
+    lost = dict.fromkeys(outcome.lost for outcome in outcomes if outcome.outcome == "passed" and outcome.lost)
+    if kind in ("passed", "partly") and lost:
+        return "; ".join(lost)
     return _LOST.get(kind, "not tried")
 
 
+def short_table(rows: list[FaultRow]) -> str:
+    """The table of a page: one short sentence per cell where a row passed, else what is wrong with its tests."""
+    lines = ["| row | fault | outcome | lost |", "|---|---|---|---|"]
+    for row in rows:
+        fault = FAULTS[row.row]
+        cells = (fault.outcome, fault.lost)
+        if row.outcome != "passed":
+            cells = {"failed": ("failed", _LOST["failed"]), "partly": ("tested in part", _LOST["partly"])}.get(
+                row.outcome, ("not tried", "not tried")
+            )
+        lines.append("| " + " | ".join(map(in_a_cell, (row.row, fault.fault, *cells))) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def as_markdown(rows: list[FaultRow]) -> str:
-    """The table for people, as Markdown."""
+    """The detailed table, as Markdown: what each test measured."""
     lines = ["| row | fault | what happened | lost |", "|---|---|---|---|"]
     for row in rows:
         cells = (row.row, row.fault, row.happened, row.lost)
@@ -120,7 +139,7 @@ def as_markdown(rows: list[FaultRow]) -> str:
 
 
 def in_a_cell(text: str) -> str:
-    """A text as it stands in a cell of the table."""
+    """A text escaped for a table cell."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -144,7 +163,7 @@ def put_into(page: str, table: str) -> str:
 
 
 def read_outcomes(path: Path) -> list[Outcome]:
-    """The outcomes of a report, of tests that there still are."""
+    """The outcomes of a report; tests that no longer exist are left out."""
     outcomes = [Outcome(**values) for values in json.loads(path.read_text(encoding="utf-8"))]
     return [outcome for outcome in outcomes if _is_there(outcome.test)]
 
@@ -157,7 +176,7 @@ def write_outcomes(path: Path, outcomes: list[Outcome]) -> None:
 
 
 def replaced(old: list[Outcome], new: list[Outcome]) -> list[Outcome]:
-    """Both; of a test that is in both the new outcomes."""
+    """Both lists; the new outcomes of a test replace the old ones."""
     tests = {outcome.test for outcome in new}
     return [outcome for outcome in old if outcome.test not in tests] + new
 
@@ -174,7 +193,7 @@ def _is_there(test: str) -> bool:
 
 
 class FaultTable:
-    """Collects the outcomes of a run and prints their table at its end."""
+    """Collect the outcomes of a run and print their table at its end."""
 
     def __init__(self) -> None:
         self._outcomes: dict[str, list[Outcome]] = {}
@@ -207,11 +226,15 @@ class FaultTable:
         terminalreporter.section("faults")
         terminalreporter.write(as_markdown(rows))
         survived = sum(row.outcome == "passed" for row in rows)
-        terminalreporter.write_line(f"{survived} of {len(rows)} faults met as required")
+        terminalreporter.write_line(f"{survived} of {len(rows)} faults handled as required")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fault-report", metavar="FILE", help="write every fault's outcome to this file, or add it there")
+    parser.addoption(
+        "--fault-report",
+        metavar="FILE",
+        help="write the outcome of every fault to this file; an existing file is extended",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -219,23 +242,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="tests.fault_table", description="The table of a report of faults.")
+    parser = argparse.ArgumentParser(prog="tests.fault_table", description="Print or write the fault table.")
     parser.add_argument(
-        "reports", type=Path, nargs="+", metavar="FILE", help="what --fault-report wrote; the last wins"
+        "reports", type=Path, nargs="+", metavar="FILE", help="file that --fault-report wrote; the last one wins"
     )
-    parser.add_argument("--into", type=Path, metavar="PAGE", help=f"put it there, between {BEGIN} and {END}")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help=f"write the short table between {BEGIN} and {END}")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
     for report in arguments.reports:
         try:
             outcomes = replaced(outcomes, read_outcomes(report))
         except (OSError, ValueError, TypeError, LookupError) as error:
-            parser.error(f"{report} is no report of --fault-report: {error}")
-    table = as_markdown(combine(outcomes))
+            parser.error(f"{report} is not a report of --fault-report: {error}")
+    rows = combine(outcomes)
     if arguments.into is None:
-        print(table, end="")
+        print(as_markdown(rows), end="")
     else:
-        arguments.into.write_text(put_into(arguments.into.read_text(encoding="utf-8"), table), encoding="utf-8")
+        page = put_into(arguments.into.read_text(encoding="utf-8"), short_table(rows))
+        arguments.into.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Makes the environment (as launch/demo.sh does, with the extra [test]) and runs the tests; arguments go to pytest:
+# Creates the environment with the extra [test] and runs the tests. Other arguments are passed on to pytest.
 #
-#   bash tests/run.sh                              all but the slow ones
-#   bash tests/run.sh tests/trainer -k masking     some
-#   bash tests/run.sh --cov                        all but the slow ones, and the lines that they reach
-#   bash tests/run.sh --cov tests/trainer          some, and the lines that they reach
-#   bash tests/run.sh -m slow                      those that take minutes or many GB
-#   bash tests/run.sh --all                        every test, and at the end the table of faults (hours on two cores)
-#   bash tests/run.sh --constraints FILE ...       with the versions of FILE, in an environment of its own
+#   bash tests/run.sh                              all tests except slow ones
+#   bash tests/run.sh tests/trainer -k masking     some tests
+#   bash tests/run.sh --cov                        all tests except slow ones, with coverage
+#   bash tests/run.sh --cov tests/trainer          some tests, with coverage
+#   bash tests/run.sh -m slow                      slow tests: those that take minutes or many GB
+#   bash tests/run.sh --all                        all tests, and the fault table (hours on two cores)
+#   bash tests/run.sh --constraints FILE ...       with the versions of FILE, in a separate environment
 #
-# A whole run that counts lines (--cov; always in continuous integration, where CI is set) fails where its tests reach
-# less of data_prep and trainer than pyproject.toml's floor (tool.coverage.report). Lines of ranks and other processes
-# count, except those of killed ones. The lines that no test reaches, by file: coverage report, as the end says.
-# CLOZEWORKS_VENV names the environment's folder (default: .venv in the repository root).
+# A whole run with coverage (--cov; always in continuous integration, where CI is set) fails if the coverage of
+# data_prep and trainer is below the minimum in pyproject.toml (tool.coverage.report). Ranks and other processes are
+# included, except killed ones. The last line names the command that lists uncovered lines by file.
+# CLOZEWORKS_VENV is the folder of the environment (default: .venv in the repository root).
 
 set -euo pipefail
 
@@ -27,9 +27,9 @@ for word in "$@"; do
     fi
 done
 
-# Debian packages that tests need beside Python: git (the revision that a run records); for the slow tests g++
-# (torch.compile and native ops; ninja comes with DeepSpeed), and for those with two hosts (tests/support/two_nodes.py) ip, pdsh,
-# ssh and sshd, the last only where no service manager would start it.
+# Debian packages that tests need: git (the revision that a run records); for slow tests g++ (torch.compile and native
+# ops; DeepSpeed installs ninja), and for tests of two hosts (tests/support/two_nodes.py) ip, pdsh, ssh and sshd, the
+# last only if no service manager would start it.
 missing=()
 need() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
 need git git
@@ -41,17 +41,18 @@ if [[ " $* " == *" --all "* || " $* " == *slow* ]]; then
     [[ -d /run/systemd/system ]] || PATH=$PATH:/usr/sbin need sshd openssh-server
 fi
 if ((${#missing[@]})) && ! install_debian_packages "${missing[@]}"; then
-    echo "warning: not installed and needed by some tests: ${missing[*]} (as root: apt-get install ${missing[*]})" >&2
+    echo "warning: some tests need missing packages. Fix: as root, apt-get install ${missing[*]}" >&2
 fi
 
 arguments=()
-whole=1 # whether every test runs that is not slow
+whole=1 # 1: run all tests except slow ones
 coverage=
 while (($#)); do
     case $1 in
         --all) arguments+=(-m "" -p tests.fault_table --timeout 3600) whole=0 ;;
         --constraints)
-            [[ -f ${2:-} ]] || _die "--constraints needs a file of versions, such as constraints.txt; there is no ${2:-}"
+            [[ -f ${2:-} ]] || _die "the file '${2:-}' of --constraints does not exist." \
+                "Fix: give a file of versions, such as constraints.txt. [missing-constraints]"
             CLOZEWORKS_CONSTRAINTS=$2
             CLOZEWORKS_VENV=${CLOZEWORKS_VENV:-$root/.venv-$(sha256sum <"$2" | cut -c1-8)}
             shift
@@ -64,17 +65,17 @@ done
 
 prepare_environment test
 
-# Nothing of the caller's MLflow or Hugging Face settings may reach the tests.
+# The caller's settings of MLflow and Hugging Face must not reach the tests.
 while IFS= read -r name; do
     unset "$name"
 done < <(compgen -e | grep -E '^(MLFLOW|_MLFLOW|HF_|HUGGING_FACE_|TRANSFORMERS_|DATABRICKS_)' || true)
 export HF_HUB_OFFLINE=1 MLFLOW_DISABLE_TELEMETRY=true
-export OMP_NUM_THREADS=1 # the tests start ranks of their own, which share the cores
+export OMP_NUM_THREADS=1 # the tests start ranks, which share the cores
 if [[ $(count_gpus) -eq 0 ]]; then
     export DS_ACCELERATOR=cpu
 fi
 
-# Lines are counted in the environment's folder, so that nothing of it lies among the sources.
+# Coverage data go to the folder of the environment, not into the sources.
 export COVERAGE_FILE=$CLOZEWORKS_VENV/coverage/data
 mkdir -p "${COVERAGE_FILE%/*}"
 cd "$root"
@@ -84,12 +85,12 @@ if ((!whole)); then
     exit
 fi
 # Tests wait for servers, ranks and time limits: three workers keep two cores busy.
-cores=$(env -u OMP_NUM_THREADS nproc) # which counts that variable's threads where it is set
+cores=$(env -u OMP_NUM_THREADS nproc) # nproc reads that variable if it is set
 workers=$((cores + (cores + 1) / 2))
 [[ -z ${CI:-} ]] || coverage=--cov
 status=0
 pytest -m "not slow" --numprocesses "$workers" --dist worksteal ${coverage:+--cov} || status=1
 if [[ $coverage ]]; then
-    echo "lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
+    echo "uncovered lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
 fi
 exit $status

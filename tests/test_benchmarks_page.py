@@ -1,4 +1,4 @@
-"""README's figures are those of tests/benchmarks/results, and `python -m tests.benchmarks` measures and tells."""
+"""The figures of the pages are those of tests/benchmarks/results; `python -m tests.benchmarks` measures and prints."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from tests.benchmarks import __main__ as command
 from tests.benchmarks import catalog, corpus_part, plots, readme_blocks, reports, rows, running
 from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Row, figure
+from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PAGES = {path: path.read_text(encoding="utf-8") for path in command.PAGES}
+FRONT, TABLES = PAGES.values()
+BY_HAND = sorted(path for path in REPOSITORY.rglob("README.md") if not {"golden", ".venv"} & set(path.parts))
 AGAIN = "run python -m tests.benchmarks --readme"
 
 
@@ -33,9 +36,11 @@ def measured() -> dict[str, reports.Report]:
     return command.load_reports(reports.RESULTS)
 
 
-def test_readmes_tables_are_exactly_what_the_results_give(measured: dict[str, reports.Report]) -> None:
-    assert {"overview", "loader", "encoder", "preparation"} <= set(readme_blocks.names_in(README))
-    assert readme_blocks.rewritten(README, measured) == README, AGAIN
+def test_the_tables_of_the_pages_are_exactly_what_the_results_give(measured: dict[str, reports.Report]) -> None:
+    assert readme_blocks.names_in(FRONT) == ["numbers", "summary"]
+    assert set(readme_blocks.names_in(TABLES)) == readme_blocks.BLOCKS.keys() - {"numbers", "summary"}
+    for page in PAGES.values():
+        assert readme_blocks.rewritten(page, measured) == page, AGAIN
 
 
 def test_the_picture_of_all_ratios_is_that_of_the_results(measured: dict[str, reports.Report]) -> None:
@@ -44,11 +49,13 @@ def test_the_picture_of_all_ratios_is_that_of_the_results(measured: dict[str, re
     assert len(picture) < 100_000
 
 
-def test_no_speed_stands_in_readme_outside_those_tables() -> None:
+@pytest.mark.parametrize("path", BY_HAND, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_no_page_states_a_speed_outside_the_generated_tables(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
     by_hand = re.sub(
-        r"<!-- benchmarks: (\w+) -->.*?<!-- end of benchmarks: \1 -->|```.*?```", "", README, flags=re.DOTALL
+        r"<!-- benchmarks: (\w+) -->.*?<!-- end of benchmarks: \1 -->|```.*?```", "", page, flags=re.DOTALL
     )
-    assert re.findall(r".*\d (?:[MG]B/s|tok(?:ens)?/s|(?:million |billion )?tokens a second).*", by_hand) == []
+    assert re.findall(r".*\d (?:[MG]B/s|tok(?:ens)?/s|(?:million |billion )?tokens (?:a|per) second).*", by_hand) == []
 
 
 def test_every_result_says_where_and_how_it_was_measured(measured: dict[str, reports.Report]) -> None:
@@ -143,7 +150,7 @@ def test_resuming_and_masking_are_compared_with_every_peer_and_with_its_fastest_
     assert [(row.peer_name, row.ratio) for row in compared] == [("DataCollatorForLanguageModeling, np arrays", 5.0)]
 
 
-def test_training_is_told_over_corpora_and_seeds() -> None:
+def test_training_is_reported_over_corpora_and_seeds() -> None:
     def runs(*speeds: float) -> list[dict[str, float]]:
         return [
             {"tokens": 100.0, "cpu_seconds": 100.0 / speed, "tokens_per_cpu_second": speed, "peak_mb": speed}
@@ -172,14 +179,16 @@ def test_a_figure_changed_by_hand_is_put_right_and_nothing_else_is_touched(measu
     assert readme_blocks.rewritten(spoilt, measured) == text
 
 
-def test_a_block_that_cannot_be_made_is_told(measured: dict[str, reports.Report]) -> None:
-    with pytest.raises(UserError, match="named nonsense"):
+def test_a_block_that_cannot_be_made_is_an_error(measured: dict[str, reports.Report]) -> None:
+    with pytest.raises(UserError, match="nonsense", check=coded("unknown-benchmark-block")):
         readme_blocks.rewritten("<!-- benchmarks: nonsense -->\n<!-- end of benchmarks: nonsense -->\n", measured)
-    with pytest.raises(UserError, match=r"results/loader\.json"):
+    with pytest.raises(UserError, match=r"results/loader\.json", check=coded("missing-benchmark-result")):
         readme_blocks.made("loader", {})
+    with pytest.raises(UserError, check=coded("missing-benchmark-row")):
+        readme_blocks.made("summary", {})
 
 
-def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
+def test_the_tables_of_pretraining_and_of_tasks_have_both_sides() -> None:
     def scores(loss: float) -> dict[str, float]:
         return {"mlm_loss": loss, "lowest": loss - 0.5, "highest": loss + 0.25}
 
@@ -200,9 +209,9 @@ def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
     report = reports.in_common_shape("pretraining", raw, rows.pretraining)
     assert [row["ratio"] for row in report["rows"]] == pytest.approx([1.0, 4.0 / 3.0, 4.0 / 3.0])
     text = readme_blocks.made("pretraining", {"pretraining_cpu": report})
-    assert "| 2,000 | 4 | 3.000 | 4 | 4.000 |" in text and "reached by ours after 1,500 tokens and 3 s" in text
-    assert "medians of 3 seeds" in text and "between 2.500 and 3.250 (ours) and 3.500 and 4.250 (Trainer)" in text
-    assert "ours fall from 50% to 30%" in text
+    assert "| 2,000 | 4 | 3.000 | 4 | 4.000 |" in text and "After 1,500 tokens and 3 s ours reaches" in text
+    assert "Medians of 3 seeds" in text and "2.500 to 3.250 (ours) and 3.500 to 4.250 (Trainer)" in text
+    assert "falls from 50% to 30%" in text
     assert {row["runs"] for row in report["rows"]} == {3}
     variants = {
         name: {"mean": {"accuracy": mean}, "spread": {"accuracy": 0.01}, "fits": [0, 0, 0]}
@@ -216,11 +225,11 @@ def test_the_tables_of_pretraining_and_of_tasks_tell_both_sides() -> None:
     text = readme_blocks.made("downstream", {"downstream_cpu": report})
     assert "| sst2, 500 rows | full | accuracy 0.750 ± 0.010 |" in text
     encoder = "bert, 2 layers of 128, 34.4 million tokens, valid MLM loss 3.84"
-    assert f"- The encoder of sst2, 500 rows; sst2, 2,000 rows: {encoder}.\n" in text
+    assert f"- Encoder of sst2, 500 rows; sst2, 2,000 rows: {encoder}.\n" in text
     assert readme_blocks.compared_rows({"downstream_cpu": report}) == [], "from scratch is no peer"
 
 
-def test_scaling_is_told_by_tokens_per_step_beside_a_reduction_after_the_backward() -> None:
+def test_scaling_is_reported_by_tokens_per_step_against_a_reduction_after_the_backward() -> None:
     seconds = {"within the backward": [1.0] * 3, "after the backward": [2.0] * 3}
     efficiency = {"within the backward": 0.9, "after the backward": 0.45}
     raw = {"like": "a cluster", "batches": {"8 tokens": {"seconds": seconds, "efficiency": efficiency}}}
@@ -347,8 +356,8 @@ def test_quick_figures_are_not_kept_and_a_missing_corpus_is_told(
         run(monkeypatch, [fake("tokenizing")], "--only", "nonsense")
 
 
-@pytest.mark.parametrize("script", sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", README))))
-def test_every_script_that_readme_starts_finds_what_it_imports(script: str) -> None:
+@pytest.mark.parametrize("script", sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", TABLES))))
+def test_every_script_that_the_page_starts_finds_what_it_imports(script: str) -> None:
     """As its user starts it: the folder of the repository is not on Python's path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

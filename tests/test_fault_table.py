@@ -1,4 +1,4 @@
-"""The table of faults: what it makes of outcomes, that reports add up, and that README shows a row for every fault."""
+"""The fault tables: how outcomes become rows, how reports add up, and that the page shows every fault."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault_list import FAULTS
 from tests.fault_table import (
     BEGIN,
     END,
@@ -23,11 +24,13 @@ from tests.fault_table import (
     put_into,
     read_outcomes,
     rows_of_table,
+    short_table,
     write_outcomes,
 )
 
 pytest_plugins = "pytester"
 
+PAGE = REPOSITORY / "tests" / "system" / "README.md"
 HERE = "tests/test_fault_table.py::test_a_row_fails_with_any_of_its_tests"
 
 
@@ -125,10 +128,21 @@ def test_the_command_puts_several_reports_into_a_page(
     monkeypatch.setattr("sys.argv", ["fault_table", *reports, "--into", str(page)])
     main()
     rows = rows_of_table(page.read_text())
-    assert [rows[name][2] for name in ("1", "2", "3")] == ["nothing", "nothing", "not tried"]
+    assert rows["1"] == FAULTS["1"] and rows["3"] == (FAULTS["3"].fault, "not tried", "not tried")
     monkeypatch.setattr("sys.argv", ["fault_table", *reports])
     main()
-    assert capsys.readouterr().out in page.read_text()
+    assert "| 1 | fault of 1 | required of 1 | nothing |" in capsys.readouterr().out
+
+
+def test_the_short_table_states_an_outcome_only_where_every_test_passed() -> None:
+    outcomes = [outcome("1"), outcome("2"), outcome("2", "failed"), outcome("3"), outcome("3", "skipped", "no disk")]
+    rows = rows_of_table(f"{BEGIN}\n{short_table(combine(outcomes))}{END}\n")
+    assert [rows[name][1] for name in ("1", "2", "3", "4")] == [
+        FAULTS["1"].outcome,
+        "failed",
+        "tested in part",
+        "not tried",
+    ]
 
 
 def test_without_pytest_the_command_says_what_it_needs() -> None:
@@ -172,10 +186,10 @@ def test_every_row_of_the_fault_list_has_a_system_test_that_is_named_after_it() 
     assert [name for row, name in system if not name.startswith(names[row])] == []
 
 
-def test_readme_shows_a_row_for_every_fault() -> None:
-    rows = rows_of_table((REPOSITORY / "README.md").read_text(encoding="utf-8"))
-    assert tuple(rows) == tuple(row.row for row in combine([]))
-    assert {name: cells for name, cells in rows.items() if len(cells) != 3 or "" in cells} == {}
-    assert [name for name, cells in rows.items() if cells[2] == "see the failure"] == []
-    marked = [(row, in_a_cell(fault)) for row, fault, _, _ in marked_tests()]
-    assert [(row, fault) for row, fault in marked if fault not in rows[row][0]] == [], "rebuild the table"
+def test_the_page_shows_every_fault_as_the_list_states_it() -> None:
+    rows = rows_of_table(PAGE.read_text(encoding="utf-8"))
+    assert rows == {row.row: tuple(map(in_a_cell, FAULTS[row.row])) for row in combine([])}, "rewrite the table"
+
+
+def test_a_cell_is_one_short_sentence() -> None:
+    assert [cell for fault in FAULTS.values() for cell in fault if len(cell) > 90 or ". " in cell] == []

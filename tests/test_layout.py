@@ -7,6 +7,7 @@ import fnmatch
 import importlib.resources
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -14,6 +15,10 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+
+from data_prep.base.missing_extra import CORE, EXTRA_OF
+from launch.command_table import COMMANDS as COMMAND_TABLE
+from launch.command_table import Command
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
@@ -38,10 +43,12 @@ SEAMS = {
     "dask": ("data_prep", 1),
     "distributed": ("data_prep", 1),
     "cloudpickle": ("data_prep", 3),
-    "pyarrow": ("data_prep", 1),
+    "pyarrow": ("data_prep", 3),
     "rensa": ("data_prep", 1),
     "tenacity": ("data_prep", 1),
     "braceexpand": ("data_prep", 1),
+    "py3langid": ("data_prep", 1),
+    "datatrove": ("data_prep", 1),
     "deepspeed": ("trainer", 4),
     "mlflow": ("trainer", 5),
 }
@@ -50,8 +57,8 @@ SEAMS = {
 # before it alone.
 ORDER = {
     "data_prep": (
-        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training", "dataset",
-        "deduplication", "pipeline", "estimate", "reports", "api", "commands",
+        "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training",
+        "dataset", "deduplication", "pipeline", "estimate", "reports", "api", "commands",
     ),
     "trainer": (
         "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "hf_export",
@@ -74,6 +81,9 @@ WITHOUT_DEEPSPEED = (
     "launch.show_attention",
     "launch.evaluate",
 )
+
+COME_WITH = {"huggingface_hub": "tokenizers", "sqlalchemy": "mlflow"}
+"""Libraries that are imported without being declared, and the dependency that brings each."""
 
 PRODUCT_FILES = sorted(path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
 
@@ -115,6 +125,25 @@ def _runs_later(node: ast.AST) -> bool:
 @cache
 def imported_by(path: Path, everywhere: bool = True) -> frozenset[str]:
     return frozenset(imports(ast.parse(path.read_text(encoding="utf-8")), everywhere))
+
+
+def libraries_reached(name: str, everywhere: bool) -> dict[str, str]:
+    """The libraries that a module imports, itself or through modules of the project, each with one importer of it."""
+    modules = {module_name(path): path for path in PRODUCT_FILES}
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    todo = [name]
+    while todo:
+        current = todo.pop()
+        if current in seen or current not in modules:
+            continue
+        seen.add(current)
+        for imported in imported_by(modules[current], everywhere):
+            top = imported.split(".")[0]
+            if top not in sys.stdlib_module_names | {*PACKAGES, "_typeshed"}:
+                found.setdefault(top, current)
+            todo += [imported, imported.rpartition(".")[0]]
+    return found
 
 
 def importers(library: str) -> list[Path]:
@@ -204,18 +233,46 @@ def test_a_library_is_met_in_its_own_package_and_in_few_modules(library: str) ->
 
 @pytest.mark.parametrize("name", WITHOUT_DEEPSPEED)
 def test_what_a_laptop_needs_never_imports_deepspeed(name: str) -> None:
-    modules = {module_name(path): path for path in PRODUCT_FILES}
-    reached, todo = set(), [name]
-    assert name in modules
-    while todo:
-        current = todo.pop()
-        if current in reached or current not in modules:
-            continue
-        reached.add(current)
-        names = imported_by(modules[current], everywhere=False)
-        assert not {imported for imported in names if imported.split(".")[0] == "deepspeed"}, current
-        todo.extend(names)
-        todo.extend(parent for imported in names for parent in [imported.rpartition(".")[0]])
+    assert name in set(map(module_name, PRODUCT_FILES))
+    assert "deepspeed" not in libraries_reached(name, everywhere=False)
+
+
+def test_preparation_imports_the_core_dependencies_alone() -> None:
+    """Also inside functions; the extras are those of one executor and of two filters."""
+    reached = {
+        library: importer
+        for path in PRODUCT_FILES
+        if path.relative_to(REPOSITORY).parts[0] == "data_prep"
+        for library, importer in libraries_reached(module_name(path), everywhere=True).items()
+    }
+    assert len(reached) > 10
+    assert {library: importer for library, importer in reached.items() if library not in CORE} == {
+        "distributed": "data_prep.executors.dask_executor",
+        "datatrove": "data_prep.filters.datatrove_adapter",
+        "py3langid": "data_prep.filters.language_filter",
+    }
+
+
+def test_the_core_dependencies_are_those_that_the_error_about_missing_libraries_knows() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
+    assert {{"pyyaml": "yaml"}.get(name, name) for name in names} <= CORE
+    extras = project["optional-dependencies"]
+    for library, extra in EXTRA_OF.items():
+        name = {"sklearn": "scikit-learn"}.get(library, library)
+        assert any(line.startswith(name) for line in extras[extra]), library
+
+
+def test_every_library_of_the_product_is_a_declared_dependency() -> None:
+    reached = {name.split(".")[0] for path in PRODUCT_FILES for name in imported_by(path)}
+    reached -= sys.stdlib_module_names | {*PACKAGES, "_typeshed"}
+    assert reached - CORE - EXTRA_OF.keys() - COME_WITH.keys() == set()
+
+
+@pytest.mark.parametrize("command", COMMAND_TABLE.values(), ids=COMMAND_TABLE)
+def test_a_command_starts_with_the_core_dependencies_alone(command: Command) -> None:
+    """So its help is quick, and a missing extra is answered with the command that installs it."""
+    assert libraries_reached(command.module, everywhere=False).keys() <= CORE
 
 
 def test_every_package_is_listed_and_its_files_are_carried() -> None:
@@ -258,9 +315,9 @@ def test_every_pin_is_exact_and_every_dependency_pinned() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin) for pin in pins)
     pinned = {re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in pins}
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    own = [line for line in extras["test"] if not line.startswith("clozeworks[")]
-    wanted = [*project["dependencies"], *own, *extras["dask"], *extras["s3"]]
+    unpinned = {"gcs", "http"}  # installed by no test and no demo
+    extras = [lines for extra, lines in project["optional-dependencies"].items() if extra not in unpinned]
+    wanted = [*project["dependencies"], *(line for lines in extras for line in lines if "clozeworks[" not in line)]
     assert {re.split(r"[^\w.-]", line)[0].lower() for line in wanted} <= pinned
 
 
@@ -270,7 +327,9 @@ def test_test_folders_are_no_packages() -> None:
 
 def test_the_lowest_versions_are_those_that_the_project_asks_for() -> None:
     """Of torch, pydantic, fsspec, regex and tokenizers the lowest that work together are higher, as the file says."""
-    asked = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["train"], *extras["finetune"], *extras["registry"]]
     bounds = dict(re.findall(r"^([\w-]+)>=([\w.]+)", "\n".join(asked), re.MULTILINE))
     lines = (REPOSITORY / "tests" / "lowest_versions.txt").read_text().splitlines()
     lowest = dict(line.split("==") for line in lines if not line.startswith("#"))

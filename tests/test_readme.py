@@ -1,4 +1,4 @@
-"""What README points at is there: functions and tests by `file.py::name`, files of commands, links to headings."""
+"""The pages point at what exists: tests and functions by `file.py::name`, files, commands, links, headings, images."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+from launch.command_table import COMMANDS
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in sorted(REPOSITORY.rglob("README.md"))
+    if "golden" not in path.parts
+    and not any(part.startswith((".", "build")) for part in path.relative_to(REPOSITORY).parts)
+}
+FRONT = PAGES[REPOSITORY / "README.md"]
+EVERY_PAGE = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+FOLDERS = ("configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/gpu", "tests/system", "trainer")
 
 CONCEPTS = [
     "Byte-pair encoding",
@@ -27,31 +39,102 @@ def names_in(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)}
 
 
-def test_a_pointer_names_what_its_file_defines() -> None:
-    pointers = set(re.findall(r"`([\w./-]+\.py)::(\w+)`", README))
-    assert len(pointers) > 15
-    assert {(path, name) for path, name in pointers if name not in names_in(REPOSITORY / path)} == set()
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_are_those_of_the_folders() -> None:
+    assert {path.parent.relative_to(REPOSITORY).as_posix() for path in PAGES} == {".", *FOLDERS}
+
+
+def test_the_front_page_is_short_and_has_the_commands_and_a_path_to_every_page() -> None:
+    assert len(FRONT) <= 14_000
+    assert 200 <= FRONT.count("\n") <= 280
+    for command in ("bash launch/demo.sh", "bash tests/run.sh", "deepspeed --num_gpus 2 launch/pretrain.py"):
+        assert command in FRONT
+    linked = set(re.findall(r"\]\(([\w/]+README\.md)", FRONT))
+    assert linked >= {f"{folder}/README.md" for folder in FOLDERS} - {"tests/gpu/README.md"}
+
+
+def test_the_demos_output_is_at_most_fifteen_lines_and_there_is_one_picture_of_the_curves() -> None:
+    output = FRONT.partition("<!-- demo output: begin -->\n```text\n")[2].partition("```")[0]
+    assert 5 <= output.count("\n") <= 15
+    picture = FRONT.partition("<!-- demo picture: begin -->\n")[2].partition("<!-- demo picture: end -->")[0]
+    assert re.fullmatch(r"!\[.+\]\(.+\)\n", picture)
+
+
+def test_the_installation_is_from_the_repository() -> None:
+    words = " ".join(FRONT.split())
+    assert "Install from the repository into an environment of its own, not from an index" in words
+
+
+@EVERY_PAGE
+def test_a_pointer_names_what_its_file_defines(path: Path) -> None:
+    pointers = set(re.findall(r"`([\w./-]+\.py)::(\w+)`", PAGES[path]))
+    assert {(file, name) for file, name in pointers if name not in names_in(REPOSITORY / file)} == set()
+
+
+@EVERY_PAGE
+def test_a_named_file_exists(path: Path) -> None:
+    """Files and folders of the repository in backticks; a name with a placeholder or a glob is not one."""
+    named = set(re.findall(r"`((?:trainer|data_prep|launch|configs|tests)/[\w./-]+)`", PAGES[path]))
+    assert {name for name in named if not (REPOSITORY / name).exists()} == set()
 
 
 def test_every_concept_has_its_code_its_test_a_command_and_its_output() -> None:
-    section = README.partition("\n## Concepts\n")[2].partition("\n## ")[0].replace("\\\n", " ")
+    page = PAGES[REPOSITORY / "trainer" / "README.md"]
+    assert page.count(".py::") > 15
+    section = page.partition("\n## Concepts\n")[2].partition("\n## ")[0].replace("\\\n", " ")
     parts = re.split(r"^\*\*(.+?)\.\*\* ", section, flags=re.MULTILINE)[1:]
     assert parts[::2] == CONCEPTS
     for name, text in zip(CONCEPTS, parts[1::2], strict=True):
-        in_tests = {path.startswith("tests/") for path in re.findall(r"`([\w./-]+\.py)::\w+`", text)}
+        in_tests = {file.startswith("tests/") for file in re.findall(r"`([\w./-]+\.py)::\w+`", text)}
         assert in_tests == {False, True}, f"{name}: a pointer to its code or to its test is missing"
         assert re.search(r"^\$ .+\n(?!\$ |```).", text, re.MULTILINE), f"{name}: a command with its output is missing"
 
 
-def test_commands_start_files_that_exist() -> None:
-    started = set(
-        re.findall(r"(?:python|bash|deepspeed|torchrun)(?: --?[\w-]+(?:[ =]\d+)?)* ((?:launch|tests)/[\w/.-]+)", README)
-    )
-    assert len(started) > 10
-    assert {path for path in started if not (REPOSITORY / path).is_file()} == set()
+@EVERY_PAGE
+def test_commands_start_files_that_exist(path: Path) -> None:
+    starter = r"(?:python|bash|deepspeed|torchrun)(?: --?[\w-]+(?:[ =]\d+)?)*"
+    started = set(re.findall(starter + r" ((?:launch|tests)/[\w/.-]+)", PAGES[path]))
+    assert {file for file in started if not (REPOSITORY / file).is_file()} == set()
+    modules = set(re.findall(r"python -m ((?:data_prep|trainer|launch|tests)[\w.]*)", PAGES[path]))
+    assert {
+        name
+        for name in modules
+        if not any((REPOSITORY / (name.replace(".", "/") + end)).is_file() for end in (".py", "/__main__.py"))
+    } == set()
 
 
-def test_links_lead_to_headings() -> None:
-    headings = re.findall(r"^#+ (.*)$", README, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert {link for link in re.findall(r"\]\(#([^)]+)\)", README) if link not in anchors} == set()
+def test_the_index_lists_every_command() -> None:
+    index = PAGES[REPOSITORY / "launch" / "README.md"].partition("\n## All commands\n")[2].partition("\n## ")[0]
+    folder = REPOSITORY / "launch"
+    files = [
+        file.relative_to(REPOSITORY).as_posix()
+        for file in (*folder.rglob("*.py"), *folder.rglob("*.sh"))
+        if file.suffix == ".sh" or "def main(" in file.read_text(encoding="utf-8")
+    ]
+    assert len(files) > 20
+    libraries = {"launch/slurm/submission.sh", "launch/__main__.py"}
+    assert {file for file in files if file not in index} <= libraries
+
+
+@EVERY_PAGE
+def test_subcommands_exist(path: Path) -> None:
+    in_code = re.findall(r"```(?:bash|text)\n.*?```|`[^`\n]+`", PAGES[path], re.DOTALL)
+    named = {name for code in in_code for name in re.findall(r"(?:^|[`\n$] ?)clozeworks ([a-z][a-z-]*)", code)}
+    assert named - COMMANDS.keys() == set()
+
+
+@EVERY_PAGE
+def test_links_lead_to_pages_headings_and_pictures(path: Path) -> None:
+    page = re.sub(r"```.*?```", "", PAGES[path], flags=re.DOTALL)
+    wrong = []
+    for link in re.findall(r"\]\(([^)]+)\)", page):
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if not target.exists() or (anchor and anchor not in anchors(PAGES[target])):
+            wrong.append(link)
+    assert wrong == []

@@ -20,15 +20,27 @@ WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES = 256 << 20, 20
 
 
 class Source(Settings):
-    """A named source of text and what its license asks to be told."""
+    """A named source of text and what its license asks to state."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="what the manifest calls it")
+    name: Annotated[str, Field(min_length=1)] = Field(description="name in the manifest")
     input: tuple[str, ...] = Field(min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz")
-    url: str | None = Field(None, description="where the text was taken from")
+    url: str | None = Field(None, description="where the text comes from")
     license: str | None = Field(None, description="license of the text, such as CC-BY-SA-4.0")
-    date: str | None = Field(None, description="when it was taken, such as 2026-05-01")
+    date: str | None = Field(None, description="date of the text, such as 2026-05-01")
     language: str | None = Field(None, description="language of its sentences; by default documents.language")
     text_field: str | None = Field(None, description="field or column of its text; by default documents.text_field")
+    weight: Annotated[float, Field(gt=0.0, le=1e9)] | None = Field(
+        None, description="its share of training samples relative to the other sources' weights; by default its tokens"
+    )
+    max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
+    epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="how often a training run uses each of its documents"
+    )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether training uses it by a rule of its own; then every source has shards of its own."""
+        return (self.weight, self.max_tokens, self.epochs) != (None, None, None)
 
     @field_validator("input", mode="before")
     @classmethod
@@ -71,6 +83,11 @@ class FilterSettings(Settings):
     version: str | None = Field(None, description="version of a filter whose source cannot be read")
     _function: FilterFunction | None = PrivateAttr(None)
 
+    @field_validator("version", mode="before")
+    @classmethod
+    def _version_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
     @property
     def function(self) -> FilterFunction | None:
         """What the Python API was given, where that is a function."""
@@ -92,7 +109,7 @@ class DocumentSettings(Settings):
     """How documents are read from the inputs."""
 
     text_field: Annotated[str, Field(min_length=1)] = Field(
-        "text", description="field of a JSON line, or column of a Parquet file, that holds the text"
+        "text", description="field or column that holds the text; text.body is the field body of the object text"
     )
     language: str = Field("en", description="language by whose rules sentences end (ISO 639-1)")
     language_field: str | None = Field(
@@ -103,11 +120,14 @@ class DocumentSettings(Settings):
     metadata_fields: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="fields or columns that filters may look at, such as [score, date]"
     )
+    formats: dict[str, str] = Field(
+        {}, description="input formats of your own by the ending of their files, such as {.xml: mypackage.dumps:read}"
+    )
     filters: tuple[FilterSettings, ...] = Field(
         (), description="filters and transforms in their order, such as {name: metadata, keep: score >= 3}"
     )
     txt_documents: Literal["file", "blank_lines"] = Field(
-        "file", description="what a document is in a .txt file: the whole file, or what stands between blank lines"
+        "file", description="what a document is in a .txt file: the whole file, or a block between blank lines"
     )
     on_bad_input: Literal["error", "skip"] = Field(
         "error",
@@ -121,12 +141,12 @@ class DocumentSettings(Settings):
     )
     max_document_bytes: Annotated[int, Field(ge=1, le=1 << 40)] = Field(
         64 << 20,
-        description="a longer line or text is dropped unread and counted, in bytes; bounds a worker's memory",
+        description="longer lines and texts are dropped unread and counted, in bytes; bounds the memory of a worker",
     )
 
     @property
     def worker_memory_bytes(self) -> int:
-        """Most memory that a worker takes, in bytes; beside it a shard's documents take about 100 each.
+        """Most memory that a worker takes, in bytes; the documents of a shard add about 100 each.
 
         Measured with documents of 60 MB: the wide string of a text with an emoji, its bytes, a token for every byte.
         """
@@ -147,7 +167,7 @@ class DeduplicationSettings(Settings):
     ngram_tokens: Annotated[int, Field(ge=1, le=10_000)] = Field(
         5,
         description="length of the n-grams that are compared, in tokens; shorter ones forgive more edits, "
-        "and tell documents of one kind apart less well",
+        "and distinguish documents of one kind less well",
     )
     num_hashes: Annotated[int, Field(ge=1, le=1024)] = Field(
         128,
@@ -158,20 +178,22 @@ class DeduplicationSettings(Settings):
     @model_validator(mode="after")
     def _near_is_more_than_exact(self) -> DeduplicationSettings:
         if self.near and not self.exact:
-            raise ValueError("near=true with exact=false is not possible: equal texts are near-duplicates; set exact")
+            raise ValueError(
+                "deduplication.near=true needs exact=true, because equal texts are near-duplicates; set exact"
+            )
         return self
 
 
 class ShardSettings(Settings):
     """How the documents are laid out in shards."""
 
-    shard_bytes: PositiveInt = Field(128_000_000, description="size of a shard to aim at, in bytes")
+    shard_bytes: PositiveInt = Field(128_000_000, description="target size of a shard, in bytes")
     min_shards: Annotated[int, Field(ge=1, lt=1_000_000)] = Field(
-        8, description="train shards even where the corpus would fit in fewer"
+        8, description="least number of train shards, even where the corpus fits in fewer"
     )
     valid_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.01, description="share of the documents held out")
     record_tokens: PositiveInt = Field(
-        65_536, description="tokens of a record; a longer document is a record of its own"
+        65_536, description="tokens per record; a longer document is a record of its own"
     )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the order of documents in a shard")
     unit_bytes: PositiveInt = Field(
@@ -205,19 +227,21 @@ class PreparationConfig(Settings):
         names = [source.name for source in self.sources]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(f"two sources are named {min(twice)!r}; give every source a name of its own")
+            raise ValueError(f"two sources are named {min(twice)!r}; give each source another name")
         return self
 
 
 def load_config(path: str | None, overrides: Sequence[str] = (), inputs: Sequence[str] = ()) -> PreparationConfig:
-    """Read the configuration; `inputs` from the command line stand as one source named "corpus".
+    """Read the configuration; `inputs` from the command line become one source named "corpus".
 
     Raises:
-        UsageError: the configuration is refused, or names no input.
+        UsageError: the configuration is wrong, or names no input.
     """
     config = load_settings(PreparationConfig, path, overrides)
     if inputs:
         config = config.model_copy(update={"sources": (Source(name=COMMAND_LINE_SOURCE, input=tuple(inputs)),)})
     if not config.sources:
-        raise UsageError("no input is named; give --input FILES, or sources in the file of --config")
+        raise UsageError(
+            "no input is named", fix="give --input FILES, or sources in the file of --config", code="missing-input"
+        )
     return config

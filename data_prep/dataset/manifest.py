@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import to_jsonable_python
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UserError
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
     STEPS,
@@ -39,6 +39,7 @@ from data_prep.dataset.manifest_records import (
     TokenizerRecord,
     step_of,
 )
+from data_prep.dataset.missing_data_set import explain_missing_data_set
 from data_prep.storage import storage
 
 MANIFEST_NAME = "manifest.json"
@@ -189,14 +190,9 @@ def read_manifest(folder: str, digest: str | None = None) -> Manifest:
         UserError: there is none, it is of a newer format, or it is not a manifest.
         UnknownVersion: no version that is kept has that digest.
     """
-    if meant := storage.folder_of_file(folder):
-        raise UsageError(f"{folder} is a file; name the folder of a data set, such as {meant}")
     url = storage.join(folder, MANIFEST_NAME)
-    if not storage.exists(url):
-        raise UserError(
-            f"{storage.redact(folder)} holds no {MANIFEST_NAME}, so it is no complete shard set; "
-            "make one with 'python -m data_prep shards', or run it again if it was stopped"
-        )
+    if storage.folder_of_file(folder) or not storage.exists(url):
+        raise explain_missing_data_set(folder)
     current = _parse(url)
     if digest is None or current.digest == digest:
         return current

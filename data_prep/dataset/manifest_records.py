@@ -22,6 +22,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "reading": (
         "invalid UTF-8",
         "invalid JSON",
+        "invalid CSV",
         "no object",
         "missing field",
         "not text",
@@ -87,6 +88,11 @@ class ShardRecord(FileRecord):
     provenance: FileRecord | None = Field(
         None, description="Parquet: id, URL and metadata of every document read, dropped copies included"
     )
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """The shard, its index and its sidecar where it has one."""
+        return (self, self.index) if self.provenance is None else (self, self.index, self.provenance)
 
     @model_serializer(mode="wrap")
     def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

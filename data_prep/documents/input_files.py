@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from braceexpand import braceexpand
 
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import PreparationConfig, Source
+from data_prep.documents.formats.format_registry import is_supported, use_formats
 from data_prep.documents.input_units import InputUnit, file_format, split_into_units
 from data_prep.storage import storage
 from data_prep.text.encodable import check_encodable
@@ -34,12 +38,13 @@ class InputFile:
 
 
 def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
-    """The input files of all sources, by source and then by name.
+    """Find the input files of all sources, by source and then by name.
 
     Raises:
-        UsageError: an input is missing, named twice, a folder, of an ending that is not read or of a name that is not
-            UTF-8, or a source says what is not, or a language is not known.
+        UsageError: an input is missing, named twice, a folder, of an unsupported type or of a name that is not UTF-8,
+            or a setting of a source is not UTF-8, or a language is unknown.
     """
+    use_formats(config.documents.formats)
     found: list[tuple[int, str]] = []
     for number, source in enumerate(config.sources):
         check_language(source.language or config.documents.language)
@@ -57,7 +62,7 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
 
 
 def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[InputUnit, ...]:
-    """The units of all files, in their order; of Parquet files the footers are read.
+    """Cut all files into units, in their order; reads the footers of Parquet files.
 
     Raises:
         UserError: a footer cannot be fetched.
@@ -74,6 +79,8 @@ def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[I
 def expand(pattern: str) -> list[str]:
     """The files that a path, a URL or a pattern names, sorted; every name of a brace pattern must match.
 
+    A folder that `datasets.Dataset.save_to_disk` wrote stands for its Arrow files.
+
     Patterns are globs (`*`, `?`, `[...]`, `**` for folders in folders), and braces as in a shell: `{a,b}`, and
     `{000..011}` with as many digits as are written. A file whose name looks like a pattern is taken by its name.
 
@@ -82,15 +89,59 @@ def expand(pattern: str) -> list[str]:
     """
     files: set[str] = set()
     for name in _without_braces(pattern):
-        matches = storage.matches(name)
+        matches = _saved_dataset(name) or storage.matches(name)
         if not matches:
             of_what = f" (of {storage.redact(pattern)})" if name != pattern else ""
             raise UsageError(
-                f"no input file matches {storage.redact(name)}{of_what}; check the path, or quote a pattern such as "
-                "'corpus/*.jsonl.gz'"
+                f"no input file matches {storage.redact(name)}{of_what}",
+                fix="check the path, or quote a pattern such as 'corpus/*.jsonl.gz'",
+                code="input-not-found",
             )
         files.update(matches)
     return sorted(files)
+
+
+def _saved_dataset(folder: str) -> list[str]:
+    """The Arrow files of a folder that `datasets` saved; none for anything else.
+
+    Raises:
+        UsageError: it holds several splits, or rows in an order of their own beside the files.
+    """
+    if folder.startswith(("http://", "https://")) or any(character in folder for character in "*?["):
+        return []
+    if not storage.is_remote(folder) and not os.path.isdir(storage.local_path(folder)):
+        return []
+    name = storage.redact(folder)
+    if is_supported(folder):
+        return []  # a store is not asked for every file
+    splits = _json_of(storage.join(folder, "dataset_dict.json")).get("splits")
+    if splits:
+        raise UsageError(
+            f"input {name} holds {len(splits)} splits of a data set: {', '.join(map(str, splits))}",
+            fix=f"name those to read, such as {name.rstrip('/')}/{splits[0]}",
+            code="dataset-of-splits",
+        )
+    state = _json_of(storage.join(folder, "state.json"))
+    if state.get("_indices_files"):
+        raise UsageError(
+            f"input {name} is a data set whose rows are chosen by a table of indices",
+            fix="save it again with flatten_indices().save_to_disk(...)",
+            code="dataset-with-indices",
+        )
+    return [storage.join(folder, item["filename"]) for item in state.get("_data_files", [])]
+
+
+def _json_of(url: str) -> dict[str, Any]:
+    """The object in a file; an empty one where there is no such file."""
+    if not storage.exists(url):
+        return {}
+    try:
+        values = json.loads(storage.read_bytes(url))
+    except ValueError as error:
+        raise UsageError(
+            f"{storage.redact(url)} is not JSON ({error})", fix="save the data set again", code="damaged-dataset"
+        ) from None
+    return values if isinstance(values, dict) else {}
 
 
 def _without_braces(pattern: str) -> list[str]:
@@ -108,8 +159,9 @@ def _without_braces(pattern: str) -> list[str]:
     if not 0 < len(names) <= _MOST_NAMES:
         limit = f"{_MOST_NAMES:,} files" if is_small else f"{_MOST_BRACES} sets of braces"
         raise UsageError(
-            f"{storage.redact(pattern)} names more than {limit}; name fewer in a pattern, and give several patterns "
-            "or one with *"
+            f"{storage.redact(pattern)} names more than {limit}",
+            fix="name fewer in a pattern, and give several patterns or one with *",
+            code="pattern-too-large",
         )
     return names
 
@@ -120,9 +172,9 @@ def _length(first: str, last: str, step: str) -> int:
 
 
 def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
-    """Refuse a file that has two names (symbolic links count), and two files that the manifest could not tell apart.
+    """Refuse a file with two names (symbolic links count), and two files that the manifest cannot distinguish.
 
-    Hard links are only reported: tools that save space make them of equal files, and equal documents are found later.
+    Hard links are only reported: tools that save space make them of equal files, and deduplication finds the documents.
     """
     places: dict[str, tuple[int, str]] = {}
     names: set[str] = set()
@@ -134,27 +186,35 @@ def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source
             other, name = places[place]
             where = "twice" if other == number else f"in two sources, {sources[other].name} and {sources[number].name}"
             same = "" if name == shown else f" (it is the same file as {name})"
-            raise UsageError(f"input {shown} is named {where}; name every file once{same}")
+            raise UsageError(
+                f"input {shown} is named {where}{same}", fix="name every file once", code="input-named-twice"
+            )
         if shown in names:
             raise UsageError(
-                f"two inputs are both called {shown} once credentials and query are left off, and could not be told "
-                "apart in the manifest; read them from places of different names"
+                f"two inputs have the same name {shown} without credentials and query, so that the manifest cannot "
+                "distinguish them",
+                fix="read them under different names",
+                code="inputs-indistinguishable",
             )
         places[place] = number, shown
         names.add(shown)
         identity = _hard_link(url)
         if identity is not None and (first := linked.setdefault(identity, shown)) != shown:
-            print(f"warning: {shown} is a hard link of {first}: its documents come twice", file=sys.stderr, flush=True)
+            print(
+                f"warning: {shown} is a hard link of {first}, so its documents are read twice",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _place(url: str) -> str:
-    """What every name of one file has in common, hard links excepted."""
+    """What all names of one file share, hard links excepted."""
     scheme, _, rest = storage.canonical(url).rpartition("://")
     return f"{scheme}://{rest.lstrip('/')}"
 
 
 def _hard_link(url: str) -> tuple[int, int] | None:
-    """What the hard links of a local file have in common; None for a file of one name."""
+    """What the hard links of a local file share; None for a file of one name."""
     if storage.is_remote(url):
         return None
     with storage.explained(url, "read"):

@@ -1,21 +1,22 @@
-"""Pieces of work on the inputs: which formats are read, and how a file is cut into units."""
+"""Units of work on the inputs: the format of a file, and how a file is cut."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
-from data_prep.base.errors import UsageError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.formats.format_registry import format_by_ending, format_of
+from data_prep.documents.formats.input_format import Cut, Format
 from data_prep.storage import storage
-from data_prep.storage.compression import COMPRESSIONS
-from data_prep.storage.parquet import DamagedParquet, ParquetRows
+from data_prep.storage.parquet import ParquetRows
 
-_FORMATS = (".txt", ".jsonl", ".json", ".parquet")
+_COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 
 
 @dataclass(frozen=True)
 class InputUnit:
-    """A piece of work on the inputs: a whole file or a part of one.
+    """A unit of work on the inputs: a whole file or a part of one.
 
     Attributes:
         start: first byte of a text file's part, which takes the lines or blocks that begin in it; of a Parquet file,
@@ -37,22 +38,32 @@ def file_format(url: str) -> tuple[str, str]:
     """Format and compression of a file by its name, such as (".jsonl", ".gz"), (".txt", "") or (".parquet", "").
 
     Raises:
-        UsageError: its ending is none that is read here.
+        UsageError: the type of the file is unsupported.
     """
-    name = (storage.redact(url) if url.startswith(("http://", "https://")) else url).lower()
-    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    for ending in _FORMATS:
-        if name.removesuffix(compression).endswith(ending):
-            return ending, compression
-    raise UsageError(
-        f"input {storage.redact(url)} has an ending that is not read here; inputs end in {' '.join(_FORMATS)}, each of "
-        f"these also with {' '.join(COMPRESSIONS)} after it"
-    )
+    _, ending, compression = format_of(url)
+    return ending, compression
+
+
+def growth_of(url: str) -> float:
+    """Bytes of text in a byte of a file, about, judged by its name."""
+    item, _, compression = format_of(url)
+    return _COMPRESSED_GROWTH if compression else item.growth
+
+
+def has_fields(url: str) -> bool:
+    """Whether the documents of a file have more than a text."""
+    return format_of(url)[0].has_fields
+
+
+def is_one_document(ending: str, settings: DocumentSettings) -> bool:
+    """Whether every file of this ending is one document."""
+    return format_by_ending(ending).is_one_document(settings)
 
 
 def cannot_be_split(url: str) -> bool:
-    """Whether a file is one unit whatever its size: a compressed one can only be read from its beginning."""
-    return bool(file_format(url)[1])
+    """Whether a file is one unit whatever its size: a compressed one, say, can only be read from its beginning."""
+    item, _, compression = format_of(url)
+    return bool(compression) or type(item).cuts is Format.cuts
 
 
 def split_into_units(
@@ -67,16 +78,10 @@ def split_into_units(
     Raises:
         UserError: a Parquet file's footer cannot be fetched.
     """
-    ending, compression = file_format(url)
-    if ending == ".parquet" and not compression:
-        return _split_parquet(url, file_bytes, unit_bytes, source)
-    is_one = bool(compression) or (ending == ".txt" and txt_documents == "file")
-    parts = 1 if is_one else max(1, file_bytes // unit_bytes)
-    cuts = [file_bytes * part // parts for part in range(parts + 1)]
-    return [
-        InputUnit(url, start, stop, parts == 1, source, stop - start)
-        for start, stop in zip(cuts[:-1], cuts[1:], strict=True)
-    ]
+    item, _, compression = format_of(url)
+    whole = [Cut(0, file_bytes, file_bytes)]
+    cuts = whole if compression else item.cuts(url, file_bytes, unit_bytes, txt_documents)
+    return [InputUnit(url, cut.start, cut.stop, len(cuts) == 1, source, cut.bytes) for cut in cuts]
 
 
 def rows_of(file: BinaryIO, unit: InputUnit) -> ParquetRows:
@@ -86,29 +91,3 @@ def rows_of(file: BinaryIO, unit: InputUnit) -> ParquetRows:
         DamagedParquet: its footer cannot be read.
     """
     return ParquetRows(file, storage.redact(unit.url), unit.start, None if unit.whole else unit.stop)
-
-
-def _split_parquet(url: str, file_bytes: int, unit_bytes: int, source: int) -> list[InputUnit]:
-    """Ranges of row groups; a file that is no Parquet is one unit, so that its reader refuses it or counts it."""
-    whole = InputUnit(url, 0, 0, True, source, file_bytes)
-    if not file_bytes:
-        return [whole]
-    try:
-        with storage.open_read(url) as file:
-            groups = rows_of(file, whole).row_groups()
-    except DamagedParquet:
-        return [whole]
-    cuts, plain_bytes = [0], 0
-    for number, group in enumerate(groups):
-        if plain_bytes and plain_bytes + group.plain_bytes > unit_bytes:
-            cuts.append(number)
-            plain_bytes = 0
-        plain_bytes += group.plain_bytes
-    cuts.append(len(groups))
-    stored = sum(group.stored_bytes for group in groups)
-    shares = [sum(group.stored_bytes for group in groups[:cut]) * file_bytes // max(stored, 1) for cut in cuts]
-    shares[-1] = file_bytes
-    return [
-        InputUnit(url, cuts[i], cuts[i + 1], len(cuts) == 2, source, shares[i + 1] - shares[i])
-        for i in range(len(cuts) - 1)
-    ]

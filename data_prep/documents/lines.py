@@ -1,4 +1,4 @@
-"""Lines of a byte stream and the blocks that blank lines part, in bounded memory however long they are.
+"""Lines of a byte stream and the blocks that blank lines separate, in bounded memory at any length.
 
 A part of a file is a byte range of it. Its lines are those that begin in the range; its blocks those whose blank line
 before begins in the range, and of the part at the file's beginning the file's first one too. So the parts of a file
@@ -44,10 +44,10 @@ def skip_to_line(file: BinaryIO, position: int, stop: int) -> int:
 
 
 def bounded_lines(file: BinaryIO, limit: int, position: int = 0, stop: int | None = None) -> Iterator[Line]:
-    """The lines of `file`, which stands at byte `position`, that begin before `stop`.
+    """Yield the lines of `file`, which is at byte `position`, that begin before `stop`.
 
-    What a line has over `limit` bytes is read and counted, but not kept. A byte order mark at the file's beginning
-    is taken off.
+    Bytes of a line beyond `limit` are read and counted, but not kept. A byte order mark at the beginning of the file
+    is removed.
     """
     number = 0
     while (stop is None or position < stop) and (data := file.readline(limit + 1)):

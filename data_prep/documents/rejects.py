@@ -1,10 +1,9 @@
-"""What is left out while inputs are read: refused or counted by policy, and never in silence."""
+"""Input that holds no document: refused or counted, as `documents.on_bad_input` says, and always reported."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import Any
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
@@ -16,19 +15,23 @@ TOO_LONG = "too many bytes"
 
 
 class BadInput(UserError):
-    """Input that cannot be read; `reason` is the heading under which the policy `skip` counts it."""
+    """Input that cannot be read.
 
-    def __init__(self, message: str, reason: str = "unreadable", spoils_file: bool = False) -> None:
-        super().__init__(message)
+    Args:
+        reason: the heading under which the policy `skip` counts it; the code is the same in kebab case.
+        spoils_file: nothing of the file can be used.
+    """
+
+    def __init__(
+        self, problem: str, reason: str = "unreadable", spoils_file: bool = False, *, fix: str = "", code: str = ""
+    ) -> None:
+        super().__init__(problem, fix=fix, code=code or reason.lower().replace(" ", "-"))
         self.reason = reason
         self.spoils_file = spoils_file
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.reason, self.spoils_file)
-
 
 class Fault(Exception):
-    """Why something is no document: `what` is wrong with it, the `reason` to count it under, what to do about it."""
+    """Why something is no document: `what` is wrong, the `reason` to count it under, the `remedy`."""
 
     def __init__(self, what: str, reason: str, remedy: str = "fix it") -> None:
         super().__init__(what)
@@ -38,11 +41,11 @@ class Fault(Exception):
 
 
 class Rejects:
-    """Of one unit of input, the documents that are left out.
+    """The documents of one unit of input that are left out.
 
     Attributes:
-        where: the file, as messages name it.
-        dropped: how many were left out, by reason.
+        where: name of the file for messages.
+        dropped: number of documents left out, by reason.
     """
 
     def __init__(self, url: str, settings: DocumentSettings, is_part: bool, begins_file: bool) -> None:
@@ -78,14 +81,14 @@ class Rejects:
         """
         found = f"{place} {fault.what}".lstrip()
         if self._settings.on_bad_input == "error":
-            advice = f"{fault.remedy}, or leave such input out with documents.on_bad_input=skip"
-            raise BadInput(f"{self.where} {found}; {advice}", fault.reason)
+            fix = f"{fault.remedy}, or leave such input out with documents.on_bad_input=skip"
+            raise BadInput(f"{self.where} {found}", fault.reason, fix=fix)
         if count:
             self.dropped[fault.reason] += count
             self._first.setdefault(fault.reason, found)
 
     def bad_line(self, line: Line, fault: Fault) -> None:
-        """The same for a line of text."""
+        """Refuse or count a line of text."""
         if self._begins_file or self._settings.on_bad_input == "error":
             place = self._line_name(line.number, line.start)
         else:
@@ -105,7 +108,7 @@ class Rejects:
         self.dropped[TOO_MANY_MARKS] += 1
 
     def warn(self) -> None:
-        """Tell on standard error what was left out, a line for each reason."""
+        """Print what was left out as warnings, a line for each reason."""
         for reason, count in sorted(self.dropped.items()):
             what = f"{reason} (the first: {self._first.get(reason)})"
             if reason == TOO_LONG:
@@ -116,6 +119,6 @@ class Rejects:
             print(f"warning: {self.where}: {count:,} left out, {what}", file=sys.stderr, flush=True)
 
     def warn_spoiled(self, error: BadInput) -> None:
-        """Tell on standard error that nothing of the unit is used."""
+        """Print a warning that nothing of the unit is used."""
         what = "this part of it is" if self._is_part else "all of it is"
         print(f"warning: {error} ({what} left out)", file=sys.stderr, flush=True)

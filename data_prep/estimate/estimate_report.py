@@ -1,4 +1,4 @@
-"""What `--dry-run` says of a preparation: counts, bytes and minutes to expect, and what they were judged from."""
+"""The report of `--dry-run`: expected counts, bytes and minutes, and what they are estimated from."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def estimate_report(plan: Plan, estimate: Estimate, num_workers: int, output: st
     )
     read = f"{estimate.sample_text_bytes / 1e6:,.2f} MB of text"
     if estimate.is_all:
-        yield f"the inputs are small, all of them were read and encoded ({read}); the counts are exact:"
+        yield f"the inputs are small, so all of them were read and encoded ({read}); the counts are exact:"
     else:
-        yield f"an estimate, from {read} at the beginnings of files and of their parts:"
+        yield f"estimated from {read} at the beginnings of files and of their parts:"
     about = "" if estimate.is_all else "about "
     for name, figures in estimate.sources.items():
         yield f"  {name}: {about}{_described(figures)}"
@@ -37,7 +37,7 @@ def estimate_report(plan: Plan, estimate: Estimate, num_workers: int, output: st
     documents = plan.config.documents
     yield (
         f"  at most {documents.worker_memory_bytes / (1 << 30):.1f} GiB of memory per process, as "
-        f"documents.max_document_bytes={documents.max_document_bytes} says, and about 100 bytes for every document "
+        f"documents.max_document_bytes={documents.max_document_bytes} sets, and about 100 bytes for every document "
         "of a shard"
     )
     yield from _unsplittable(plan)
@@ -79,7 +79,7 @@ def _not_counted(plan: Plan, estimate: Estimate) -> Iterator[str]:
     if plan.config.deduplication.near:
         missing.append("near-duplicates and the time to find them")
     if missing:
-        yield f"  not looked for here: {', '.join(missing)}"
+        yield f"  not estimated: {', '.join(missing)}"
 
 
 def _unsplittable(plan: Plan) -> Iterator[str]:

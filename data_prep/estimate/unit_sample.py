@@ -1,4 +1,4 @@
-"""Reading the beginning of a unit, to judge the rest by it."""
+"""Reading the beginning of a unit, from which the rest is estimated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.document import Document
-from data_prep.documents.input_units import InputUnit, file_format
+from data_prep.documents.input_units import InputUnit, file_format, is_one_document
 from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
@@ -24,12 +24,13 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 _GROWTH_BYTES = 4_000_000  # of text by which compression is judged
 _PIECE_BYTES = 1 << 14
+_LINES = (".txt", ".jsonl", ".json")  # whose documents are counted line by line; of others buffers are counted
 _BATCH_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was read of a unit; `read_bytes` is its share of the unit's `bytes`."""
+    """What was read of a unit; `read_bytes` is its share of the `bytes` of the unit."""
 
     unit: InputUnit
     encoded: Section
@@ -61,7 +62,7 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     parts.append(encode_documents([], tokenizer, settings, language, dropped)[0])
     seconds = time.perf_counter() - started_at
     is_all = bool(reader.sha256)
-    read_bytes = unit.bytes if is_all else min(unit.bytes, _bytes_of(unit, num_read, reader.num_rows, settings))
+    read_bytes = unit.bytes if is_all else min(unit.bytes, _bytes_of(unit, num_read, reader, settings))
     num_dropped = sum(dropped.values()) + sum(reader.dropped.values())
     is_empty = unit.whole and is_all and not num_read  # counted as one document, as the preparation does
     return Sample(unit, join_sections(parts), read_bytes, is_all, num_dropped + is_empty, seconds)
@@ -84,13 +85,15 @@ def _batches(reader: FilteredReader, most_characters: int) -> Iterator[list[Docu
         yield batch
 
 
-def _bytes_of(unit: InputUnit, num_documents: int, num_rows: int | None, settings: DocumentSettings) -> float:
+def _bytes_of(unit: InputUnit, num_documents: int, reader: FilteredReader, settings: DocumentSettings) -> float:
     """About how many bytes of its file the unit's first documents take."""
-    if num_rows is not None:
-        return unit.bytes * num_documents / max(num_rows, 1)
+    if reader.num_rows is not None:
+        return unit.bytes * num_documents / max(reader.num_rows, 1)
     ending, compression = file_format(unit.url)
     if is_one_document(ending, settings):
         return unit.bytes
+    if ending not in _LINES:
+        return reader.bytes_read
     with storage.open_read(unit.url) as raw:
         raw.seek(max(0, unit.start - 1))
         counted = _CountedFile(raw)
@@ -124,7 +127,3 @@ class _CountedFile(io.RawIOBase):
         buffer[: len(data)] = data
         self.num_bytes += len(data)
         return len(data)
-
-
-def is_one_document(ending: str, settings: DocumentSettings) -> bool:
-    return ending == ".txt" and settings.txt_documents == "file"

@@ -14,8 +14,10 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
-from data_prep.filters.reasons import filter_reason
-from data_prep.filters.registry import Step, filters_fingerprint, load_filters
+from data_prep.documents.rejects import BadInput
+from data_prep.filters.protocol import UnusableDocument
+from data_prep.filters.reasons import UNUSABLE, filter_reason
+from data_prep.filters.registry import Step, configured_filters, filters_fingerprint
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
 
@@ -47,9 +49,10 @@ class FilteredReader(DocumentReader):
         on_drop: Callable[[Document, str], None] | None = None,
     ) -> None:
         super().__init__(unit, settings, text_field, source)
-        self._steps = load_filters(settings.filters)
+        self._steps = configured_filters(settings)
         self._filtered: Counter[str] = Counter()
         self._on_drop = on_drop
+        self._skips = settings.on_bad_input == "skip"
         if fingerprint is not None and fingerprint != filters_fingerprint(settings.filters):
             raise UserError(
                 "the filters of this process are not those that the preparation began with: a source, a version or a "
@@ -85,7 +88,7 @@ class FilteredReader(DocumentReader):
                 continue
             self._filtered[reason] += 1
             if len(self._filtered) > _MOST_REASONS:
-                raise self._wrong(self._steps[-1], f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons")
+                raise self._wrong(step, f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons")
             if self._on_drop is not None:
                 self._on_drop(document, reason)
 
@@ -95,6 +98,13 @@ class FilteredReader(DocumentReader):
             outcome = step.apply(document)
         except UserError:
             raise
+        except UnusableDocument as error:
+            if self._skips:
+                return UNUSABLE
+            raise BadInput(
+                f"{self._named(document)}: filter {step.name!r}: {error}",
+                fix="correct it, or leave such documents out with documents.on_bad_input=skip",
+            ) from None
         except Exception as error:  # whatever a user's function raises is the user's to fix
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error})"
@@ -114,10 +124,14 @@ class FilteredReader(DocumentReader):
         return outcome
 
     def _wrong(self, step: Step, what: str, code: str, document: Document | None = None) -> UserError:
-        where = f" {self.place}" if document is not None else ""
-        named = f" (document {document.id!r})" if document is not None and document.id is not None else ""
         return UserError(
-            f"filter {step.name!r} {what}, in {storage.redact(self.unit.url)}{where}{named}",
+            f"filter {step.name!r} {what}, in {self._named(document)}",
             fix="correct the filter; its reasons must come from a small fixed set of texts",
             code=code,
         )
+
+    def _named(self, document: Document | None) -> str:
+        """The document as messages name it: its file, line and id."""
+        where = f" {self.place}" if document is not None and self.place else ""
+        named = f" (document {document.id!r})" if document is not None and document.id is not None else ""
+        return f"{storage.redact(self.unit.url)}{where}{named}"

@@ -1,7 +1,7 @@
 """The protocols of filters and transforms.
 
-Both are called with a document and tell by the type of the result what they are: None keeps the document, a text drops
-it for that reason, a document replaces it.
+Both are called with a document, and the type of the result decides: None keeps the document, a text drops it
+for that reason, a document replaces it.
 """
 
 from __future__ import annotations
@@ -25,3 +25,11 @@ class Transform(Protocol):
     """Returns another document in place of the one given, with the same source. It depends on the document alone."""
 
     def __call__(self, document: Document, /) -> Document: ...
+
+
+class UnusableDocument(Exception):
+    """A filter cannot judge a document, such as one whose score is text.
+
+    Under `documents.on_bad_input=error` preparation stops and names the document; under `skip` it is dropped and
+    counted.
+    """

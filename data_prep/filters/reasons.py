@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 _PREFIX = "filter "
+UNUSABLE = "cannot be judged"
+"""The reason of a filter for documents that it cannot judge, under the policy `skip`."""
 
 
 def filter_reason(name: str, reason: str) -> str:

@@ -17,16 +17,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import FilterFunction, FilterSettings
+from data_prep.base.source_digest import function_digest, module_digest
+from data_prep.config.preparation_config import DocumentSettings, FilterFunction, FilterSettings
 from data_prep.documents.document import Document
-from data_prep.filters.source_digest import function_digest, module_digest
 from data_prep.storage import storage
 
 ENTRY_POINTS = "clozeworks.filters"
-BUILT_IN: dict[str, str] = {}
+BUILT_IN = {
+    "decontamination": "data_prep.filters.decontamination:Decontamination",
+    "language": "data_prep.filters.language_filter:LanguageFilter",
+    "metadata": "data_prep.filters.metadata_filter:MetadataFilter",
+    "url_blocklist": "data_prep.filters.url_blocklist:UrlBlocklist",
+}
 """Names of the built-in filters, and where they are."""
 
-ADAPTERS: dict[str, str] = {}
+ADAPTERS = {"datatrove": "data_prep.filters.datatrove_adapter:datatrove_filter"}
 """Prefixes of names such as `datatrove:GopherQualityFilter`, and the function that makes a filter of what follows."""
 
 Outcome = str | Document | None
@@ -39,11 +44,13 @@ class Step:
     Attributes:
         name: as the configuration has it.
         identity: name, parameters, version and source digest: what the result depends on, as JSON values.
+        needs: fields that it looks at; empty where it does not say.
     """
 
     name: str
     apply: Callable[[Document], Outcome]
     identity: Mapping[str, Any]
+    needs: frozenset[str] = frozenset()
 
 
 def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **parameters: Any) -> FilterSettings:
@@ -81,12 +88,32 @@ def load_filters(entries: Sequence[FilterSettings]) -> tuple[Step, ...]:
     """
     if not entries:
         return ()
-    key = json.dumps([[entry.model_dump(mode="json"), entry.function_digest] for entry in entries], sort_keys=True)
+    key = repr([(json.dumps(entry.model_dump(mode="json"), sort_keys=True), entry.function) for entry in entries])
     if key not in _loaded:
         steps = tuple(_step(entry) for entry in entries)
         _loaded.clear()
         _loaded[key] = steps
     return _loaded[key]
+
+
+def configured_filters(settings: DocumentSettings) -> tuple[Step, ...]:
+    """`load_filters` of the settings, whose fields are those that are read.
+
+    Raises:
+        UserError: as `load_filters`; or a filter looks at a field that is not read.
+    """
+    steps = load_filters(settings.filters)
+    own = {"id": settings.id_field, "url": settings.url_field, "language": settings.language_field, "source": "source"}
+    read = {name for name, field in own.items() if field} | set(settings.metadata_fields)
+    for step in steps:
+        for name in sorted(step.needs - read):
+            setting = f"documents.{name}_field" if name in own else "documents.metadata_fields"
+            raise UsageError(
+                f"filter {step.name!r} looks at {name!r}, which {setting} does not name, so that it is not read",
+                fix=f"set {setting}={name if name in own else f'[{name}]'}, or correct the filter",
+                code="filter-field-not-read",
+            )
+    return steps
 
 
 def described_filters(entries: Sequence[FilterSettings]) -> list[dict[str, Any]]:
@@ -126,7 +153,7 @@ def _step(entry: FilterSettings) -> Step:
         identity["source_sha256"] = digest
     if hasattr(apply, "identity"):
         identity.update(apply.identity())
-    return Step(entry.name, apply, identity)
+    return Step(entry.name, apply, identity, frozenset(getattr(apply, "needs", ())))
 
 
 def _users_own(name: str) -> tuple[Any, str | None]:

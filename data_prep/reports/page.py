@@ -36,7 +36,7 @@ table { border-collapse: collapse; }
 th, td { padding: .25rem .8rem .25rem 0; text-align: left; border-bottom: 1px solid #e4e6ea; white-space: nowrap; }
 th { font-weight: 600; color: #555b66; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1.2rem; margin-top: 1rem;
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(27rem, 1fr)); gap: 1.6rem; margin-top: 1rem;
          align-items: start; }
 img { width: 100%; height: auto; }
 .sample { border-left: 3px solid #d5d9e0; padding: .1rem 0 .1rem .9rem; margin: .9rem 0; }
@@ -73,7 +73,7 @@ def write_page(output: str, statistics: Statistics, plots: Mapping[str, bytes], 
 def read_samples(folder: str, manifest: Manifest) -> list[Sample]:
     """Return the first documents of the first train shard, of as many sources as possible.
 
-    Documents lie in the order of their hashes, so the first ones are a random sample.
+    Documents are in the order of their hashes, so the first ones are a random sample.
 
     Raises:
         UserError: the shard or the tokenizer is missing or damaged.

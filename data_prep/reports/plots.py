@@ -20,9 +20,11 @@ from data_prep.base.terminal import printable
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.reports.lengths import LengthHistogram
 from data_prep.reports.stats import Statistics
-from data_prep.reports.tables import NUM_FREQUENT_TOKENS, fertility
 
 _BLUE, _GREY = "#2f6f9f", "#8a8f98"
+_FIGURE_INCHES = (7.2, 4.2)
+_FEWEST_BARS = 8  # fewer bars leave space below them, so that none is a block
+_MOST_TOKENS = 12
 _MOST_SOURCES = 30
 _MOST_SHARDS_AS_BARS = 200
 _LABEL_CHARACTERS = 28
@@ -40,7 +42,7 @@ def draw_plots(statistics: Statistics) -> dict[str, bytes]:
         "frequent-tokens": ("Most frequent tokens", _frequent_tokens, True),
         "token-frequencies": ("Token frequency by rank", _token_frequencies, True),
         "drop-reasons": ("Dropped documents by reason", _drop_reasons, bool(manifest.dropped)),
-        "fertility-by-source": ("Fertility by source", _fertility_by_source, has_several_sources),
+        "bytes-per-token-by-source": ("Bytes per token by source", _bytes_per_token, has_several_sources),
         "shard-sizes": ("Shard sizes", _shard_sizes, len(manifest.shards) > 1),
     }
     is_empty = not statistics.document_lengths.num
@@ -52,7 +54,7 @@ def draw_plots(statistics: Statistics) -> dict[str, bytes]:
 
 
 def _drawn(title: str, draw: Callable[[Axes, Statistics], None], statistics: Statistics) -> bytes:
-    figure = Figure(figsize=(7.2, 4.2), dpi=110, layout="constrained")
+    figure = Figure(figsize=_FIGURE_INCHES, dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontsize=12)
@@ -74,11 +76,11 @@ def _tokens_by_source(axes: Axes, statistics: Statistics) -> None:
     _bars(axes, tokens, "tokens")
 
 
-def _fertility_by_source(axes: Axes, statistics: Statistics) -> None:
-    rates = [(name, fertility(source)) for name, source in _named_sources(statistics)]
-    known = sorted(((name, rate) for name, rate in rates if rate is not None), key=lambda item: -item[1])
-    # The sources of interest are those that cost most.
-    _bars(axes, known[:_MOST_SOURCES], "tokens per word (words end at spaces)")
+def _bytes_per_token(axes: Axes, statistics: Statistics) -> None:
+    sources = [(name, source) for name, source in _named_sources(statistics) if source.tokens]
+    # The sources of interest are those that cost most tokens.
+    rates = sorted(((name, source.text_bytes / source.tokens) for name, source in sources), key=lambda item: item[1])
+    _bars(axes, rates[:_MOST_SOURCES], "bytes of UTF-8 per token")
 
 
 def _document_lengths(axes: Axes, statistics: Statistics) -> None:
@@ -100,7 +102,7 @@ def _drop_reasons(axes: Axes, statistics: Statistics) -> None:
 
 def _frequent_tokens(axes: Axes, statistics: Statistics) -> None:
     total = int(statistics.token_counts.sum())
-    tokens = statistics.frequent_tokens(NUM_FREQUENT_TOKENS)
+    tokens = statistics.frequent_tokens(_MOST_TOKENS)
     shares = [(statistics.pieces[token], 100 * int(statistics.token_counts[token]) / total) for token in tokens]
     names = [piece if _can_be_drawn(piece) else f"id {token}" for (piece, _), token in zip(shares, tokens, strict=True)]
     _bars(axes, [(name, share) for name, (_, share) in zip(names, shares, strict=True)], "percent of all tokens")
@@ -143,14 +145,14 @@ def _histogram(axes: Axes, lengths: LengthHistogram, things: str) -> None:
 
 
 def _bars(axes: Axes, values: Sequence[tuple[str, float]], meaning: str) -> None:
-    """Draw horizontal bars, the first on top; the figure grows with their number."""
+    """Draw horizontal bars, the first on top; the figure grows with many of them."""
     assert isinstance(axes.figure, Figure)
-    axes.figure.set_figheight(max(2.2, 1.2 + 0.24 * len(values)))
+    axes.figure.set_figheight(max(_FIGURE_INCHES[1], 1.2 + 0.24 * len(values)))
     bars = axes.barh(range(len(values)), [value for _, value in values], height=0.7, color=_BLUE)
     axes.bar_label(bars, [_format(value) for _, value in values], padding=3, fontsize=8, color="#444")
     # A dollar sign in a name would begin a formula.
     axes.set_yticks(range(len(values)), [name for name, _ in values], fontsize=8, parse_math=False)
-    axes.set_ylim(max(len(values), 2) - 0.4, -0.6)
+    axes.set_ylim(max(len(values), _FEWEST_BARS) - 0.4, -0.6)
     axes.margins(x=0.12)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))

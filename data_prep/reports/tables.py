@@ -146,11 +146,6 @@ def tables(statistics: Statistics) -> Iterator[Table]:
     yield token_table(statistics)
 
 
-def fertility(source: SourceRecord) -> float | None:
-    """Return tokens per word; None for a source without documents."""
-    return source.tokens / source.words if source.words else None
-
-
 def _costs(*sources: SourceRecord) -> Iterable[str]:
     """Yield the sums over the sources: counts, tokens per word, bytes per token, and dropped documents."""
     documents, sentences, tokens, words, text_bytes = (

@@ -1,6 +1,6 @@
-"""Reading Parquet files, text columns by row group or all of it, with every kind of damage told apart from the end.
+"""Readers of Parquet files, text columns by row group or whole tables, that report every kind of damage.
 
-pyarrow is imported where it is used: it takes 34 MB of a process, and most corpora hold no Parquet.
+pyarrow is imported where it is used: it takes 34 MB of a process, and most corpora contain no Parquet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary"
 
 
 class DamagedParquet(Exception):
-    """The file is damaged, cut short, or uses what the library cannot read; says what the library said.
+    """The file is damaged, truncated, or uses an unsupported feature; the text is the library's.
 
     Attributes:
         place: where in the file, such as "row group 2 of 4, rows 101 to 200".
@@ -37,7 +37,7 @@ class DamagedParquet(Exception):
 
 
 class RowGroup(NamedTuple):
-    """What the file's footer says of a row group.
+    """The footer's description of a row group.
 
     Attributes:
         num_rows: its rows.
@@ -60,7 +60,7 @@ class ParquetRows:
 
     Raises:
         DamagedParquet: the file's footer cannot be read.
-        UserError: the file cannot be read for a reason that is not its content.
+        UserError: the disk or the network failed.
     """
 
     def __init__(self, file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> None:
@@ -72,7 +72,8 @@ class ParquetRows:
             self._parquet = pq.ParquetFile(
                 self._file, pre_buffer=False, buffer_size=_READ_BYTES, page_checksum_verification=True
             )
-            self.columns = [(field.name, field.type) for field in self._parquet.schema_arrow]
+            self._schema = self._parquet.schema_arrow
+            self.columns = [(field.name, field.type) for field in self._schema]
             metadata = self._parquet.metadata
             self._rows_of_groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
             if min(self._rows_of_groups, default=0) < 0:
@@ -82,7 +83,7 @@ class ParquetRows:
         self.num_rows = sum(self._rows_of_groups[group] for group in self._groups)
 
     def row_groups(self) -> list[RowGroup]:
-        """What the footer says of each.
+        """The footer's description of each row group.
 
         Raises:
             DamagedParquet: the footer is damaged.
@@ -99,7 +100,7 @@ class ParquetRows:
             ]
 
     def hash_columns(self, names: Collection[str | None]) -> None:
-        """Let `sha256` be that of these columns, as they stand in the file; called before they are read.
+        """Make `sha256` cover the stored bytes of these columns; call it before they are read.
 
         Raises:
             DamagedParquet: the footer is damaged.
@@ -124,7 +125,7 @@ class ParquetRows:
         return self._file.hexdigest()
 
     def values(self, names: Sequence[str], of_any_type: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of these columns; None stands for null.
+        """Yield the rows of these columns; None means null.
 
         Columns hold text, which is given as bytes; those `of_any_type` are given as the values of JSON.
 
@@ -139,29 +140,54 @@ class ParquetRows:
                     batch_size=_BATCH_ROWS, row_groups=[group], columns=list(names), use_threads=False
                 ):
                     num_read += batch.num_rows
-                    columns = ((name, batch.column(name)) for name in names)
+                    columns = ((name, self._column(batch, name)) for name in names)
                     yield from zip(
-                        *(_json_values(c) if name in of_any_type else _bytes_of(c) for name, c in columns), strict=True
+                        *(json_values(c) if name in of_any_type else _bytes_of(c) for name, c in columns), strict=True
                     )
                 if num_read != num_rows:
                     raise ValueError(f"it holds {num_read} rows")
-            except _damage() as error:
+            except damage() as error:
                 of_all = f"row group {group + 1} of {len(self._rows_of_groups)}"
                 raise DamagedParquet(f"{of_all}, rows {row + 1} to {row + num_rows}", error) from None
             row += num_rows
 
+    def column_type(self, name: str) -> Any:
+        """Type of a column, or of a field within one, such as `text.body`; None where there is none."""
+        import pyarrow as pa
+
+        if name in self._schema.names:
+            return self.columns[self._schema.names.index(name)][1]
+        first, *path = name.split(".")
+        found: Any = self._schema.field(first).type if path and self._schema.names.count(first) == 1 else None
+        for part in path:
+            is_there = found is not None and pa.types.is_struct(found) and found.get_field_index(part) >= 0
+            found = found.field(part).type if is_there else None
+        return found
+
+    def is_text(self, name: str) -> bool:
+        """Whether `column_type` is text, bytes that may be UTF-8, or null."""
+        return is_text(self.column_type(name))
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        if name in self._schema.names:
+            return batch.column(name)
+        import pyarrow.compute as pc
+
+        first, *path = name.split(".")
+        return pc.struct_field(batch.column(first), path)
+
     @contextlib.contextmanager
     def _footer(self) -> Iterator[None]:
-        """Tell what goes wrong while the footer is looked at as damage of it."""
+        """Turn errors of reading the footer into `DamagedParquet`."""
         try:
             yield
-        except _damage() as error:
+        except damage() as error:
             place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
             raise DamagedParquet(place, error) from None
 
 
 def read_whole(path: Path) -> pa.Table:
-    """The file as a table, every page and every text of it checked.
+    """Read the file as a table and check every page and every text.
 
     Raises:
         DamagedParquet: the file is damaged.
@@ -174,13 +200,13 @@ def read_whole(path: Path) -> pa.Table:
         table.validate(full=True)  # a text may hold bytes that are no UTF-8
     except FileNotFoundError:
         raise
-    except _damage() as error:
+    except damage() as error:
         raise DamagedParquet("all of it was read", error) from None
     return table
 
 
 def looks_like_parquet(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a Parquet file, or once was one."""
+    """Whether a file that begins with these bytes is a Parquet file, possibly a damaged one."""
     return bool(_HEAD.match(head))
 
 
@@ -193,8 +219,8 @@ def is_text(column_type: Any) -> bool:
     return str(column_type) in _TEXT_TYPES
 
 
-def _damage() -> tuple[type[Exception], ...]:
-    """What comes of a damaged file; ValueError of names that are no UTF-8 and of our own checks."""
+def damage() -> tuple[type[Exception], ...]:
+    """The exceptions that a damaged file raises; ValueError for names that are not UTF-8 and our own checks."""
     import pyarrow as pa
 
     return pa.ArrowException, OSError, MemoryError, ValueError
@@ -210,8 +236,8 @@ def _bytes_of(column: pa.Array) -> list[bytes | None]:
     return values
 
 
-def _json_values(column: pa.Array) -> list[Any]:
-    """The values as JSON has them: what it has no type for, such as dates, as text."""
+def json_values(column: pa.Array) -> list[Any]:
+    """The values of a column as JSON has them: what it has no type for, such as dates, as text."""
     values: list[Any] = column.to_pylist()
     return [value if isinstance(value, (str, int, float, NoneType)) else _json_value(value) for value in values]
 

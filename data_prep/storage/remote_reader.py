@@ -41,7 +41,7 @@ def open_ranges(url: str, filesystem: Any, path: str) -> BinaryIO:
 
 def tag(info: Mapping[str, Any]) -> str:
     """A mark of the content that changes when the file is written again: the store's own tag, or the time."""
-    names = ("ETag", "etag", "LastModified", "Last-Modified", "created", "mtime")
+    names = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified", "created", "mtime")
     mark = next((info[name] for name in names if info.get(name)), None)
     return f"{info.get('size')}-{mark}"
 

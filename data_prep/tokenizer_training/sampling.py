@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -136,7 +137,7 @@ def sample_unit(task: SampleTask) -> tuple[CorpusCounts, str]:
     The file holds at least what of the unit is in the sample of the corpus; nothing where it turns out damaged.
     """
     # A unit may be done twice at once, where a killed pool's other workers take a moment to end.
-    path = Path(task.work_folder) / f"unit-{task.number:06d}-{os.getpid()}.jsonl"
+    path = Path(task.work_folder) / f"unit-{task.number:06d}-{uuid.uuid4().hex}.jsonl"
     with _writing(path), open(path, "w", encoding="utf-8") as file:
         counts = _read(task, _Writer(task, file).add)
         if counts.warnings:
@@ -210,8 +211,9 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written ({error.strerror}); the sample needs about tokenizer.sample_bytes of space "
-            "for each worker: free some, or choose another output"
+            f"{path} cannot be written: {error.strerror} (the sample needs about tokenizer.sample_bytes per worker)",
+            fix="free space there, or choose another output",
+            code="unwritable-file",
         ) from None
 
 

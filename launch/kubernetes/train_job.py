@@ -1,15 +1,15 @@
-"""Print a Kubeflow TrainJob with its runtime: `python launch/kubernetes/train_job.py ... | kubectl apply -f -`.
+"""Print a Kubeflow TrainJob with its runtime, for `kubectl apply -f -`.
 
-    python launch/kubernetes/train_job.py --name bert-large --image registry.example.org/clozeworks:0.1 \\
+    clozeworks train-job --name bert-large --image registry.example.org/clozeworks:0.2 \\
         --nodes 4 --gpus 8 --claim training-data:/data -- \\
-        --config bert_large data.shards=/data/shards output_dir=/data/runs/bert_large
+        --config bert_large data.shards=/data/shards output_dir=/data/runs/bert_large | kubectl apply -f -
 
 The arguments after -- are those of launch/pretrain.py. The cluster needs Kubeflow Trainer 2 (API version
-trainer.kubeflow.org/v1alpha1) with JobSet; launch/Dockerfile makes the image. The ranks save before a pod is moved.
-All pods start again and resume from the newest checkpoint after exit status 75 (stopped after saving), 76 (a rank was
+trainer.kubeflow.org/v1alpha1) with JobSet; launch/Dockerfile builds the image. The ranks save before a pod is moved.
+All pods restart and resume from the newest checkpoint after exit status 75 (stopped after saving), 76 (a rank was
 lost), 134, 135, 137 and 139 (a rank crashed or was killed), and after an eviction or the loss of a host. After any
-other status the TrainJob fails: the next attempt would end in the same way. Delete it before you apply another one
-of that name: a TrainJob cannot be changed.
+other status the TrainJob fails, because the next attempt would end in the same way. A TrainJob cannot be changed:
+delete it before you apply another one with the same name.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ PRETRAIN = "/srv/clozeworks/launch/pretrain.py"
 RANKS = "/srv/clozeworks/launch/ranks.py"
 
 RESTARTED = (75, 76, 134, 135, 137, 139)
-"""Exit statuses after which a run resumes, as in launch/slurm/pretrain.sh; ascending, as Kubernetes asks."""
+"""Exit statuses after which a run resumes, as in launch/slurm/pretrain.sh; ascending, as Kubernetes requires."""
 
-# torchrun would die of the signal on which the ranks save; what a shell ignores, its children ignore too.
+# The signal that makes the ranks save would kill torchrun; children inherit the signals that a shell ignores.
 START = "trap '' USR1; exec \"$@\""
-# The brackets keep the pattern from finding the shell that has it on its own command line.
+# Because of the brackets the pattern does not match the command line of its own shell.
 SAVE = "pkill -USR1 -f '[l]aunch/pretrain.py'; while pgrep -f '[l]aunch/pretrain.py' >/dev/null; do sleep 1; done"
 
-# Trainer looks for the container by its name and for the job by its label (pkg/constants of kubeflow/trainer); pods are
+# Trainer finds the container by its name and the job by its label (pkg/constants of kubeflow/trainer); pods are
 # called NAME-node-0-INDEX-abcde, in at most 63 characters (pkg/webhooks/jobset_webhook.go of kubernetes-sigs/jobset).
 _NODE = "node"
 _TRAINER_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,43}[a-z0-9])?")
 _MAX_NODES = 10_000
-_MAX_ARGUMENTS = 128  # of a TrainJob's command line
+_MAX_ARGUMENTS = 128  # limit of a TrainJob's command line
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[kMGTPE]|e[0-9]+)?")
@@ -56,33 +56,45 @@ _MOUNT_PATH = re.compile(r"/[^:]*")
 
 def main() -> None:
     parser = command_parser("train_job.py", __doc__)
-    parser.add_argument("--name", required=True, help="name of the job: at most 45 small letters, digits and hyphens")
-    parser.add_argument("--image", required=True, help="image made by launch/Dockerfile, with its registry")
-    parser.add_argument("--nodes", type=at_least(1), default=1, metavar="N", help="pods (default %(default)s)")
     parser.add_argument(
-        "--gpus", type=at_least(1), default=8, metavar="N", help="GPUs of each pod (default %(default)s)"
+        "--name", required=True, help="name of the job: at most 45 lowercase letters, digits and hyphens"
     )
+    parser.add_argument("--image", required=True, help="image built from launch/Dockerfile, with its registry")
+    parser.add_argument("--nodes", type=at_least(1), default=1, metavar="N", help="pods (default %(default)s)")
+    parser.add_argument("--gpus", type=at_least(1), default=8, metavar="N", help="GPUs per pod (default %(default)s)")
     parser.add_argument(
-        "--claim", action="append", default=[], metavar="CLAIM:PATH", help="a volume claim, mounted; as often as needed"
+        "--claim",
+        action="append",
+        default=[],
+        metavar="CLAIM:PATH",
+        help="volume claim to mount; repeat it for several",
     )
     parser.add_argument(
         "--secret",
         action="append",
         default=[],
         metavar="NAME",
-        help="secret with AWS_, MLFLOW_ ...; as often as needed",
+        help="secret with variables such as AWS_..., MLFLOW_...; repeat it for several",
     )
     parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable; as often as needed"
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable; repeat it for several"
     )
     parser.add_argument("--namespace", default="default", help="namespace (default %(default)s)")
-    parser.add_argument("--memory", default="64Gi", help="memory of each pod (default %(default)s)")
-    parser.add_argument("--cpus", type=at_least(1), metavar="N", help="CPUs of each pod (default: 8 for each GPU)")
+    parser.add_argument("--memory", default="64Gi", help="memory per pod (default %(default)s)")
+    parser.add_argument("--cpus", type=at_least(1), metavar="N", help="CPUs per pod (default: 8 per GPU)")
     parser.add_argument(
-        "--grace", type=at_least(1), default=600, metavar="SECONDS", help="time to save (default %(default)s)"
+        "--grace",
+        type=at_least(1),
+        default=600,
+        metavar="SECONDS",
+        help="time to save before a pod is killed (default %(default)s)",
     )
     parser.add_argument(
-        "--restarts", type=at_least(0), default=100, metavar="N", help="restarts at most (default %(default)s)"
+        "--restarts",
+        type=at_least(0),
+        default=100,
+        metavar="N",
+        help="maximum number of restarts (default %(default)s)",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- and the arguments of pretrain.py")
     options = parser.parse_args()
@@ -90,10 +102,10 @@ def main() -> None:
 
 
 def manifests(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The TrainingRuntime (how pods run and when they start again), then the TrainJob (what they run).
+    """Return the TrainingRuntime (how pods run and when they restart), then the TrainJob (what they run).
 
     Raises:
-        UsageError: an option does not fit.
+        UsageError: an option is invalid.
     """
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
     _check_options(options, arguments)
@@ -116,10 +128,10 @@ def manifests(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _runtime(options: argparse.Namespace, claims: dict[str, str]) -> dict[str, Any]:
     job = {
-        "backoffLimit": 0,  # the first pod that fails ends the attempt: the other ranks cannot go on without it
+        "backoffLimit": 0,  # the first failed pod ends the attempt: the other ranks cannot continue without it
         "podFailurePolicy": {
             "rules": [
-                # The first rule that fits decides, so an evicted pod counts as a failure whatever its status.
+                # The first matching rule decides, so an evicted pod counts as a failure whatever its status.
                 {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {
                     "action": "FailJob",
@@ -131,7 +143,7 @@ def _runtime(options: argparse.Namespace, claims: dict[str, str]) -> dict[str, A
     }
     failure_policy = {
         "maxRestarts": options.restarts,
-        # FailJob above is this reason; a pod that counts as a failure has another one, after which all pods restart.
+        # FailJob above has this reason; a pod that counts as a failure has another, after which all pods restart.
         "rules": [{"name": "notResumable", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
     }
     replicated_job = {"name": _NODE, "template": {"metadata": {"labels": _TRAINER_LABEL}, "spec": job}}
@@ -153,11 +165,11 @@ def _pod(options: argparse.Namespace, claims: dict[str, str]) -> dict[str, Any]:
         ],
     }
     volumes = [
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},  # the loader's workers hand batches on in it
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},  # the loader's workers pass batches in it
         *({"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims),
     ]
     return {
-        "restartPolicy": "Never",  # what podFailurePolicy demands
+        "restartPolicy": "Never",  # required by podFailurePolicy
         "terminationGracePeriodSeconds": options.grace,
         "containers": [container],
         "volumes": volumes,
@@ -174,7 +186,7 @@ def _trainer(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any
     return {
         "image": options.image,
         "command": ["sh", "-c", START, "sh"],
-        "args": [PYTHON, RANKS, PRETRAIN, *arguments],  # not torchrun itself, which ends with 1 whatever its ranks say
+        "args": [PYTHON, RANKS, PRETRAIN, *arguments],  # torchrun itself always ends with status 1
         "env": [{"name": name, "value": value} for name, value in environment],
         "numNodes": options.nodes,
         "numProcPerNode": options.gpus,
@@ -183,53 +195,67 @@ def _trainer(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any
 
 
 def _check_options(options: argparse.Namespace, arguments: list[str]) -> None:
-    """Check what the API server would refuse only when the manifests are applied, and what would show a secret.
+    """Check what the API server would refuse only when the manifests are applied, and that no secret is visible.
 
     Raises:
-        UsageError: an option does not fit.
+        UsageError: an option is invalid.
     """
-    _check("--name", options.name, _NAME, "at most 45 small letters, digits and hyphens, a letter first")
-    _check("--namespace", options.namespace, _LABEL, "at most 63 small letters, digits and hyphens")
+    _check("--name", options.name, _NAME, "at most 45 lowercase letters, digits and hyphens, a letter first")
+    _check("--namespace", options.namespace, _LABEL, "at most 63 lowercase letters, digits and hyphens")
     _check("--memory", options.memory, _QUANTITY, "a number of bytes such as 64Gi or 500G")
     if options.nodes > _MAX_NODES:
-        raise UsageError(f"--nodes {options.nodes} is too large; give at most {_MAX_NODES}")
+        raise UsageError(
+            f"--nodes {options.nodes} exceeds the {_MAX_NODES} nodes that pod names allow",
+            fix=f"give at most {_MAX_NODES}",
+            code="too-many-nodes",
+        )
     for secret in options.secret:
-        _check("--secret", secret, _SUBDOMAIN, "small letters, digits, hyphens and dots")
+        _check("--secret", secret, _SUBDOMAIN, "lowercase letters, digits, hyphens and dots")
     if not arguments:
-        raise UsageError("no arguments for pretrain.py; give them after --")
+        raise UsageError("no arguments for pretrain.py", fix="give them after --", code="missing-arguments")
     if len(arguments) > _MAX_ARGUMENTS - 3:
         raise UsageError(
-            f"{len(arguments)} arguments of pretrain.py are more than a TrainJob takes; give at most "
-            f"{_MAX_ARGUMENTS - 3}, and the other settings in the file of --config"
+            f"a TrainJob takes at most {_MAX_ARGUMENTS - 3} arguments of pretrain.py, got {len(arguments)}",
+            fix="write settings into the file of --config",
+            code="too-many-arguments",
         )
     _check_config(arguments)
     for claim, path in (_pair(claim, ":", "--claim") for claim in options.claim):
-        _check("--claim", claim, _LABEL, "at most 63 small letters, digits and hyphens before the colon")
-        _check("--claim", path, _MOUNT_PATH, "an absolute path after the colon, without another one")
+        _check("--claim", claim, _LABEL, "at most 63 lowercase letters, digits and hyphens before the colon")
+        _check("--claim", path, _MOUNT_PATH, "an absolute path after the colon, without a second colon")
     names = [claim.partition(":")[0] for claim in options.claim]
     if len(set(names)) < len(names):
-        raise UsageError(f"--claim names {max(names, key=names.count)} twice; mount a claim once")
+        raise UsageError(
+            f"--claim names {max(names, key=names.count)} twice", fix="mount a claim once", code="claim-mounted-twice"
+        )
     environment = dict(_pair(env, "=", "--env") for env in options.env)
     for name in environment:
-        _check("--env", name, _VARIABLE, "letters, digits and _ for the variable's name")
+        _check("--env", name, _VARIABLE, "letters, digits and _ as the variable's name")
         if name.startswith("PET_"):
-            raise UsageError(f"--env {name} is set by Kubeflow Trainer; leave it out, and give --nodes and --gpus")
-    shown = [*secrets_of(environment), *(word.partition("=")[0] for word in arguments if has_password(word))]
-    if shown:
+            raise UsageError(
+                f"--env {name} is set by Kubeflow Trainer",
+                fix="remove it, and give --nodes and --gpus",
+                code="variable-of-kubeflow",
+            )
+    visible = [*secrets_of(environment), *(word.partition("=")[0] for word in arguments if has_password(word))]
+    if visible:
         raise UsageError(
-            f"{', '.join(shown)} holds a secret, which whoever may read the job would see; put it into a Secret and "
-            "name that with --secret"
+            f"{', '.join(visible)} contains a secret that everyone who may read the job would see",
+            fix="put it into a Secret, and name the Secret with --secret",
+            code="secret-in-arguments",
         )
 
 
 def _check(option: str, value: str, pattern: re.Pattern[str], rule: str) -> None:
-    """That the API server takes the value; it would refuse the job only when that is applied."""
+    """Check a value against the API server's rule for it."""
     if not pattern.fullmatch(value):
-        raise UsageError(f"{option} {value!r} is not what Kubernetes takes there; give {rule}")
+        raise UsageError(
+            f"Kubernetes does not accept {option} {value!r}", fix=f"give {rule}", code="invalid-for-kubernetes"
+        )
 
 
 def _check_config(arguments: list[str]) -> None:
-    """That a --config without a folder in it is a preset or a file of the checkout, which the image holds too."""
+    """Check that a --config without a folder is a preset or a file of the checkout, which the image contains too."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--config", nargs="?", default="")
     config = parser.parse_known_args(arguments)[0].config
@@ -240,7 +266,7 @@ def _check_config(arguments: list[str]) -> None:
 def _pair(text: str, separator: str, option: str) -> tuple[str, str]:
     name, found, value = text.partition(separator)
     if not found or not name or not value:
-        raise UsageError(f"{option} {text}: give NAME{separator}VALUE")
+        raise UsageError(f"{option} {text!r} is not a pair", fix=f"give NAME{separator}VALUE", code="invalid-pair")
     return name, value
 
 

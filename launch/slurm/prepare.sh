@@ -1,34 +1,34 @@
 #!/usr/bin/env bash
-# Makes a shard set on a Slurm cluster: an array of jobs reads the corpus, one more job then writes the shards.
+# Prepares a shard set on a Slurm cluster: an array of jobs reads the corpus, a final job writes the shards.
 #
 #   bash launch/slurm/prepare.sh [OPTIONS] -- ARGUMENTS
 #
-# ARGUMENTS are those of 'python -m data_prep shards' (--input, --tokenizer, --output, settings), passed on as they are.
-# Inputs, tokenizer and output must be seen by all nodes alike: a shared folder, or s3://.
+# ARGUMENTS are those of 'python -m data_prep shards' (--input, --tokenizer, --output, settings), passed on unchanged.
+# All nodes must see inputs, tokenizer and output under the same path: a shared folder, or s3://.
 #
-#   --ranges N           jobs of the array (default: 8)
-#   --sbatch OPTION      an option for sbatch, for all jobs; as often as needed
-#   --dry-run            show what would be submitted, and what would come of it
+#   --ranges N           number of jobs in the array (default: 8)
+#   --sbatch OPTION      option of sbatch for all jobs; repeat it for several
+#   --dry-run            print the jobs that would be submitted and an estimate of the result, but submit nothing
 #   --help
 #
-#   bash launch/slurm/prepare.sh --ranges 16 --sbatch --partition=cpu --sbatch --cpus-per-task=8 --sbatch --time=4:00:00 -- \
+#   bash launch/slurm/prepare.sh --ranges 16 --sbatch --partition=cpu --sbatch --cpus-per-task=8 -- \
 #       --input 's3://corpus/part-*.jsonl.zst' --tokenizer s3://corpus/tokenizer --output s3://corpus/shards
 #
-# The last job waits until every job of the array has ended well, and is taken off where one has not. Whatever
-# failed, the same command goes on from what is done.
+# The final job waits until every job of the array has succeeded, and is cancelled if one has failed. After any failure
+# the same command continues from the finished work.
 #
-# CLOZEWORKS_VENV     the environment to use (default: .venv in the repository root)
+# CLOZEWORKS_VENV     folder of the environment (default: .venv in the repository root)
 
 set -euo pipefail
 
-# What the jobs run; sbatch copies this file away, so the repository's root comes as an argument.
+# The work of the jobs. sbatch copies this file elsewhere, so the root of the repository is an argument.
 run_job() {
     local job=$1 root=$2 ranges=$3 python workers=()
     shift 3
     # shellcheck source=launch/slurm/submission.sh
     source "$root/launch/slurm/submission.sh"
     use_environment "$root"
-    # Of an option that is given twice the last one holds: the user's own --workers, which come after.
+    # The last of two equal options counts: the user's own --workers, which follow.
     if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
         workers=(--workers "$SLURM_CPUS_PER_TASK")
     fi
@@ -49,7 +49,8 @@ submit() {
             --ranges) need_number "$@"; ranges=$2; shift 2 ;;
             -h | --help) show_help "$script"; return ;;
             --) shift; break ;;
-            *) read_common_option "$@" || die "unknown option '$1'; the arguments of 'data_prep shards' come after --"
+            *) read_common_option "$@" ||
+                die "unknown option '$1'. Fix: give the arguments of 'data_prep shards' after --. [unknown-option]"
                 shift "$shifted" ;;
         esac
     done
@@ -68,9 +69,10 @@ submit() {
     need_sbatch
     local array_id merge_id
     array_id=$("${array[@]}")
-    array_id=${array_id%%;*} # on a federation the cluster's name follows
+    array_id=${array_id%%;*} # in a federation the name of the cluster follows
     merge_id=$("${merge[@]}" "--dependency=afterok:$array_id" "${merge_job[@]}")
-    echo "array of $ranges ranges: job $array_id; the shards: job ${merge_id%%;*}, once all of it has ended well"
+    echo "submitted array job $array_id with $ranges ranges"
+    echo "submitted job ${merge_id%%;*}, which writes the shards after the array has succeeded"
 }
 
 if [[ ${1:-} == --job ]]; then

@@ -4,7 +4,7 @@
     python -m tests.benchmarks --list                what there is, and how long it takes
     python -m tests.benchmarks --only loader resuming
     python -m tests.benchmarks --quick               does all of it run? The figures mean nothing and are not kept
-    python -m tests.benchmarks --readme              README.md's tables and results/ratios.svg from results/*.json
+    python -m tests.benchmarks --readme              write the tables of the pages and results/ratios.svg
     python -m tests.benchmarks --plots DIR           bars of every result as SVG
 
 Run from the repository root on a machine that does nothing else. The corpus is a folder of *.jsonl.gz with the field
@@ -28,7 +28,7 @@ from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.running import Inputs, measure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-README = REPOSITORY / "README.md"
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "tests" / "benchmarks" / "README.md")
 RATIOS = "ratios.svg"
 
 
@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{benchmark.name:24} {_time(benchmark.minutes):>8}  {benchmark.measures}")
         return 0
     if arguments.readme:
-        write_readme(README, arguments.results or reports.RESULTS)
+        write_pages(arguments.results or reports.RESULTS)
     if arguments.plots:
         write_plots(arguments.results or reports.RESULTS, arguments.plots)
     return 0 if arguments.readme or arguments.plots else run_all(arguments)
@@ -102,17 +102,19 @@ def load_reports(folder: Path) -> dict[str, reports.Report]:
     return found
 
 
-def write_readme(path: Path, results: Path) -> None:
-    """Make the blocks of README, and the picture of all ratios beside the results."""
+def write_pages(results: Path) -> None:
+    """Write the blocks of the pages, and the chart of all ratios beside the results."""
     found = load_reports(results)
-    path.write_text(readme_blocks.rewritten(path.read_text(encoding="utf-8"), found), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(readme_blocks.rewritten(path.read_text(encoding="utf-8"), found), encoding="utf-8")
+        names = readme_blocks.names_in(path.read_text(encoding="utf-8"))
+        print(f"{path.relative_to(REPOSITORY)}: {', '.join(names)}")
     (results / RATIOS).write_text(ratios_picture(found), encoding="utf-8")
-    print(f"{path.name}: {', '.join(readme_blocks.names_in(path.read_text(encoding='utf-8')))}")
 
 
 def ratios_picture(found: dict[str, reports.Report]) -> str:
     """The bars of every figure that has a peer."""
-    return plots.draw_ratios("clozeworks beside its peers", readme_blocks.compared_rows(found))
+    return plots.draw_ratios("clozeworks compared with its peers", readme_blocks.compared_rows(found))
 
 
 def write_plots(results: Path, folder: Path) -> None:
@@ -144,7 +146,9 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="what there is, and about how long it takes")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--quick", action="store_true", help="small inputs, one run: does it work at all?")
-    parser.add_argument("--readme", action="store_true", help="write README.md from the results; measures nothing")
+    parser.add_argument(
+        "--readme", action="store_true", help="write the tables of the pages from the results; measures nothing"
+    )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the results as bars; measures nothing")
     parser.add_argument("--results", type=Path, metavar="DIR", help="default: tests/benchmarks/results; --quick: none")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Every benchmark: what it measures beside whom, its command, what that needs and how long it takes."""
+"""Every benchmark: what it measures, its peers, its command, its requirements and its duration."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.benchmarks.reports import Report, Row
 class Benchmark:
     """One script with the arguments of its full and its quick run.
 
-    `{corpus}` in an argument is a folder of jsonl.gz files, `{corpus_file}` the first of them, `{tokenizer}` and
-    `{shards}` what preparation makes of it, `{work}` a folder for what is written meanwhile. The argument `{corpora}`
-    becomes several: NAME=PATTERN of every corpus that peers are compared on.
+    In an argument `{corpus}` is a folder of jsonl.gz files, `{corpus_file}` the first of them, `{tokenizer}` and
+    `{shards}` the results of its preparation, and `{work}` a temporary folder. `{corpora}` becomes one argument
+    NAME=PATTERN for each corpus of the comparison with peers.
     """
 
     name: str
@@ -23,17 +23,17 @@ class Benchmark:
     script: str
     rows: Callable[[Report], Sequence[Row]]
     minutes: float
-    """About, on two cores."""
+    """Approximate, on two cores."""
     arguments: Sequence[str]
     quick: Sequence[str]
     packages: Sequence[str] = ()
-    """What must be installed here, the peers' too."""
+    """Packages that must be installed, those of peers included."""
     peers_environment: bool = False
-    """It installs its peers into an environment of their own."""
+    """Whether it installs its peers into an environment of their own."""
     results_option: str = "--results"
     threads: int = 1
     results: str = field(default="")
-    """File in results/; by default the name."""
+    """File in results/; default: the name."""
 
     @property
     def file_name(self) -> str:
@@ -45,7 +45,7 @@ TRANSFORMERS = ("transformers", "accelerate", "torch")
 BENCHMARKS = (
     Benchmark(
         "tokenizing",
-        "MB per CPU second beside SentencePiece, tokenizers and gigatoken, over several corpora",
+        "MB per CPU second compared with SentencePiece, tokenizers and gigatoken, on several corpora",
         "tokenizing.py",
         rows.tokenizing,
         5,
@@ -57,7 +57,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "preparation",
-        "text to verified shards by number of workers, seconds by part and memory",
+        "text to verified shards by number of workers: seconds by part, memory",
         "preparation.py",
         rows.preparation,
         6,
@@ -67,7 +67,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "preparation_scale",
-        "time and memory of preparation as the corpus grows to 16 times its size, deduplication off",
+        "time and memory of preparation for a corpus of 1 to 16 times the size, without deduplication",
         "preparation.py",
         rows.preparation_scale,
         3,
@@ -79,7 +79,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "peers_preparation",
-        "text to shards beside SentencePiece alone, datatrove and datasets.map, over several corpora",
+        "text to shards compared with SentencePiece alone, datatrove and datasets.map, on several corpora",
         "peers_preparation.py",
         rows.peers_preparation,
         6,
@@ -89,7 +89,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "memory",
-        "the largest process of a preparation beside datatrove and datasets.map",
+        "peak memory of a preparation compared with datatrove and datasets.map",
         "memory.py",
         rows.memory,
         5,
@@ -99,7 +99,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "loader",
-        "masked batches beside DataCollatorForLanguageModeling; starting; 100G tokens; memory",
+        "masked batches compared with DataCollatorForLanguageModeling; start-up; 100G tokens; memory",
         "loader.py",
         rows.loader,
         6,
@@ -109,7 +109,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "resuming",
-        "from a stop to the next batch beside datasets, StatefulDataLoader, mosaicml-streaming and Trainer",
+        "resume of the data position compared with datasets, StatefulDataLoader, mosaicml-streaming and Trainer",
         "resuming.py",
         rows.resuming,
         9,
@@ -120,7 +120,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "encoder",
-        "training steps of bert_base beside transformers, SDPA, its batches grouped by length",
+        "training steps of bert_base compared with transformers (SDPA, batches grouped by length)",
         "encoder.py",
         rows.encoder,
         10,
@@ -143,7 +143,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "roofline",
-        "what an H200 should reach, predicted kernel by kernel without one",
+        "predicted throughput of an H200, kernel by kernel",
         "roofline.py",
         rows.roofline,
         1,
@@ -162,7 +162,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "training",
-        "whole training loops and their memory beside Trainer, which groups by length",
+        "whole training loops and their memory compared with Trainer, which groups by length",
         "training.py",
         rows.training,
         20,
@@ -173,7 +173,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "pretraining",
-        "loss by tokens and by time beside Trainer in run_mlm's style, judged alike",
+        "loss by tokens and by time compared with Trainer in the style of run_mlm.py",
         "pretraining.py",
         rows.pretraining,
         40,
@@ -186,7 +186,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "downstream",
-        "English labeled tasks with a pretrained encoder, frozen and trained, beside one from scratch",
+        "labeled tasks with a pretrained encoder, frozen and in full, compared with training from scratch",
         "downstream.py",
         rows.downstream,
         60,
@@ -200,7 +200,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "scaling",
-        "two hosts on a limited link: gradients reduced within the backward beside after it",
+        "two hosts on a limited link: gradient reduction within the backward compared with after it",
         "scaling.py",
         rows.scaling,
         7,
@@ -210,7 +210,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "near_duplicates",
-        "a million documents searched for near-duplicates: speed, memory, what is found",
+        "near-duplicate search in a million documents: speed, memory, recall",
         "near_duplicates.py",
         rows.near_duplicates,
         3,
@@ -222,7 +222,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "near_duplicates_quality",
-        "which near-duplicates are found, by threshold, n-gram and number of hashes",
+        "recall of near-duplicates by threshold, n-gram and number of hashes",
         "near_duplicates.py",
         rows.near_duplicates_quality,
         5,

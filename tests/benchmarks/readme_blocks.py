@@ -1,6 +1,6 @@
-"""The parts of README.md that are made from results/*.json: between `<!-- benchmarks: NAME -->` and its end.
+"""The generated parts of the pages: from `<!-- benchmarks: NAME -->` to its end, written from results/*.json.
 
-Every figure in them comes from a report.
+Every figure in them comes from a report. README.md has numbers and summary, tests/benchmarks/README.md everything else.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end of benchmarks
 
 
 def rewritten(text: str, reports: Reports) -> str:
-    """README with every block regenerated.
+    """The page with every block regenerated.
 
     Raises:
-        UserError: a block has a name that nothing here makes, or its report is missing.
+        UserError: a block has an unknown name, or its report is missing.
     """
     return _BLOCK.sub(lambda found: found[1] + made(found[2], reports) + found[4], text)
 
@@ -28,20 +28,75 @@ def rewritten(text: str, reports: Reports) -> str:
 def made(name: str, reports: Reports) -> str:
     """The text of one block."""
     if name not in BLOCKS:
-        raise UserError(f"README.md has a block of benchmarks named {name}; there are {', '.join(BLOCKS)}")
+        raise UserError(
+            f"unknown benchmark block {name}",
+            fix=f"use one of {', '.join(BLOCKS)}",
+            code="unknown-benchmark-block",
+        )
     return "\n".join(BLOCKS[name](reports)) + "\n"
 
 
 def names_in(text: str) -> list[str]:
-    """The blocks that a README has."""
+    """The names of the blocks of a page."""
     return [found[2] for found in _BLOCK.finditer(text)]
+
+
+SUMMARY = {
+    ("tokenizing, one core", "SentencePiece"): "tokenizing",
+    ("tokenizing, one core", "tokenizers (encode_batch_fast)"): "tokenizing",
+    ("tokenizing, one core", "gigatoken"): "tokenizing",
+    ("text to shards, one core", "datatrove"): "text to verified shards",
+    ("text to shards, one core", "datasets.map + tokenizers"): "text to verified shards",
+    ("memory of preparation, 64 MB of text", "datatrove"): "memory of preparation",
+    ("masked batches, MLM, length 512", "DataCollatorForLanguageModeling, np arrays"): "masked batches",
+    ("resume after 5G tokens of an indexed set", "mosaicml-streaming"): "resume after 5G tokens",
+    ("training step, bert_base bf16, documents of like length together", "transformers, SDPA"): "training step, bf16",
+    ("whole training loop, tiny_cpu", "Trainer, group_by_length"): "whole training loop, `tiny_cpu`",
+}
+"""Rows of the overview that README.md shows, by name and peer, with their shorter names there."""
+
+
+NUMBERS = {
+    ("text to shards, one core", "datatrove"): "the preparation throughput of datatrove",
+    ("resume after 5G tokens of an indexed set", "mosaicml-streaming"): "the resume speed of mosaicml-streaming",
+    ("whole training loop, tiny_cpu", "Trainer, group_by_length"): "the training throughput of transformers' Trainer",
+}
+"""The rows behind the three numbers at the top of README.md."""
+
+
+def numbers(reports: Reports) -> Iterator[str]:
+    """Three ratios, for the top of README.md."""
+    rows = [_row(reports, *key) for key in NUMBERS]
+    yield "| " + " | ".join(f"**{figure(row.ratio or 0.0)} times**" for row in rows) + " |"
+    yield "|---" * len(rows) + "|"
+    yield "| " + " | ".join(NUMBERS.values()) + " |"
+
+
+def summary(reports: Reports) -> Iterator[str]:
+    """A few rows of the overview, for README.md."""
+    yield "| task | peer | times better than the peer | range |"
+    yield "|---|---|---|---|"
+    for key, name in SUMMARY.items():
+        row = _row(reports, *key)
+        yield f"| {name} | {row.peer_name} | {figure(row.ratio or 0.0)} | {row.range} |"
+
+
+def _row(reports: Reports, name: str, peer: str) -> Row:
+    for row in compared_rows(reports):
+        if (row.name, row.peer_name) == (name, peer):
+            return row
+    raise UserError(
+        f"no result has the row {name} with the peer {peer}",
+        fix="correct NUMBERS and SUMMARY in tests/benchmarks/readme_blocks.py",
+        code="missing-benchmark-row",
+    )
 
 
 def overview(reports: Reports) -> Iterator[str]:
     """Every figure that a peer has too."""
-    yield "| what | ours | peer | | times better | from (on) to (on) | runs | date, load average |"
+    yield "| task | ours | peer | | times better | range | runs | date, load average |"
     yield "|---|---|---|---|---|---|---|---|"
-    for report in _told(reports):
+    for report in _compared(reports):
         when = f"{report['date']}, {report['machine']['load_average']:.1f}"
         for row in rows_of(report):
             if row.peer is None or row.ratio is None:
@@ -52,11 +107,7 @@ def overview(reports: Reports) -> Iterator[str]:
             )
     yield ""
     machines = sorted({machine_of(report) for report in reports.values()})
-    yield (
-        f"Measured in turns with the peer, medians, on {' and '.join(machines)}; each file says which. Only ratios "
-        "within a row compare: other rows are of other runs, texts, machines and loads. A figure over several corpora "
-        "is that of all their text together."
-    )
+    yield f"Machines: {'; '.join(machines)}. Each result file names its own."
 
 
 _ELSEWHERE = ("cpu_steps", "encoder_compiled", "downstream", "pretraining")
@@ -65,16 +116,18 @@ _ELSEWHERE = ("cpu_steps", "encoder_compiled", "downstream", "pretraining")
 def compared_rows(reports: Reports) -> list[Row]:
     """The rows of the overview: every figure that a peer has, on text that was not used in development.
 
-    What `cpu_steps`, `encoder`, `downstream` and `pretraining` say more of stands in tables of their own.
+    `cpu_steps`, `encoder_compiled`, `downstream` and `pretraining` have tables of their own.
     """
-    return [row for report in _told(reports) for row in rows_of(report) if row.ratio is not None]
+    return [row for report in _compared(reports) for row in rows_of(report) if row.ratio is not None]
 
 
-def _told(reports: Reports) -> list[Report]:
+def _compared(reports: Reports) -> list[Report]:
     return [report for report in reports.values() if report["benchmark"] not in _ELSEWHERE]
 
 
 BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
+    "numbers": numbers,
+    "summary": summary,
     "overview": overview,
     "preparation": readme_tables.preparation,
     "loader": readme_tables.loader,

@@ -1,4 +1,4 @@
-"""The tables of README.md, each made from the reports of results/*.json; the words around the figures are here."""
+"""The tables of tests/benchmarks/README.md, each written from the reports of results/*.json, with their captions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from tests.benchmarks.reports import Report, figure, machine_of
 from tests.benchmarks.rows import fastest_collator
 
 Reports = Mapping[str, Report]
-"""By the name of their file without .json."""
+"""By file name without .json."""
 
 
 def preparation(reports: Reports) -> Iterator[str]:
-    """Ours beside the peers by corpus; then the whole command by number of workers, and by size."""
+    """Comparison with the peers by corpus; then the whole command by number of workers and by size."""
     report = _needed(reports, "peers_preparation")
     corpora = report["details"]["corpora"]
     yield (
-        f"`{report['command']}`: the whole way to verified shards with exact deduplication and sentences, MB of text "
-        f"per CPU second of one core beyond starting, every corpus with a tokenizer of its own ({_measured(report)}, "
-        f"medians of {len(next(iter(corpora.values()))['runs']['ours'])} runs in turns):"
+        f"Text to verified shards, with exact deduplication and sentence splitting, on one core. Start-up time is "
+        f"subtracted. Every corpus has its own tokenizer. Medians of "
+        f"{len(next(iter(corpora.values()))['runs']['ours'])} interleaved runs; {_measured(report)}. "
+        f"`{report['command']}`"
     )
     yield ""
     yield from _by_corpus(corpora, _PREPARED)
@@ -30,9 +31,9 @@ def preparation(reports: Reports) -> Iterator[str]:
     starts = [found["runs"] for found in corpora.values()]
     seconds = [statistics.median(_median(runs[name], "start_cpu_seconds") for runs in starts) for name in _STARTING]
     yield (
-        "Starting (two documents) takes "
-        + ", ".join(f"{name} {one:.1f}" for name, one in zip(_STARTING, seconds, strict=True))
-        + " CPU s."
+        "Start-up (two documents): "
+        + ", ".join(f"{name} {one:.1f} CPU s" for name, one in zip(_STARTING, seconds, strict=True))
+        + "."
     )
     if "preparation" in reports:
         yield ""
@@ -53,8 +54,8 @@ _STARTING = ("ours", "datasets", "datatrove")
 
 
 def _by_corpus(corpora: Mapping[str, Any], named: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """MB per CPU second of each by corpus, of its fastest form; in brackets how many times as fast ours is."""
-    yield f"| MB per CPU second (times ours is faster) | {' | '.join(corpora)} |"
+    """MB per CPU second by corpus, each peer in its fastest form; in brackets how many times faster ours is."""
+    yield f"| MB per CPU second (ours is N times faster) | {' | '.join(corpora)} |"
     yield "|---" * (len(corpora) + 1) + "|"
     for name, forms in named.items():
         cells = []
@@ -73,8 +74,9 @@ def _workers(report: Report) -> str:
     seconds = [f"{_median(runs, 'seconds'):.1f}" for runs in details["shards"].values()]
     peak = max(run["peak_mb"] for runs in details["shards"].values() for run in runs)
     return (
-        f"By number of workers (`{report['command']}`, {_measured(report)}): {details['text_mb']:.0f} MB with "
-        f"{_listed(list(details['shards']))} workers took {_listed(seconds)} s, the largest process {peak:.0f} MB."
+        f"Workers: {details['text_mb']:.0f} MB of text take {_listed(seconds)} s with "
+        f"{_listed(list(details['shards']))} workers; the largest process has {peak:.0f} MB. {_measured(report)}. "
+        f"`{report['command']}`"
     )
 
 
@@ -89,9 +91,8 @@ def _scale(report: Report) -> str:
     seconds, peaks = ([f"{run[name]:,.0f}" for run in runs] for name in ("seconds", "peak_mb"))
     tokens = f"{runs[-1]['tokens'] / 1e6:,.0f} million tokens"
     return (
-        f"Time grows with the corpus and memory hardly does (`{report['command']}`, {_measured(report)}): "
-        f"{_listed(sizes)} MB of text ({tokens} the last) took {_listed(seconds)} s, the largest process "
-        f"{_listed(peaks)} MB."
+        f"Size: {_listed(sizes)} MB of text (the last has {tokens}) take {_listed(seconds)} s; the largest process "
+        f"has {_listed(peaks)} MB. {_measured(report)}. `{report['command']}`"
     )
 
 
@@ -100,7 +101,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def loader(reports: Reports) -> Iterator[str]:
-    """Throughput by form of sample, and starting."""
+    """Throughput by kind of sample, and start-up."""
     report = _needed(reports, "loader")
     found = report["details"]["throughput"]
     form, peer = fastest_collator(report["details"])
@@ -109,11 +110,12 @@ def loader(reports: Reports) -> Iterator[str]:
         return f"{found[f'ours {mode} {length}']['million_tokens_per_cpu_second']:.1f}"
 
     yield (
-        f"**What the loader gives**, measured by `{report['command']}` ({_measured(report)}; micro-batches of 65,536 "
-        f"tokens; `DataCollatorForLanguageModeling` gave {peer:.1f} in the same run in its fastest form, {form}):"
+        f"Throughput of the loader with micro-batches of 65,536 tokens. In the same run "
+        f"`DataCollatorForLanguageModeling` reaches {peer:.1f} in its fastest form ({form}). {_measured(report)}. "
+        f"`{report['command']}`"
     )
     yield ""
-    yield "| million tokens per CPU second | MLM | next-sentence pairs | sentence-order pairs |"
+    yield "| million tokens per CPU second | MLM | NSP | SOP |"
     yield "|---|---|---|---|"
     for length in (512, 128):
         cells = " | ".join(speed(mode, length) for mode in ("none", "next_sentence", "sentence_order"))
@@ -122,16 +124,15 @@ def loader(reports: Reports) -> Iterator[str]:
     start, scale = report["details"]["start"], report["details"]["scale"]
     seconds = {name: entry["cpu_seconds"] for name, entry in start.items()}
     yield (
-        f"From the manifest to the first batch, at the beginning or in the middle of an epoch: "
-        f"{_range(seconds, 'none')} CPU s with MLM, {_range(seconds, 'next_sentence')} CPU s with pairs, which plan "
-        f"every shard at the start of an epoch, in every process that builds batches. With MLM "
-        f"{scale['tokens'] / 1e9:.0f} billion tokens in {scale['shards']:,} shards took "
-        f"{scale['none']['cpu_seconds']:.1f} CPU s and {scale['none']['peak_memory_mb']} MB."
+        f"The first batch, at the beginning or in the middle of an epoch, takes {_range(seconds, 'none')} CPU s with "
+        f"MLM and {_range(seconds, 'next_sentence')} CPU s with pairs. With pairs every process plans every shard at "
+        f"the start of an epoch. {scale['tokens'] / 1e9:.0f} billion tokens in {scale['shards']:,} shards take "
+        f"{scale['none']['cpu_seconds']:.1f} CPU s and {scale['none']['peak_memory_mb']} MB with MLM."
     )
 
 
 def encoder(reports: Reports) -> Iterator[str]:
-    """Ours and transformers, by precision and device; then what compiling changed."""
+    """Ours and transformers by precision and device; then the effect of compilation."""
     names = [name for name in ("encoder_cuda", "encoder_cpu") if name in reports]
     for name in names or ["encoder_cpu"]:
         yield from _encoder_table(name, _needed(reports, name))
@@ -146,13 +147,12 @@ def _encoder_table(name: str, report: Report) -> Iterator[str]:
     lengths = first["lengths"]["grouped"]
     seconds = "CPU second" if name == "encoder_cpu" else "second"
     yield (
-        f"`{first['preset']}` at length {details['length']}, {_measured(report)}, documents of mean "
-        f"{lengths['mean']:.0f} tokens, the peer's batches grouped by length, micro-batches of "
-        f"{first['micro_batch_tokens']:,} tokens, medians of {details['rounds']} seeds "
-        f"(`tests/benchmarks/results/{name}.json`):"
+        f"`{first['preset']}` at length {details['length']} with micro-batches of {first['micro_batch_tokens']:,} "
+        f"tokens. The documents have {lengths['mean']:.0f} tokens on average; the peer groups them by length. Medians "
+        f"of {details['rounds']} seeds; {_measured(report)} (`results/{name}.json`)."
     )
     yield ""
-    yield f"| real tokens per {seconds} | ours | transformers | ratio | by seed | ratio on rows that are all full |"
+    yield f"| real tokens per {seconds} | ours | transformers | ratio | range over seeds | ratio on full rows |"
     yield "|---|---|---|---|---|---|"
     for comparison in details["comparisons"]:
         ours, theirs, ratio = _speeds(comparison, "grouped", "eager")
@@ -168,34 +168,34 @@ def _encoder_table(name: str, report: Report) -> Iterator[str]:
 
 
 def _compiled(name: str, report: Report) -> Iterator[str]:
-    told = []
+    changes = []
     (workload,) = report["details"]["comparisons"][0]["workloads"]
     for comparison in report["details"]["comparisons"]:
         gains = {}
-        for side, place in (("ours", 0), (PEER, 1)):
-            eager, compiled = (_speeds(comparison, workload, mode)[place] for mode in ("eager", "compiled"))
+        for side, index in (("ours", 0), (PEER, 1)):
+            eager, compiled = (_speeds(comparison, workload, mode)[index] for mode in ("eager", "compiled"))
             gains[side] = f"{(compiled / eager - 1.0) * 100.0:+.0f}%"
-        told.append(f"{comparison['precision']} {gains[PEER]} for the peer and {gains['ours']} for ours")
+        changes.append(f"{comparison['precision']} {gains[PEER]} for the peer and {gains['ours']} for ours")
     filled = report["details"]["comparisons"][0]["workloads"][workload][f"{PEER} eager"]["filled_share"]
     yield (
-        f"What compiling changed (`tests/benchmarks/results/{name}.json`, {_measured(report)}, batches of the peer's "
-        f"that were {filled:.0%} filled): {'; '.join(told)}."
+        f"Effect of compilation: {'; '.join(changes)}. The peer's batches are {filled:.0%} full. {_measured(report)} "
+        f"(`results/{name}.json`)."
     )
 
 
 def cpu_steps(reports: Reports) -> Iterator[str]:
-    """Steps by precision and kernel, with all of the processor's instruction sets and with fewer."""
+    """Steps by precision and kernel, with all instruction sets of the processor and with fewer."""
     report = _needed(reports, "cpu_steps")
     details = report["details"]
     yield (
-        f"`{report['command']}`, {_measured(report)}: whole steps with DeepSpeed on one rank and one core, real tokens "
-        f"per CPU second, medians of {details['rounds']} rounds in turns; bold: the kernel that the constant rule "
-        "chooses. What oneDNN may use: all of the processor's instruction sets, or none beyond those named:"
+        f"Whole steps with DeepSpeed on one rank and one core, in real tokens per CPU second. Bold: the attention "
+        f"kernel that the rule chooses. The first column is the limit on oneDNN's instruction sets. Medians of "
+        f"{details['rounds']} interleaved rounds; {_measured(report)}. `{report['command']}`"
     )
     yield ""
     first = details["comparisons"][0]["contestants"]
     columns = [f"{each['precision']}, {each['kernel']}" for each in first]
-    yield f"| oneDNN uses | preset, length | {' | '.join(columns)} | bf16 over fp32 |"
+    yield f"| oneDNN | preset, length | {' | '.join(columns)} | bf16 over fp32 |"
     yield "|---" * (len(columns) + 3) + "|"
     for found in details["comparisons"]:
         speeds = {
@@ -212,16 +212,16 @@ def _marked(value: float, is_bold: bool) -> str:
 
 
 def training(reports: Reports) -> Iterator[str]:
-    """The whole loop beside Trainer, by corpus."""
+    """The whole loop compared with Trainer, by corpus."""
     report = _needed(reports, "training")
     details = report["details"]
     yield (
-        f"`{report['command']}`: the whole loop at length {details['length']}, {details['tokens_per_step']:,} real "
-        f"tokens per step, {_measured(report)}; the peer groups documents by length, ours packs them; tokens per CPU "
-        "second, the range over the seeds of the batches in brackets:"
+        f"The whole training loop at length {details['length']} with {details['tokens_per_step']:,} real tokens per "
+        f"step, in tokens per CPU second. Trainer groups documents by length; ours packs them. The range over seeds is "
+        f"in brackets. {_measured(report)}. `{report['command']}`"
     )
     yield ""
-    yield "| | ours | Trainer | ratio | positions filled by Trainer | peak MB ours | Trainer | ratio |"
+    yield "| | ours | Trainer | ratio | positions that Trainer fills | peak MB, ours | peak MB, Trainer | ratio |"
     yield "|---|---|---|---|---|---|---|---|"
     for config, corpora in details["models"].items():
         for corpus, runs in corpora.items():
@@ -240,14 +240,14 @@ def training(reports: Reports) -> Iterator[str]:
 
 
 def pretraining(reports: Reports) -> Iterator[str]:
-    """Loss by tokens and by time, both sides."""
+    """Loss of both sides by tokens and by time."""
     report = _either("pretraining", reports)
     details = report["details"]
     sides, forms = details["sides"], list(details["reached"])
     yield (
-        f"`{report['command']}`: `{details['preset']}`, {details['parameters']:,} parameters, {machine_of(report)}; "
-        f"valid MLM loss on {' and on '.join(forms)} (rows of our kind, and of the peer's), medians of "
-        f"{len(sides['ours']['seeds'])} seeds; {_masks(details['settings']['data'])}:"
+        f"Valid MLM loss of `{details['preset']}` ({details['parameters']:,} parameters) on {' and on '.join(forms)} "
+        f"rows (our kind of rows, and the peer's). Medians of {len(sides['ours']['seeds'])} seeds; "
+        f"{_masks(details['settings']['data'])}. {machine_of(report)}. `{report['command']}`"
     )
     yield ""
     titles = [[f"{side}, s", *(f"{side}, {form}" for form in forms)] for side in ("ours", "Trainer")]
@@ -260,20 +260,20 @@ def pretraining(reports: Reports) -> Iterator[str]:
     yield ""
     for form, reached in details["reached"].items():
         last, ours = (sides[side]["points"][-1] for side in (PEER, "ours"))
-        when = "was not reached by ours"
+        when = "Ours does not reach"
         if reached is not None:
-            when = f"was reached by ours after {reached['tokens']:,.0f} tokens and {reached['seconds']:,.0f} s"
+            when = f"After {reached['tokens']:,.0f} tokens and {reached['seconds']:,.0f} s ours reaches"
         yield (
-            f"- On {form} the peer's last loss ({last['tokens']:,} tokens, {last['seconds']:,.0f} s) {when}. At "
-            f"the end the seeds lie between {_seeds(ours, form)} (ours) and {_seeds(last, form)} (Trainer)."
+            f"- {form.capitalize()}: {when} the peer's last loss ({last['tokens']:,} tokens, {last['seconds']:,.0f} "
+            f"s). The final losses of the seeds are {_seeds(ours, form)} (ours) and {_seeds(last, form)} (Trainer)."
         )
 
 
 def downstream(reports: Reports) -> Iterator[str]:
-    """Every score of every task, from scratch, frozen and in full."""
+    """Every score of every task: from scratch, with a frozen encoder and in full."""
     report = _either("downstream", reports)
     details = report["details"]
-    yield (f"`{report['command']}`, {machine_of(report)}, mean and standard deviation of {details['seeds']} seeds:")
+    yield f"Mean and standard deviation of {details['seeds']} seeds. {machine_of(report)}. `{report['command']}`"
     yield ""
     yield "| task | variant | scores |"
     yield "|---|---|---|"
@@ -285,33 +285,34 @@ def downstream(reports: Reports) -> Iterator[str]:
     tasks_of: dict[str, list[str]] = {}
     for task, found in details["tasks"].items():
         tasks_of.setdefault(_encoder_of(found["model"]), []).append(task)
-    for told, tasks in tasks_of.items():
-        yield f"- The encoder of {'; '.join(tasks)}: {told}."
+    for encoder, tasks in tasks_of.items():
+        yield f"- Encoder of {'; '.join(tasks)}: {encoder}."
 
 
 def _encoder_of(model: Mapping[str, Any]) -> str:
-    """What pretrained a fine-tuned model, in words."""
+    """The pretrained encoder of a fine-tuned model in words."""
     size = f"{model['model_type']}, {model['num_hidden_layers']} layers of {model['hidden_size']}"
     loss = model["scores"]["valid/mlm_loss"]
     return f"{size}, {model['tokens_seen'] / 1e6:.1f} million tokens, valid MLM loss {loss:.2f}"
 
 
 def _either(name: str, reports: Reports) -> Report:
-    """The report of a GPU machine where there is one, else that of the CPU."""
+    """The report of a GPU machine if it exists, else that of the CPU."""
     return reports[f"{name}_cuda"] if f"{name}_cuda" in reports else _needed(reports, f"{name}_cpu")
 
 
 def roofline(reports: Reports) -> Iterator[str]:
-    """Predictions for a GPU that none has measured."""
+    """Predictions for a GPU, not measured."""
     report = _needed(reports, "roofline")
     details = report["details"]
     yield (
-        f"Predictions, not measurements (`{report['command']}`, {report['date']}): tokens/s and MFU of one H200, "
-        f"kernel by kernel. `before` and `now` assume {_rates(details['device'])}; the last column assumes "
-        f"{_rates(details['device_slow'])}. `before` is eager, with room for the most sequences that a row could hold."
+        f"Predictions, not measurements: throughput (tokens/s) and MFU of one H200, estimated kernel by kernel. "
+        f"`before` and `now` assume {_rates(details['device'])}. The last column assumes "
+        f"{_rates(details['device_slow'])}. `before` is eager, with the largest sequence capacity of a row. "
+        f"{report['date']}. `{report['command']}`"
     )
     yield ""
-    yield "| preset | elementwise kernels of a block, before | now | before | now | now, lower rates |"
+    yield "| preset | elementwise kernels per block, before | now | throughput, before | now | now, lower rates |"
     yield "|---|---|---|---|---|---|"
     for name, found in details["predictions"].items():
         speeds = " | ".join(f"{round(one['tokens_per_second'], -3):,.0f} ({one['mfu']:.0%})" for one in found.values())
@@ -321,12 +322,12 @@ def roofline(reports: Reports) -> Iterator[str]:
 
 
 def _rates(device: Mapping[str, float]) -> str:
-    """What kernels are assumed to reach."""
+    """The rates that kernels are assumed to reach."""
     products, forward, backward = (
         device[f"{name}_flops"] / 1e12 for name in ("matmul", "attention_forward", "attention_backward")
     )
     return (
-        f"products at {products:.0f}, attention at {forward:.0f} and {backward:.0f} TFLOP/s, other kernels at "
+        f"matrix products at {products:.0f}, attention at {forward:.0f} and {backward:.0f} TFLOP/s, other kernels at "
         f"{device['bandwidth'] / 1e12:.1f} TB/s"
     )
 
@@ -334,18 +335,19 @@ def _rates(device: Mapping[str, float]) -> str:
 def _needed(reports: Reports, name: str) -> Report:
     if name not in reports:
         raise UserError(
-            f"a table of README.md needs tests/benchmarks/results/{name}.json, which is not there; measure it with "
-            "'python -m tests.benchmarks --only NAME', or take the block out of README.md"
+            f"a block needs tests/benchmarks/results/{name}.json, which does not exist",
+            fix=f"measure it with 'python -m tests.benchmarks --only {name}', or remove the block",
+            code="missing-benchmark-result",
         )
     return reports[name]
 
 
 def _masks(data: Mapping[str, Any]) -> str:
-    """What share of the tokens either side predicts."""
+    """The share of the tokens that each side predicts."""
     first, last = data["mlm_probability"], data.get("final_mlm_probability")
     if last is None:
         return f"{first:.0%} of the tokens masked"
-    return f"masks of ours fall from {first:.0%} to {last:.0%}, Trainer's one rate and both valid sets' is {last:.0%}"
+    return f"our masking rate falls from {first:.0%} to {last:.0%}; Trainer and both valid sets use {last:.0%}"
 
 
 def _loss(point: Mapping[str, Any], form: str) -> str:
@@ -353,7 +355,7 @@ def _loss(point: Mapping[str, Any], form: str) -> str:
 
 
 def _seeds(point: Mapping[str, Any], form: str) -> str:
-    return f"{point[form]['lowest']:.3f} and {point[form]['highest']:.3f}"
+    return f"{point[form]['lowest']:.3f} to {point[form]['highest']:.3f}"
 
 
 def _speeds(comparison: Mapping[str, Any], workload: str, mode: str) -> tuple[float, float, float]:

@@ -1,10 +1,12 @@
-"""Input JSONL, plain and compressed, after damage: the documents that it truly holds, or a refusal."""
+"""Input JSONL and tables after damage, and filters over them: the documents that they truly hold, or a refusal."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from hypothesis import strategies as st
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import split_into_units
+from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.registry import filter_settings
 from tests.fuzzing.mutations import HOSTILE_JSON, fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 
@@ -138,3 +142,91 @@ def test_a_damaged_zstandard_file_is_refused_or_gives_what_it_holds(
         reader = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(written), read_across_frames=True)
         texts, num_bad = said_by(reader.read())
         assert found[0] == texts and found[1].total() == num_bad
+
+
+CSV = 'text,id\r\nplain,1\n"quoted, ""twice""\nover lines",2\nÜnïcode 漢字 🙂,3\n\n"",4\n'.encode()
+TSV = b'text\tid\nsays "yes\t1\r\n"no", he said\t2\n\nlast\t3'
+
+
+def table_of(content: bytes, is_csv: bool) -> tuple[list[str], int] | None:
+    """The texts of a table and how many rows hold none, by the plainest reading; None where it is no table."""
+    text = content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape").replace("\r\n", "\n")
+    lines = re.findall("[^\n]*\n|[^\n]+", text)
+    try:
+        rows = list(csv.reader(lines, strict=True)) if is_csv else [line.rstrip("\n").split("\t") for line in lines]
+    except csv.Error:
+        return None
+    rows = rows[:1] + [row for row in rows[1:] if row and (len(row) > 1 or row[0].strip())]
+    if not rows:
+        return [], 0
+    names = [name.strip() for name in rows[0]]
+    if names.count("text") != 1:
+        return [], len(rows) - 1
+    found = [row[names.index("text")] for row in rows[1:] if len(row) == len(names)]
+    is_text = [
+        bool(text.strip()) and text.encode(errors="replace").decode() == text and "\0" not in text for text in found
+    ]
+    texts = [text for text, is_so in zip(found, is_text, strict=True) if is_so]
+    return texts, len(rows) - 1 - len(texts)
+
+
+def _is_utf8(text: str) -> bool:
+    return text.encode(errors="replace").decode() == text
+
+
+@fuzz(250)
+@given(data=st.data(), ending=st.sampled_from((".csv", ".tsv")))
+def test_of_a_damaged_table_every_whole_row_is_read(
+    data: st.DataObject, ending: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = data.draw(mutated_bytes(CSV if ending == ".csv" else TSV))
+    path = tmp_path_factory.mktemp("tables") / f"input{ending}"
+    path.write_bytes(content)
+    expected = table_of(content, ending == ".csv")
+    found = read_or_refuse(lambda: read(path, SKIP), path.parent)
+    if expected is None or content.startswith((*_MAGIC, b"ARROW1\0\0", b"\xff\xff\xff\xff")):
+        assert found is None, "what is no table is refused as a whole"
+    else:
+        assert found is not None and found[0] == expected[0]
+        assert found[1].total() == expected[1], "every row is read or counted"
+
+
+FILTERED = [
+    {"name": "metadata", "keep": "score >= 3 and source.name != 'x'"},
+    {"name": "url_blocklist", "domains": ["bad.example"], "urls": ["good.example/a"]},
+]
+RECORDS = [
+    {"text": "One.", "url": "https://good.example/a", "score": 3, "source": {"name": "tales"}},
+    {"text": "Two.", "url": "http://www.bad.example:80", "score": 4.5, "source": {"name": "tales"}},
+    {"text": "Three.", "url": None, "score": 2, "source": {"name": "x"}},
+]
+
+
+@fuzz(150)
+@given(lines=st.lists(st.sampled_from(RECORDS).flatmap(mutated_document), min_size=1, max_size=4))
+def test_filters_keep_or_count_every_document_of_damaged_metadata(
+    lines: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("filters") / "input.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    settings = DocumentSettings(
+        on_bad_input="skip",
+        url_field="url",
+        metadata_fields=("score", "source.name"),
+        filters=tuple(map(filter_settings, FILTERED)),
+        max_document_bytes=100_000,
+    )
+
+    def read_filtered() -> tuple[list[str], Counter[str]]:
+        (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
+        reader = FilteredReader(unit, settings, "fuzz")
+        return [document.text for document in reader], reader.dropped
+
+    unfiltered, found = (
+        read_or_refuse(lambda: read(path, SKIP), path.parent),
+        read_or_refuse(read_filtered, path.parent),
+    )
+    assert (found is None) == (unfiltered is None)
+    if found is not None and unfiltered is not None:
+        total = len(unfiltered[0]) + unfiltered[1].total()
+        assert len(found[0]) + found[1].total() == total, "nothing is lost"

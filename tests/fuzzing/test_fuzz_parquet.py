@@ -1,4 +1,4 @@
-"""Input Parquet after damage: every row that its footer tells of is read or counted, or it is refused; no crash."""
+"""Input Parquet and Arrow after damage: every row is read or counted, or the file is refused; no crash."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ settings = DocumentSettings(on_bad_input="skip", language_field="language")
 def read(path):
     units = split_into_units(str(path), path.stat().st_size, 1, 0)
     readers = [DocumentReader(unit, settings) for unit in units]
-    documents = [document for reader in readers for document in reader]
+    documents = [[document.text, document.language] for reader in readers for document in reader]
     counts = [count for reader in readers for count in reader.dropped.values()]
     return documents, counts, sum(reader.num_rows or 0 for reader in readers)
 
@@ -137,6 +137,39 @@ def test_no_damaged_parquet_file_loses_rows_or_crashes_the_process_that_reads_it
             documents, counts, num_rows = outcome
             assert min(counts, default=1) > 0, f"{tmp_path / name}: {counts} are left out"
             assert len(documents) + sum(counts) == num_rows, f"{tmp_path / name}: of {num_rows} rows"
+
+
+def arrow() -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.table({"text": TEXTS, "language": LANGUAGES})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+@pytest.mark.spawn
+def test_no_damaged_arrow_file_loses_rows_or_crashes_the_process_that_reads_it(tmp_path: Path) -> None:
+    """A stream has no checksums: a changed byte of a text is read. What is cut off is noticed."""
+    whole = arrow()
+    written: dict[str, bytes] = {"whole-0.arrow": whole}
+    written |= {f"cut-{stop:06d}.arrow": whole[:stop] for stop in range(1, len(whole), 9)}
+
+    @fuzz(250)
+    @given(data=mutated_bytes(whole))
+    def damage(data: bytes) -> None:
+        written[f"damaged-{len(written):06d}.arrow"] = data
+
+    damage()
+    for name, data in written.items():
+        (tmp_path / name).write_bytes(data)
+    found = read_in_processes(tmp_path)
+    assert found.keys() == written.keys()
+    for name, outcome in found.items():
+        if name.startswith("whole"):
+            assert outcome[:2] == [[list(row) for row in zip(TEXTS, LANGUAGES, strict=True)], []]
+        elif name.startswith("cut"):
+            assert outcome is None, f"{tmp_path / name}: what is left of it is read as if it were whole"
 
 
 def varint(number: int) -> bytes:

@@ -24,7 +24,8 @@ from unittest.mock import patch
 
 import torch
 
-from launch.benchmark import Session, open_documents, parse_arguments, read_config
+from launch.benchmark import parse_arguments, read_config
+from launch.benchmark_session import Session, open_documents
 from trainer.benchmark.measurement import free_memory
 from trainer.config.families import MODERNBERT_OPTIONS
 from trainer.config.run_config import RunConfig

@@ -13,6 +13,7 @@ import torch
 
 from data_prep.base.errors import UsageError
 from launch import benchmark
+from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = [
@@ -37,26 +38,26 @@ def run(*arguments: str, cwd: Path, ranks: int = 1, **env: str) -> subprocess.Co
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message", "code"),
     [
-        (["--stage", "3"], "stages 0 to 0"),
-        (["--steps", "0"], "at least one step"),
-        (["--document-tokens", "0"], "no distribution of lengths"),
-        (["--sweep-limit", "5"], "holds no row of 64 places"),
-        (["data.mask_unit=word"], "needs a tokenizer"),
-        (["--no-engine", "training.precision=fp16"], "scales no loss"),
-        (["--sweep", "--profile", "table.txt"], "give one of them"),
-        (["--output", "nowhere/figures.json"], "there is no such folder"),
+        (["--stage", "3"], "stages 0 to 0", "unknown-stage"),
+        (["--steps", "0"], "--steps 0", "argument-out-of-range"),
+        (["--document-tokens", "0"], "--document-tokens 0", "argument-out-of-range"),
+        (["--sweep-limit", "5"], "--sweep-limit 5 .* 64 tokens", "argument-out-of-range"),
+        (["data.mask_unit=word"], "data.mask_unit=word", "masking-without-tokenizer"),
+        (["--no-engine", "training.precision=fp16"], "training.precision=fp16", "no-engine-unsupported"),
+        (["--sweep", "--profile", "table.txt"], "--profile .* --sweep", "contradicting-options"),
+        (["--output", "nowhere/figures.json"], "--output nowhere/figures.json", "missing-output-folder"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(arguments: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_arguments_that_cannot_be_are_refused(arguments: list[str], message: str, code: str) -> None:
+    with pytest.raises(UsageError, match=message, check=coded(code)):
         benchmark.read_config(benchmark.parse_arguments(["--config", "tiny_cpu", *arguments]))
 
 
 def test_without_the_engine_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="--no-engine measures one rank"):
+    with pytest.raises(UsageError, match="started 2", check=coded("no-engine-unsupported")):
         benchmark.read_config(benchmark.parse_arguments(["--config", "tiny_cpu", "--no-engine"]))
 
 
@@ -86,8 +87,8 @@ def test_a_sweep_tries_up_to_its_limit_and_writes_what_it_measured(tmp_path: Pat
     output = tmp_path / "figures.json"
     result = run(*TINY, "--sweep", "--sweep-limit", "1024", "--output", str(output), cwd=tmp_path, DS_ACCELERATOR="cpu")
     assert result.returncode == 0, result.stderr
-    assert "largest micro-batch that fits: 1,024 places (none larger was tried" in result.stdout
-    assert "not stated" in result.stdout
+    assert "largest micro-batch that fits: 1,024 tokens (limited by --sweep-limit)" in result.stdout
+    assert "an unknown peak" in result.stdout
     figures = json.loads(output.read_text())
     assert [point["micro_batch_tokens"] for point in figures["measurements"]] == [256, 512, 1024]
     assert figures["largest_micro_batch_tokens"] == 1024
@@ -105,7 +106,7 @@ def test_two_ranks_measure_one_global_batch_on_real_shards_with_a_profile(tmp_pa
         *arguments, "--output", str(output), "--profile", str(profile), cwd=tmp_path, ranks=2, DS_ACCELERATOR="cpu"
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("where 3 steps spent their time") == 1
+    assert result.stdout.count("operations of 3 steps by time") == 1
     assert "aten::" in profile.read_text()
     (point,) = json.loads(output.read_text())["measurements"]
     assert (point["accumulation_steps"], point["global_batch_tokens"]) == (1, 2048)

@@ -59,7 +59,12 @@ class Machine:
         path.chmod(0o755)
 
     def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": str(self.commands), "CLOZEWORKS_VENV": str(self.venv), "LC_ALL": "C"} | more
+        environment = {
+            "PATH": str(self.commands),
+            "CLOZEWORKS_VENV": str(self.venv),
+            "CLOZEWORKS_INSTALLER": "pip",
+            "LC_ALL": "C",
+        } | more
         command = [str(self.commands / "bash"), "launch/environment.sh", *arguments]
         return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=60)
 
@@ -67,7 +72,7 @@ class Machine:
         """What pip was told to install since the last look, call by call."""
         calls = self.calls.read_text().splitlines() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
-        prefix = f"-m pip install -c {self.root}/{constraints} "
+        prefix = f"-m pip install -c {self.root}/{constraints} --no-compile "
         assert all(call.startswith(prefix) for call in calls)
         return [call.removeprefix(prefix) for call in calls]
 
@@ -93,7 +98,63 @@ def test_without_a_gpu_the_cpu_build_of_torch_comes_first(machine: Machine, torc
 def test_with_a_gpu_torch_is_the_ordinary_build(machine: Machine, torch_version: str) -> None:
     machine.add_command("nvidia-smi", f"#!{shutil.which('bash')}\necho 'GPU 0: H200 (UUID: GPU-1)'\n")
     assert machine.run().returncode == 0
-    assert machine.pip_calls() == [f"torch=={torch_version}", f"-e {machine.root}"]
+    assert machine.pip_calls() == [f"torch=={torch_version}", f"-e {machine.root}[all]"]
+
+
+def test_preparation_alone_is_installed_without_torch(machine: Machine) -> None:
+    assert machine.run("core").returncode == 0
+    assert machine.pip_calls() == [f"-e {machine.root}"]
+
+
+def test_what_a_larger_installation_contains_is_not_installed_again(machine: Machine) -> None:
+    assert machine.run("test").returncode == 0
+    assert len(machine.pip_calls()) == 2
+    for extras in ("core", "all", "train", "train,registry"):
+        assert machine.run(*([extras] if extras != "all" else [])).returncode == 0
+        assert machine.pip_calls() == [], extras
+    assert machine.run("gcs").returncode == 0
+    assert len(machine.pip_calls()) == 2
+
+
+UV = """#!{bash}
+echo "uv $*" >>{calls}
+exit {status}
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_uv_installs_the_project_with_pips_settings_and_pip_follows_if_it_fails(
+    machine: Machine, torch_version: str, status: int
+) -> None:
+    machine.add_command("uv", UV.format(bash=shutil.which("bash"), calls=machine.calls, status=status))
+    settings = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": "https://mirror/simple", "PIP_FIND_LINKS": "/a /b"}
+    result = machine.run("train", CLOZEWORKS_INSTALLER="uv", **settings)
+    assert result.returncode == 0, result.stderr
+    torch, uv, *rest = machine.calls.read_text().splitlines()
+    assert torch.endswith(f" torch=={torch_version}+cpu")
+    assert uv.startswith(f"uv pip install --python {machine.venv}/bin/python -c {machine.root}/constraints.txt ")
+    assert " --default-index https://mirror/simple" in uv and " --find-links /a --find-links /b" in uv
+    assert uv.endswith(f" -e {machine.root}[train]")
+    assert len(rest) == status and all(line.endswith(f" -e {machine.root}[train]") for line in rest)
+
+
+def test_settings_of_pip_that_uv_does_not_have_keep_uv_away(machine: Machine) -> None:
+    machine.add_command("uv", UV.format(bash=shutil.which("bash"), calls=machine.calls, status=0))
+    result = machine.run("train", CLOZEWORKS_INSTALLER="uv", PIP_CONFIG_FILE="/dev/null", PIP_REQUIRE_HASHES="1")
+    assert result.returncode == 0, result.stderr
+    assert not any(line.startswith("uv ") for line in machine.calls.read_text().splitlines())
+
+
+def test_without_uv_pip_brings_it(machine: Machine) -> None:
+    assert machine.run("train", CLOZEWORKS_INSTALLER="uv").returncode == 0
+    _, uv, project = machine.pip_calls()
+    assert uv == "uv" and project == f"-e {machine.root}[train]", "this pip brings none, so pip does it all"
+
+
+def test_an_unknown_installer_is_refused(machine: Machine) -> None:
+    result = machine.run(CLOZEWORKS_INSTALLER="conda")
+    assert result.returncode == 1 and "[unknown-installer]" in result.stderr
+    assert machine.pip_calls() == []
 
 
 @pytest.mark.parametrize("answer", ["No matching distribution found for torch", "ResolutionImpossible"])
@@ -132,7 +193,9 @@ def test_other_versions_are_installed_by_a_file_of_ones_own(machine: Machine) ->
     assert machine.pip_calls("older.txt") == ["torch==2.11.0+cpu", f"-e {machine.root}[test]"]
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "no file"), ("numpy==2.0.0\n", "no version of torch")])
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "missing-constraints"), ("numpy==2.0.0\n", "missing-torch-version")]
+)
 def test_a_missing_or_unfit_file_of_versions_is_named(machine: Machine, text: str | None, message: str) -> None:
     if text is not None:
         (machine.root / "other.txt").write_text(text)
@@ -168,7 +231,7 @@ def test_without_a_new_enough_python_it_says_what_to_install(machine: Machine) -
     machine.add_command("python3", f"#!{shutil.which('bash')}\nexit 1\n")
     result = machine.run()
     assert result.returncode == 1
-    assert "no Python of version 3.11 or newer" in result.stderr and "apt-get install" in result.stderr
+    assert "[python-too-old]" in result.stderr and "apt-get install" in result.stderr
 
 
 def test_a_python_without_ensurepip_names_the_debian_package(machine: Machine) -> None:
@@ -186,7 +249,7 @@ def test_a_folder_of_something_else_is_not_cleared(machine: Machine) -> None:
     machine.venv.mkdir()
     (machine.venv / "thesis.txt").write_text("mine")
     result = machine.run()
-    assert result.returncode == 1 and "no virtual environment" in result.stderr
+    assert result.returncode == 1 and "[not-an-environment]" in result.stderr
     assert (machine.venv / "thesis.txt").read_text() == "mine"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import fill_mask
+from tests.support.error_codes import coded
 from trainer.inference.fill_mask import FillMask
 
 
@@ -58,7 +59,7 @@ def test_a_line_without_a_mask_is_named_and_left_out(
     run(monkeypatch, "--model", str(tiny_hugging_face), "--json", stdin="the [MASK] sat\n\nthe dog\na [MASK]\n")
     out, err = capsys.readouterr()
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["the [MASK] sat", "a [MASK]"]
-    assert err.startswith("warning: line 3: the text 'the dog' has no [MASK]; ") and err.count("\n") == 1
+    assert err.startswith("warning: skipped line 3: the text 'the dog' has no [MASK]\n") and err.count("\n") == 1
 
 
 LONG = "the cat " * 300 + "[MASK] sat"
@@ -130,36 +131,37 @@ def test_a_random_word_is_masked_and_shown_thrice_the_same_for_a_seed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "message"),
+    ("arguments", "stdin", "code"),
     [
-        (("the cat",), "", r"no \[MASK\]"),
-        (("",), "", "empty"),
-        ((), "\n \n", "empty"),
-        (("--mask-random", "..."), "", "no text has a word"),
-        (("a \udcff [MASK]",), "", "UTF-8"),
+        (("the cat",), "", "text-without-mask"),
+        (("",), "", "missing-text"),
+        ((), "\n \n", "missing-text"),
+        (("--mask-random", "..."), "", "text-without-word"),
+        (("a \udcff [MASK]",), "", "input-not-utf8"),
     ],
 )
-def test_an_only_text_that_cannot_be_filled_is_wrong_usage_and_told_once(
+def test_an_only_text_that_cannot_be_filled_is_wrong_usage_and_reported_once(
     tiny_hugging_face: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
     stdin: str,
-    message: str,
+    code: str,
 ) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, check=coded(code)):
         run(monkeypatch, "--model", str(tiny_hugging_face), *arguments, stdin=stdin)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(("the cat",), r"no \[MASK\]"), (("--mask-random", "... [MASK]"), "no text has a word")]
+    ("arguments", "code"),
+    [(("the cat",), "text-without-mask"), (("--mask-random", "... [MASK]"), "text-without-word")],
 )
-def test_a_text_without_what_is_needed_is_told_before_the_model_is_loaded(
-    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+def test_a_text_without_what_is_needed_is_refused_before_the_model_is_loaded(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: str
 ) -> None:
     monkeypatch.setattr(FillMask, "load", lambda folder: pytest.fail("the model was loaded"))
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, check=coded(code)):
         run(monkeypatch, "--model", str(tiny_hugging_face), *arguments)
 
 
@@ -170,6 +172,6 @@ def test_wrong_options_end_with_status_two(monkeypatch: pytest.MonkeyPatch, argu
     assert stopped.value.code == 2
 
 
-def test_a_model_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no/such/model"):
         run(monkeypatch, "--model", "no/such/model", "a [MASK]")

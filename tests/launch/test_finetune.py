@@ -208,9 +208,9 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
         "--task classification --metric bleu": "[unknown-metric]",
         "--task classification --train animals.txt": "[unsupported-file-type]",
         "--task classification --test none.tsv": "[missing-file]",
-        "--task classification --output animals.tsv": "--output animals.tsv is a file; give a new folder",
+        "--task classification --output animals.tsv": "--output animals.tsv is a file",
         "--task classification --output animals.tsv/a/b": "animals.tsv/a/b cannot be made",
-        "--task classification --output /proc/a": "--output /proc/a cannot be written: /proc takes no file",
+        "--task classification --output /proc/a": "--output /proc/a cannot be written: /proc is not writable",
     }
     given = ["--model", "nowhere", "--train", "animals.tsv", "--text-column", "sentence", "--label-column", "animal"]
     command = [sys.executable, "-c", REFUSED.replace("GIVEN", repr(given)), *told]
@@ -257,10 +257,10 @@ def test_a_registry_that_refuses_takes_no_fit_away(
 def test_predictions_go_neither_over_their_input_nor_into_a_folder_that_is_not_there(
     labeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for output, message in (("animals.tsv", "is the input itself"), ("none/said.tsv", "there is no folder none")):
+    for output, code in (("animals.tsv", "output-is-input"), ("none/out.tsv", "missing-output-folder")):
         arguments = ["--model", "nowhere", "--input", str(labeled), "--output", output]
         monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(UsageError, check=coded(code)):
             predict.main()
 
 

@@ -67,8 +67,8 @@ def test_names_are_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_alias_that_no_promotion_moves_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register, "register_folder", pytest.fail)
-    for alias, said in (("previous", "--promote previous"), ("latest", "'latest' cannot be an alias")):
-        with pytest.raises(UsageError, match=said):
+    for alias, message in (("previous", "--promote previous"), ("latest", "'latest' cannot be an alias")):
+        with pytest.raises(UsageError, match=message):
             run(monkeypatch, "--model", "nowhere", "--name", "birds", "--promote", alias)
 
 
@@ -100,7 +100,7 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
         client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
     gate = ("--promote", "champion", "--if", "valid/mlm_loss < champion")
     run(monkeypatch, "--name", "birds", "--version", "1", *gate)
-    assert "champion of birds is version 1 now: no version bears the alias champion yet" in capsys.readouterr().out
+    assert "champion of birds is now version 1: no version bears the alias champion yet" in capsys.readouterr().out
     with pytest.raises(NotPromoted, match="3 is not < 2.5 of champion") as refused:
         run(monkeypatch, "--name", "birds", "--version", "2", *gate)
     assert refused.value.exit_status == 3
@@ -108,12 +108,12 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and lines[1].split()[:2] == ["1", "champion"]
     run(monkeypatch, "--name", "birds", "--trained-on", "a" * 12)
-    assert "2 versions of birds saw" in capsys.readouterr().out
+    assert "2 versions of birds trained on aaaaaaaaaaaa" in capsys.readouterr().out
     run(monkeypatch, "--name", "birds", "--trained-on", "b" * 12)
-    assert "0 versions of birds saw" in capsys.readouterr().out
+    assert "0 versions of birds trained on" in capsys.readouterr().out
     run(monkeypatch, "--trained-on", "a" * 12)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("2 versions of all registered models saw")
+    assert lines[0].startswith("2 versions of all registered models trained on")
     assert [line.split()[:2] for line in lines[2:]] == [["birds", "1"], ["birds", "2"]]
 
 
@@ -158,8 +158,8 @@ def test_what_a_model_makes_of_its_example_is_told_by_its_kind(monkeypatch: pyte
     tagged: list[dict[str, object]] = []
     monkeypatch.setattr(ServedModel, "pipeline", lambda self: lambda text: tagged)
     tagger = ServedModel(None, None, "token-classification", "It was a fine day.")
-    assert register.answer_lines(tagger) == ["(no word of it has a tag)"]
+    assert register.answer_lines(tagger) == ["(no word has a tag)"]
     tagged.append({"entity": "B-X", "score": 0.75, "word": "day"})
     assert register.answer_lines(tagger) == ["B-X 0.750  day"]
     reader = ServedModel(None, None, None, "It was a fine day.")
-    assert "launch/predict.py asks it" in register.answer_lines(reader)[0]
+    assert "launch/predict.py" in register.answer_lines(reader)[0]

@@ -55,7 +55,7 @@ def test_help_names_every_field_of_the_json_rows(
     ("arguments", "message"),
     [
         (["--stage", "3"], "stages 0 to 0"),
-        (["--sample", "100000000"], "goes beyond the last"),
+        (["--sample", "100000000"], "[sample-out-of-range]"),
         (["--rows", "0"], "--rows: '0' is no whole number of 1 or more"),
     ],
 )

@@ -106,13 +106,13 @@ def test_an_array_and_its_merge_make_the_shards_and_failed_ranges_stop_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ranges", "0", "--", "--input", "x"], "--ranges needs a number from 1"),
+        (["--ranges", "0", "--", "--input", "x"], "--ranges must be a number from 1"),
         (["--input", "x"], "unknown option '--input'"),
         (["--ranges", "2"], "give them after --"),
-        (["--sbatch"], "--sbatch needs an option"),
+        (["--sbatch"], "--sbatch needs a value"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_submitted(
+def test_mistakes_are_reported_before_anything_is_submitted(
     slurm: dict[str, str], arguments: list[str], message: str
 ) -> None:
     result = prepare(slurm, *arguments)

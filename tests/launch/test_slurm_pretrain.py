@@ -93,14 +93,14 @@ def test_after_so_many_requeues_it_ends(slurm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "4-", "--", "x"], "--nodes needs N or N-M"),
-        (["--nodes", "4-3", "--", "x"], "--nodes 4-3: the larger number comes last"),
-        (["--gpus", "none", "--", "x"], "--gpus needs a number from 1"),
+        (["--nodes", "4-", "--", "x"], "--nodes must be N or N-M"),
+        (["--nodes", "4-3", "--", "x"], "--nodes 4-3 is not a range"),
+        (["--gpus", "none", "--", "x"], "--gpus must be a number from 1"),
         (["--config", "x"], "unknown option '--config'"),
         ([], "give them after --"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_submitted(slurm, arguments, message):
+def test_mistakes_are_reported_before_anything_is_submitted(slurm, arguments, message):
     result = pretrain(slurm, *arguments)
     assert result.returncode == 2 and message in result.stderr and not list(Path(slurm["STATE"]).iterdir())
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from launch.status import UNSAID, describe, long_duration, main, sessions, summarize
+from launch.status import NO_END, describe, long_duration, main, sessions, summarize
+from tests.support.error_codes import coded
 from trainer.metrics.status import append_history, read_history, read_status, record_end, write_status
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,7 +45,7 @@ HISTORY = [
 
 def test_a_run_is_cut_into_its_starts_with_what_ended_each():
     first, second, third = sessions(STATUS, HISTORY)
-    assert (first.ended_at, first.state, first.cause) == (1800.0, "lost", UNSAID)
+    assert (first.ended_at, first.state, first.cause) == (1800.0, "lost", NO_END)
     assert (second.ended_at, second.state, second.cause) == (5400.0, "stopped", "a signal")
     assert (third.ended_at, third.state, third.cause) == (9000.0, "running", None)
 
@@ -53,7 +54,7 @@ def test_the_end_of_a_start_that_noted_none_is_not_that_of_the_session_before():
     lost = {"at": 7000.0, "event": "ended", "state": "failed", "step": 290, "cause": "rank 1 is lost"}
     lost |= {"launched_at": 6900.0, "last_written_at": 1800.0}
     first, second = sessions(STATUS, [HISTORY[0], HISTORY[1], lost, started(7200.0, 200, last_written_at=7000.0)])
-    assert (first.ended_at, first.state, first.cause) == (1800.0, "lost", UNSAID)
+    assert (first.ended_at, first.state, first.cause) == (1800.0, "lost", NO_END)
     assert (second.ended_at, second.state) == (9000.0, "running")
     (alone,) = sessions(STATUS | {"written_at": 7000.0, "state": "failed"}, [HISTORY[0], HISTORY[1], lost])
     assert (alone.ended_at, alone.state) == (1800.0, "lost")
@@ -68,9 +69,7 @@ def test_the_end_of_a_run_tells_since_when_its_process_ran(tmp_path):
     assert end["launched_at"] <= begun["at"] and end["last_written_at"] == written_at
 
 
-@pytest.mark.parametrize(
-    ("step", "cause"), [(200, "finished at step 1,500, then gone back"), (1500, "then started again")]
-)
+@pytest.mark.parametrize(("step", "cause"), [(200, "finished at step 1,500, then resumed"), (1500, "then restarted")])
 def test_a_start_after_the_end_tells_that_it_went_back_on_purpose(step, cause):
     end = {"at": 5400.0, "event": "ended", "state": "finished", "step": 1500, "cause": None}
     (again,) = summarize(STATUS, [HISTORY[0], end, started(6000.0, step)], now=9060.0)["restarts"]
@@ -94,12 +93,12 @@ def test_the_figures_follow_from_status_and_history():
     assert figures["rank_hours"] == pytest.approx(8 * (1800 + 1800 + 3600) / 3600)
     assert figures["cost"] == pytest.approx(16 * 2.5) and figures["cost_left"] == pytest.approx(8 * 2.5)
     assert figures["training_share"] == pytest.approx(4500 / 7200)
-    assert [(r["step"], r["cause"]) for r in figures["restarts"]] == [(200, UNSAID), (400, "a signal")]
+    assert [(r["step"], r["cause"]) for r in figures["restarts"]] == [(200, NO_END), (400, "a signal")]
     assert (figures["last_checkpoint"], figures["valid_mlm_loss"], figures["valid_step"]) == (400, 4.5, 450)
     text = "\n".join(describe(figures))
-    for part in ("500 of 1,500, 3.600 s each", "1:00:00", "16.00 spent, 8.00 to come", "40.00 spent", "62.5%"):
+    for part in ("500 of 1,500, 3.600 s each", "1:00:00", "16.00 spent, 8.00 remaining", "40.00 spent", "62.5%"):
         assert part in text
-    assert "GPU-hours" in text and "last word 0:01:00 ago" in text and "4.5000 (valid MLM, step 450)" in text
+    assert "GPU-hours" in text and "last update 0:01:00 ago" in text and "4.5000 (valid MLM, step 450)" in text
 
 
 @pytest.mark.parametrize(("seconds", "is_silent"), [(60 + 10 * 36.0, False), (60 + 10 * 36.0 + 1, True)])
@@ -119,8 +118,8 @@ IDENTITY = {"host": "node-a", "pid": 4711, "heartbeat_at": 9050.0}
     [
         (True, 9999.0, None),
         (None, 120.0, None),
-        (False, 0.0, "process 4711 of node-a has ended and noted no end"),
-        (None, 120.5, "process 4711 of node-a has had no heartbeat for 0:02:00 and noted no end"),
+        (False, 0.0, "process 4711 of node-a does not exist anymore and recorded no end"),
+        (None, 120.5, "process 4711 of node-a has had no heartbeat for 0:02:00 and recorded no end"),
     ],
     ids=["here and alive", "elsewhere with a heartbeat", "here and gone", "elsewhere without a heartbeat"],
 )
@@ -128,9 +127,9 @@ def test_a_run_without_process_or_heartbeat_is_dead(is_alive, age, says):
     figures = summarize(STATUS | IDENTITY, HISTORY, 9050.0 + age, is_alive)
     assert figures["state"] == ("running" if says is None else "dead") and (figures["cause"] is None) is (says is None)
     text = "\n".join(describe(figures))
-    assert (f"dead ({says}" in text) if says else "running, last word" in text
+    assert (f"dead ({says}" in text) if says else "running, last update" in text
     ended = summarize(STATUS | IDENTITY | {"state": "stopped", "cause": "SIGTERM"}, HISTORY, 9e9, False)
-    assert (ended["state"], ended["cause"]) == ("stopped", "SIGTERM"), "it has noted its end"
+    assert (ended["state"], ended["cause"]) == ("stopped", "SIGTERM"), "it has recorded its end"
 
 
 def test_the_hours_of_a_dead_run_count_to_its_last_heartbeat():
@@ -147,7 +146,7 @@ def test_a_run_that_lives_and_says_nothing_may_hang():
 def test_a_run_of_an_older_release_without_history_is_told_as_far_as_it_goes():
     old = {name: value for name, value in STATUS.items() if name not in ("train_seconds", "seconds_per_step")}
     text = "\n".join(describe(summarize(old, [], now=9060.0)))
-    assert "500 of 1,500" in text and "not known yet" in text and "cost" not in text
+    assert "500 of 1,500" in text and "time left         unknown" in text and "cost" not in text
 
 
 def test_torn_lines_of_the_history_are_left_out(tmp_path):
@@ -202,7 +201,7 @@ def test_lines_of_the_history_that_are_not_whole_are_left_out(tmp_path):
 def test_a_status_that_lacks_figures_is_told_with_their_names(tmp_path, monkeypatch):
     (tmp_path / "status.json").write_text('{"state": "failed", "written_at": 1, "step": 12}')
     monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path)])
-    with pytest.raises(UserError, match="status.json is damaged, without max_steps, tokens_seen, skipped_steps, wor"):
+    with pytest.raises(UserError, match="max_steps, tokens_seen, skipped_steps", check=coded("unreadable-status")):
         main()
 
 
@@ -223,7 +222,7 @@ def test_a_run_that_ended_before_its_first_step_is_told_in_one_line(tmp_path, mo
 def test_a_file_of_the_run_is_answered_with_its_folder(tmp_path, monkeypatch):
     (tmp_path / "status.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path / "status.json")])
-    with pytest.raises(UsageError, match=f"is a file; name the run's folder, such as {tmp_path}"):
+    with pytest.raises(UsageError, match=f"such as {tmp_path}", check=coded("not-a-folder")):
         main()
 
 
@@ -236,7 +235,7 @@ def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
     assert json.loads(done.stdout)["step"] == 500
     done = subprocess.run([sys.executable, "launch/status.py", str(tmp_path / "none")], cwd=REPOSITORY, text=True,
                           env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True)  # fmt: skip
-    assert done.returncode == 1 and "holds no status.json" in done.stderr
+    assert done.returncode == 1 and "[unreadable-status]" in done.stderr
 
 
 def test_a_duration_of_days_tells_them() -> None:

@@ -68,8 +68,8 @@ def test_a_training_saves_by_time_and_tells_how_it_goes(training):
         r"tokens +[\d,]+",
         r"loss +[\d.]+ \(train\), [\d.]+ \(valid MLM, step 4\)",
         r"last checkpoint +step 4, ",
-        r"rank-hours +[\d.]+ spent, 0.00 to come",
-        r"cost +[1-9][\d,.]+ spent, 0.00 to come",
+        r"rank-hours +[\d.]+ spent, 0.00 remaining",
+        r"cost +[1-9][\d,.]+ spent, 0.00 remaining",
         r"time training +[\d.]+%",
         r"restarts +0",
     ):

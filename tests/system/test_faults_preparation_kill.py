@@ -8,6 +8,8 @@ The same command goes on, does nothing twice, and gives the bytes of a run that 
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
 import os
 import random
 import shutil
@@ -72,6 +74,16 @@ class Run:
         return process.returncode
 
 
+def tables_of(corpus: Path, folder: Path) -> Path:
+    """The corpus as tables of ten rows, of which a filter drops one in ten."""
+    folder.mkdir()
+    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    for start in range(0, len(texts), 10):
+        with open(folder / f"{start:04d}.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("text", "number"), *((text, n) for n, text in enumerate(texts[start:][:10]))])
+    return folder
+
+
 def marks(work: Path) -> dict[str, tuple[int, int]]:
     """Of every finished unit the file and when it was written."""
     found = {}
@@ -88,11 +100,19 @@ def marks(work: Path) -> dict[str, tuple[int, int]]:
     fault="SIGKILL of the command at 4 random moments, one after another",
     required="the same command ends with byte-identical shards and manifest; finished units not redone",
 )
+@pytest.mark.parametrize("kind", ["lines", "tables with filters"])
 def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_stopped(
-    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None]
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None], kind: str
 ) -> None:
     run = Run(small_corpus, small_tokenizer)
+    if kind != "lines":
+        kept = f"keep_dropped={tmp_path / 'dropped'}"
+        filters = "documents.filters=[{name: metadata, keep: number >= 1}]"
+        folder = tables_of(small_corpus, tmp_path / "tables")
+        run = Run(folder / "*.csv", small_tokenizer, "documents.metadata_fields=[number]", filters, kept)
     duration = run.to_the_end(tmp_path / "whole")
+    dropped = files_of(tmp_path / "dropped") if kind != "lines" else {}
+    shutil.rmtree(tmp_path / "dropped", ignore_errors=True)
     generator = random.Random(7)
     num_finished = []
     for moment in range(4):
@@ -102,6 +122,8 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     run.to_the_end(tmp_path / "out")
     assert num_finished[-1] > 0 or (tmp_path / "out" / "manifest.json").exists()
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    if kind != "lines":
+        assert files_of(tmp_path / "dropped") == dropped and len(dropped) > 2
     observed(
         f"finished units at the 4 kills: {', '.join(map(str, num_finished))} (0: none yet, or all was made); none was "
         "done again, shards and manifest are byte-identical",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 import pytest
 
+import data_prep
 from data_prep.base.errors import UserError
+from data_prep.dataset.data_card import data_card
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
+from data_prep.dataset.manifest_records import UNKNOWN_STEP, step_of
 
 
 def name_shard(values: dict[str, Any], name: str) -> None:
@@ -58,3 +62,48 @@ def test_an_empty_split_and_no_sources_are_allowed(small_shards: Path) -> None:
     values = json.loads((small_shards / MANIFEST_NAME).read_bytes())
     nothing = {"shards": [], "documents": 0, "sentences": 0, "tokens": 0, "unigram_entropy_nats": None}
     assert not Manifest.model_validate({**values, "valid": nothing, "sources": []}).valid.shards
+
+
+def reasons_in_the_source() -> set[str]:
+    """Every reason for dropping a document that the code of preparation names."""
+    found = set()
+    for path in Path(data_prep.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            texts: list[ast.expr] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                position = {"Fault": 1, "BadInput": 1, "NotText": 1}.get(node.func.id)
+                texts = node.args[position : position + 1] if position is not None else []
+            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "dropped":
+                texts = [node.slice]
+            found |= {text.value for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str)}
+    return found
+
+
+def test_every_reason_belongs_to_a_step() -> None:
+    """A new reason cannot be forgotten in the table of steps."""
+    reasons = reasons_in_the_source()
+    assert {"invalid JSON", "invalid CSV", "missing field", "empty", "damaged file"} <= reasons
+    assert {reason for reason in reasons if step_of(reason) == UNKNOWN_STEP} == set()
+
+
+def test_reasons_of_filters_and_unknown_ones_are_counted_in_the_steps(small_shards: Path) -> None:
+    manifest = read_manifest(str(small_shards))
+    (source,) = manifest.sources
+    dropped = {"too short": 3, "filter metadata: no score": 2, "forgotten": 5, "invalid JSON": 1}
+    manifest = manifest.model_copy(update={"sources": (source.model_copy(update={"dropped": dropped}),)})
+    assert manifest.dropped == {
+        "invalid JSON": 1, "filter metadata: no score": 2, "too short": 3, "forgotten": 5
+    }  # fmt: skip
+    steps = {step.name: step for step in manifest.steps}
+    assert list(steps) == ["reading", "filtering", "cleaning", "deduplication", "removal", "unknown"]
+    assert steps["filtering"].dropped == {"filter metadata: no score": 2}
+    assert manifest.steps[0].documents_in == source.documents + 11
+    assert manifest.steps[-1].documents_out == source.documents, "nothing is lost"
+    card = data_card(manifest)
+    assert "2 filter metadata: no score" in card and "5 forgotten" in card
+
+
+def test_the_card_shows_every_section_of_the_settings(small_shards: Path) -> None:
+    manifest = read_manifest(str(small_shards))
+    manifest = manifest.model_copy(update={"config": {**manifest.config, "rewriting": {"rate": 0.5}}})
+    assert "  - rewriting: rate 0.5" in data_card(manifest).split("\n")

@@ -25,6 +25,7 @@ from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.error_codes import coded
 
 
 @pytest.fixture
@@ -320,7 +321,7 @@ def test_a_manifest_without_shards_does_not_add_up(folder: Path) -> None:
 
 def test_a_folder_without_a_manifest_is_no_shard_set(folder: Path) -> None:
     storage.remove(folder / "manifest.json")
-    with pytest.raises(UserError, match="no manifest.json, so it is no complete shard set"):
+    with pytest.raises(UserError, match="manifest.json", check=coded("missing-manifest")):
         verify_shards(str(folder))
 
 

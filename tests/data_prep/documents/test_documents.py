@@ -230,9 +230,7 @@ def test_what_cannot_be_split_is_one_unit() -> None:
 
 def test_another_ending_is_a_usage_error() -> None:
     for name in ("report.pdf", "a.parquet.zip", "jsonl", "a.jsonl.zip", "https://h/a?name=x.jsonl"):
-        with pytest.raises(
-            UsageError, match=f"input {re.escape(name.partition('?')[0])} has an ending that is not read"
-        ):
+        with pytest.raises(UsageError, match=f"input {re.escape(name.partition('?')[0])} has an unsupported file type"):
             split_into_units(name, 1, 1, 0)
     assert file_format("s3://bucket/what?#1.jsonl") == (".jsonl", "")
 
@@ -240,7 +238,7 @@ def test_another_ending_is_a_usage_error() -> None:
 BAD_LINES = {
     b'{"text": "cut': ("is not JSON", "invalid JSON"),
     b'{"text": "a"}, {"text": "b"}': ("is not JSON", "invalid JSON"),
-    b'{"body": "x", "id": 3}': (r"has no field 'text' \(its fields: body, id\); name it", "missing field"),
+    b'{"body": "x", "id": 3}': (r"has no field 'text' \(its fields: body, id\)\. Fix: name it", "missing field"),
     b'{"text": 3}': ("has a number for 'text'", "not text"),
     b'{"text": ["a"]}': ("has a list for 'text'", "not text"),
     b'{"text": null}': ("has null for 'text'", "missing field"),
@@ -392,7 +390,7 @@ def test_json_that_is_not_one_object_a_line_says_so(tmp_path: Path, data: bytes,
     path = tmp_path / f"a.json{compression}"
     path.write_bytes(COMPRESS[compression](data))
     for unit in units_of(path, unit_bytes=100):
-        with pytest.raises(BadInput, match="one object a line is wanted.*jq -c") as caught:
+        with pytest.raises(BadInput, match="JSON lines hold one object a line.*jq -c") as caught:
             list(DocumentReader(unit, SKIP))
         assert caught.value.spoils_file and caught.value.reason == "invalid JSON"
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from data_prep import prepare, train_tokenizer, verify
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import load_config
+from data_prep.dataset.removal import remove_documents
+from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.documents.rejects import BadInput
 from data_prep.executors import dask_executor
 from data_prep.executors.dask_executor import DaskExecutor
@@ -25,6 +31,7 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import document_ids
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=2000"]
@@ -40,6 +47,11 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+def start_worker(scheduler: str, folder: Path) -> subprocess.Popen[bytes]:
+    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60")
+    return start("distributed.cli.dask_worker", scheduler, *options, "--local-directory", str(folder))
 
 
 def _address(file: Path, scheduler: subprocess.Popen[bytes]) -> str:
@@ -69,11 +81,8 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def workers(scheduler: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two workers of the scheduler."""
-    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "60")
-    folder = str(tmp_path_factory.mktemp("workers"))
-    processes = [
-        start("distributed.cli.dask_worker", scheduler, *options, "--local-directory", folder) for _ in range(2)
-    ]
+    folder = tmp_path_factory.mktemp("workers")
+    processes = [start_worker(scheduler, folder) for _ in range(2)]
     yield processes
     for process in processes:
         process.kill()
@@ -132,6 +141,80 @@ def test_row_12_half_of_the_dask_workers_killed_half_way_gives_the_bytes_of_one_
     assert workers[0].wait(10) == -signal.SIGKILL and workers[1].poll() is None
     assert 3 <= done_at_the_kill[0] < len(plan.units)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
+
+
+class KillsAfterFirst(DaskExecutor):
+    """Kills a worker when the first unit of a run is done, so that its results and running units are lost."""
+
+    def __init__(self, scheduler: str, processes: list[subprocess.Popen[bytes]]) -> None:
+        super().__init__(scheduler)
+        self._processes = processes
+        self._client.wait_for_workers(2, timeout=60)
+
+    def run(self, task: Callable[[Any], Any], units: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        for number, pair in enumerate(super().run(task, units)):
+            if number == 0 and len(units) > 1 and self._processes:
+                self._processes.pop().send_signal(signal.SIGKILL)
+            yield pair
+
+
+@pytest.fixture
+def two_workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two workers of a test's own, of which it may kill one."""
+    processes = [start_worker(scheduler, tmp_path / "dask") for _ in range(2)]
+    yield list(processes)
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.fault(
+    row=12,
+    fault="a Dask worker killed during tokenizer, verify or remove",
+    required="another worker repeats its units and lost results: the same bytes as one process",
+)
+@pytest.mark.parametrize("command", ["tokenizer", "verify", "remove"])
+def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
+    small_corpus: Path,
+    tokenizer: Tokenizer,
+    scheduler: str,
+    two_workers: list[subprocess.Popen[bytes]],
+    tmp_path: Path,
+    command: str,
+) -> None:
+    settings = {"shards": {"min_shards": 3, "valid_fraction": 0.1, "unit_bytes": 20_000}}
+    if command == "tokenizer":
+        train_tokenizer(small_corpus, output=tmp_path / "one", vocab_size=600, config=settings, num_workers=1)
+    else:
+        prepare(small_corpus, tokenizer=tokenizer, output=tmp_path / "one", config=settings, num_workers=1)
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+    ids = np.array(document_ids(tmp_path / "two")[::3], np.uint64) if command == "remove" else None
+    with KillsAfterFirst(scheduler, two_workers) as executor:
+        if command == "tokenizer":
+            train_tokenizer(small_corpus, output=tmp_path / "two", vocab_size=600, config=settings, executor=executor)
+        elif command == "verify":
+            assert verify(tmp_path / "two", executor=executor).num_documents == 200
+        else:
+            assert ids is not None
+            request = RemovalRequest(ids=ids)
+            remove_documents(str(tmp_path / "two"), request, executor)
+            remove_documents(str(tmp_path / "one"), request, 1)
+    assert len(two_workers) == 1, "one was killed"
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+
+
+def test_a_remote_tokenizer_is_not_trained_by_workers_elsewhere(small_corpus: Path) -> None:
+    class Elsewhere:
+        def run(self, task: object, units: object) -> Iterator[tuple[object, object]]:
+            raise AssertionError
+
+        def __enter__(self) -> Elsewhere:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+    with pytest.raises(UsageError, match="memory://t", check=coded("output-not-shared")):
+        train_tokenizer(small_corpus, output="memory://t", vocab_size=600, executor=Elsewhere())  # type: ignore[arg-type]
 
 
 def test_errors_come_back_as_themselves_and_options_go_along(

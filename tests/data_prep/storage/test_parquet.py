@@ -136,15 +136,21 @@ def test_a_file_without_a_column_of_text_is_named_with_those_it_has(
 def test_of_two_columns_with_the_texts_name_none_is_chosen_in_silence(tmp_path: Path) -> None:
     columns = [pa.array(["a", "b"]), pa.array(["c", "d"])]
     path = write(tmp_path / "a.parquet", pa.Table.from_arrays(columns, names=["text", "text"]))
-    with pytest.raises(BadInput, match="a.parquet has several columns 'text'; rename all but one"):
+    with pytest.raises(BadInput, match="a.parquet has several columns 'text'"):
         read(path)
     assert dropped(path) == {"not text": 2}
 
 
-def test_a_nested_field_is_no_column_of_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"doc": [{"text": "x"}]})
-    with pytest.raises(BadInput, match=r"has no column 'doc.text' \(its columns: doc\)"):
-        read(path, DocumentSettings(text_field="doc.text"))
+def test_a_nested_field_is_read_by_its_path(tmp_path: Path) -> None:
+    rows = [{"text": "x", "meta": {"url": "u", "score": 1.5}}, {"text": "y", "meta": None}]
+    path = write(tmp_path / "a.parquet", {"doc": pa.array(rows), "plain": pa.array(["a", "b"])})
+    settings = DocumentSettings(text_field="doc.text", url_field="doc.meta.url", metadata_fields=("doc.meta.score",))
+    found = read(path, settings)
+    assert found == [Document("x", url="u", metadata={"doc.meta.score": 1.5}), Document("y")]
+    digests = [unit_sha256(unit, settings) for unit in units_of(path)]
+    assert digests != [unit_sha256(unit, DocumentSettings(text_field="plain")) for unit in units_of(path)]
+    with pytest.raises(BadInput, match=r"has no column 'doc.body' \(its columns: doc, plain\)"):
+        read(path, DocumentSettings(text_field="doc.body"))
 
 
 def test_a_bad_row_is_named_by_its_number_in_the_file_or_counted(

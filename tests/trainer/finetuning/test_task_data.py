@@ -63,7 +63,7 @@ def test_a_test_file_leaves_only_valid_to_be_cut_and_a_valid_file_nothing(tmp_pa
         ("classification", ["text,label", "a,1", ",0"], "1 rows of 2 .* column 'text'"),
         ("classification", ["text,label"], "has no rows"),
         ("classification", ["text,label", "a,1", "b,0"], "too few"),
-        ("regression", ["text,label", "a,1.5", "b,good"], "row 2, column 'label': 'good' is no number"),
+        ("regression", ["text,label", "a,1.5", "b,good"], "row 2, column 'label': 'good' is not a number"),
         ("regression", ["text,label", "a,1.5", "b,inf"], "not finite"),
         ("regression", many("1"), "the same number in every row"),
         ("classification", ["text,label", *(f"a,{number}" for number in range(40))], "40 classes for 40 examples"),
@@ -105,7 +105,7 @@ def test_a_cell_that_is_no_text_is_refused_by_its_row(tmp_path: Path, cell: obje
         ("token_classification", {"O": 1, "B": 2}, "a dict, and this task reads a list of tags"),
         ("regression", 10**400, "1000.* is not finite"),
         ("regression", 1e39, "1e.39 is not finite"),
-        ("question_answering", {"text": ["a"], "answer_start": [float("inf")]}, "answer_start inf is no place"),
+        ("question_answering", {"text": ["a"], "answer_start": [float("inf")]}, "answer_start inf is not a position"),
         ("question_answering", {"text": ["a", None], "answer_start": [0, 0]}, "this task reads a text"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Digests of the source of filters, by which a changed filter is noticed."""
+"""Digests of the source of functions that users bring, by which a change of them is noticed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def module_digest(found: Any) -> str | None:
-    """sha256 of the source file that defines a function or class, helpers included; None where it cannot be read."""
-    module = sys.modules.get(getattr(found, "__module__", None) or "")
+    """sha256 of the source file of a module, or of that which defines a function or class; None where there is none."""
+    module = found if inspect.ismodule(found) else sys.modules.get(getattr(found, "__module__", None) or "")
     path = None if module is None else getattr(module, "__file__", None)
     if path is None or not path.endswith(".py"):
         return None

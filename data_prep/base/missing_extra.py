@@ -1,0 +1,63 @@
+"""What to install when a library of an optional part of the project (an extra of pyproject.toml) is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from shlex import quote
+
+from data_prep.base.errors import UserError
+
+EXTRA_OF = {
+    "accelerate": "finetune",
+    "aiohttp": "http",
+    "datatrove": "datatrove",
+    "deepspeed": "train",
+    "distributed": "dask",
+    "gcsfs": "gcs",
+    "mlflow": "registry",
+    "pandas": "finetune",
+    "py3langid": "language",
+    "s3fs": "s3",
+    "scipy": "finetune",
+    "sklearn": "finetune",
+    "torch": "train",
+    "transformers": "train",
+}
+"""Libraries outside the core dependencies, and the extra that installs each."""
+
+CORE = frozenset(
+    "braceexpand cloudpickle fsspec matplotlib numpy omegaconf psutil pyarrow pydantic pydantic_core regex rensa "
+    "safetensors sentencepiece sentencex tenacity tokenizers tqdm webdataset xxhash yaml zstandard".split()
+)
+"""Libraries of the core dependencies."""
+
+
+def missing_extra(error: ImportError, extra: str | None = None) -> UserError | None:
+    """Return the error for the user, or None if the import failed for another reason.
+
+    Args:
+        error: the failed import.
+        extra: the extra that the running command needs (default: the one that brings the library).
+    """
+    library = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or error.name != library:
+        return None
+    if library not in EXTRA_OF and library not in CORE:
+        return None
+    return UserError(
+        f"the library {library} is not installed in {sys.prefix}",
+        fix=install_command(extra or EXTRA_OF.get(library)),
+        code="missing-extra",
+    )
+
+
+def install_command(extra: str | None) -> str:
+    """Return the command that adds an extra (None: the core dependencies) to the running environment."""
+    extras = f"[{extra}]" if extra else ""
+    root = Path(__file__).resolve().parents[2]
+    pip = f"{quote(sys.executable)} -m pip install"
+    if not (root / "pyproject.toml").is_file():
+        return f"{pip} '.{extras}' in the root of the clozeworks repository"
+    constraints = f" -c {quote(str(root / 'constraints.txt'))}" if (root / "constraints.txt").is_file() else ""
+    return f"{pip}{constraints} -e {quote(f'{root}{extras}')}"

@@ -1,0 +1,51 @@
+"""What a path without a manifest is: missing, raw text, or an unfinished data set; as an error with the next step."""
+
+from __future__ import annotations
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import storage
+
+_TEXT_ENDINGS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+
+
+def explain_missing_data_set(folder: str) -> UserError:
+    """Return the error for a path or URL without a manifest."""
+    where = storage.redact(folder)
+    if is_text_file(folder) and (storage.is_remote(folder) or storage.local_path(folder).is_file()):
+        return _raw_text(f"{where} is raw text, not a data set", where)
+    if meant := storage.folder_of_file(folder):
+        return UsageError(
+            f"{where} is a file, not the folder of a data set", fix=f"give {meant}", code="not-a-data-set"
+        )
+    if not storage.is_remote(folder) and not storage.local_path(folder).exists():
+        return UserError(f"{where} does not exist", fix="give the folder or URL of a data set", code="missing-path")
+    is_web = folder.startswith(("http://", "https://"))  # which cannot be listed
+    names = [] if is_web else [name for name in storage.list_names(folder) if is_text_file(name)]
+    if names:
+        ending = "." + names[0].partition(".")[2]
+        return _raw_text(
+            f"{where} holds raw text such as {names[0]}, not a data set", storage.join(where, f"*{ending}")
+        )
+    return UserError(
+        f"{where} holds no manifest.json, so it is not a complete data set",
+        fix="prepare one with 'python -m data_prep shards'; if that command was interrupted, rerun it",
+        code="missing-manifest",
+    )
+
+
+def is_text_file(name: str) -> bool:
+    """Return whether a name has the ending of a file that preparation reads; files of a data set do not count."""
+    plain = name.lower()
+    for ending in _COMPRESSED:
+        plain = plain.removesuffix(ending)
+    return plain.endswith(_TEXT_ENDINGS) and not plain.endswith((".provenance.parquet", "manifest.json"))
+
+
+def _raw_text(problem: str, pattern: str) -> UsageError:
+    return UsageError(
+        problem,
+        fix=f"make shards of it with: python -m data_prep shards --input '{pattern}' --tokenizer TOKENIZER "
+        "--output SHARDS",
+        code="text-instead-of-shards",
+    )

@@ -1,0 +1,1 @@
+"""The formats of inputs, one object each: endings, splitting, first bytes and documents."""

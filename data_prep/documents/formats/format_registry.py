@@ -1,0 +1,134 @@
+"""The registry of input formats: a line for each that is built in, entry points, and those of the settings."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from data_prep.base.errors import UsageError
+from data_prep.base.source_digest import module_digest
+from data_prep.documents.formats.arrow_format import ArrowFormat
+from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
+from data_prep.documents.formats.custom_format import CustomFormat
+from data_prep.documents.formats.input_format import Format
+from data_prep.documents.formats.json_format import JsonLinesFormat
+from data_prep.documents.formats.parquet_format import ParquetFormat
+from data_prep.documents.formats.text_format import TextFormat
+from data_prep.storage import storage
+from data_prep.storage.compression import COMPRESSIONS
+
+ENTRY_POINTS = "clozeworks.formats"
+BUILT_IN: tuple[Format, ...] = (
+    TextFormat(),
+    JsonLinesFormat(),
+    ParquetFormat(),
+    CsvFormat(),
+    TsvFormat(),
+    ArrowFormat(),
+)
+_of_settings: dict[str, Format] = {}
+
+
+def use_formats(formats: Mapping[str, str]) -> None:
+    """From now on read files of these endings by these formats (`module:function`) in this process.
+
+    Raises:
+        UsageError: an ending is that of a built-in format, or a format cannot be imported.
+    """
+    for ending, path in formats.items():
+        if ending not in _of_settings or getattr(_of_settings[ending], "path", None) != path:
+            _of_settings[ending] = _custom(ending, path)
+
+
+def format_of(url: str) -> tuple[Format, str, str]:
+    """Format, ending and compression of a file by its name, such as (..., ".jsonl", ".gz").
+
+    Raises:
+        UsageError: the type of the file is unsupported.
+    """
+    name = (storage.redact(url) if url.startswith(("http://", "https://")) else url).lower()
+    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
+    plain = name.removesuffix(compression)
+    known = {ending: item for item in BUILT_IN for ending in item.endings} | _of_settings
+    if not plain.endswith(tuple(known)):
+        known |= _installed()  # the files of all packages are read for it
+    for ending, item in known.items():
+        if plain.endswith(ending):
+            return item, ending, compression
+    raise UsageError(
+        f"input {storage.redact(url)} has an unsupported file type; supported: {' '.join(known)}, each of these also "
+        f"with {' '.join(COMPRESSIONS)} after it",
+        fix="rename or convert the file, or name a format of your own for its ending in documents.formats",
+        code="unsupported-file-type",
+    )
+
+
+def is_supported(url: str) -> bool:
+    """Whether a file of this name has a format."""
+    try:
+        format_of(url)
+    except UsageError:
+        return False
+    return True
+
+
+def format_by_ending(ending: str) -> Format:
+    """The format of an ending that `format_of` gave."""
+    return format_of(f"x{ending}")[0]
+
+
+def described_formats(urls: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The identity of the users' own formats among those of the files, by ending: name and source digest."""
+    described = {}
+    for item, ending, _ in map(format_of, urls):
+        path = getattr(item, "path", None)
+        if path is not None and ending not in described:
+            module = importlib.import_module(path.partition(":")[0])
+            described[ending] = {"name": path, "source_sha256": module_digest(module) or ""}
+    return described
+
+
+def sniffed(head: bytes) -> Format | None:
+    """The format that a file which begins with these bytes is of, where these say so."""
+    return next((item for item in BUILT_IN if item.matches(head)), None)
+
+
+@cache
+def _installed() -> dict[str, Format]:
+    """Formats of installed packages; the name of the entry point is the ending, with or without its dot."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    endings = {f".{point.name.removeprefix('.').lower()}": point.value for point in points}
+    return {ending: _custom(ending, path) for ending, path in endings.items()}
+
+
+def _custom(ending: str, path: str) -> Format:
+    taken = [built_in for item in BUILT_IN for built_in in item.endings]
+    if not ending.startswith(".") or ending != ending.lower() or ending in taken or ending in COMPRESSIONS:
+        raise UsageError(
+            f"documents.formats names a format for the ending {ending!r}",
+            fix=f"give an ending in lower case that begins with a dot, none of {' '.join([*taken, *COMPRESSIONS])}",
+            code="format-ending",
+        )
+    module, _, attribute = path.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+        made = found() if inspect.isclass(found) else CustomFormat(ending, found) if callable(found) else found
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"the format {path!r} of documents.formats cannot be imported ({error})",
+            fix="give module:function; a module of your own must be on PYTHONPATH",
+            code="format-not-importable",
+        ) from None
+    if not isinstance(made, Format):
+        raise UsageError(
+            f"the format {path!r} of documents.formats is {type(made).__name__}",
+            fix="give a function from a stream of bytes to objects, or a subclass of Format",
+            code="format-not-callable",
+        )
+    made.endings = (ending,)
+    made.path = path  # type: ignore[attr-defined]  # by which a change of the settings is noticed
+    return made

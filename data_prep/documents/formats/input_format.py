@@ -1,0 +1,218 @@
+"""What a format of inputs is, and how a document is made of the values of its fields."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.document import Document
+from data_prep.documents.rejects import Fault, Rejects
+
+TxtDocuments = Literal["file", "blank_lines"]
+NAME_THE_FIELD = "name it with documents.text_field=NAME, or with the source's own text_field"
+_SHOWN_NAMES = 10
+_SHOWN_CHARACTERS = 40
+
+
+class Fields(NamedTuple):
+    """The fields of a JSON object, or the columns, that a document is made of, and the name of its source.
+
+    A name with dots, such as `text.body`, is a field of that very name or else the field `body` of the object `text`.
+    """
+
+    text: str
+    language: str | None = None
+    id: str | None = None
+    url: str | None = None
+    metadata: tuple[str, ...] = ()
+    source: str = ""
+
+    @classmethod
+    def of(cls, settings: DocumentSettings, text_field: str | None = None, source: str = "") -> Fields:
+        """The fields of the settings; `text_field` goes before theirs."""
+        return cls(
+            text=text_field or settings.text_field,
+            language=settings.language_field,
+            id=settings.id_field,
+            url=settings.url_field,
+            metadata=settings.metadata_fields,
+            source=source,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every field once, the text's first."""
+        wanted = (self.text, self.language, self.id, self.url, *self.metadata)
+        return tuple(dict.fromkeys(name for name in wanted if name is not None))
+
+
+class Part(NamedTuple):
+    """A byte range of a file, or a range of its row groups; of the whole file (0, None)."""
+
+    start: int
+    stop: int | None
+
+
+class Cut(NamedTuple):
+    """Where a unit of a file begins and ends, as `Part` has it, and its share of the file's bytes."""
+
+    start: int
+    stop: int
+    bytes: int
+
+
+class Reading(NamedTuple):
+    """What is read of a file and how: all that a format needs beside the file."""
+
+    part: Part
+    settings: DocumentSettings
+    fields: Fields
+    rejects: Rejects
+
+    @property
+    def limit(self) -> int:
+        """Bytes of the longest document that is read."""
+        return self.settings.max_document_bytes
+
+
+class Format(ABC):
+    """A format that is read from the beginning of a stream, which may be decompressed meanwhile.
+
+    Attributes:
+        endings: of the names of its files, such as (".jsonl", ".json").
+        growth: bytes of text in a byte of a file that is not compressed, about.
+        has_fields: its documents have more than a text.
+        kind: what messages call a file that `matches`; empty where the first bytes say nothing.
+    """
+
+    endings: tuple[str, ...] = ()
+    growth: float = 1.0
+    has_fields: bool = True
+    kind: str = ""
+
+    @abstractmethod
+    def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+        """The documents of a part; what is none is given to `reading.rejects`.
+
+        Raises:
+            BadInput: as `Rejects` raises it; or nothing of the file can be used (`spoils_file`).
+        """
+
+    def cuts(
+        self, url: str, file_bytes: int, unit_bytes: int, txt_documents: Literal["file", "blank_lines"]
+    ) -> list[Cut]:
+        """The units of a file that is not compressed, in order; one where it cannot be split."""
+        return [Cut(0, file_bytes, file_bytes)]
+
+    def is_one_document(self, settings: DocumentSettings) -> bool:
+        """Whether every file is one document."""
+        return False
+
+    def matches(self, head: bytes) -> bool:
+        """Whether a file that begins with these bytes is, or once was, of this format, and of no other."""
+        return False
+
+    def check_content(self, head: bytes, where: str) -> None:
+        """Refuse content of which parts might be documents by chance.
+
+        Raises:
+            BadInput: it is none of this format.
+        """
+        return
+
+
+def byte_cuts(file_bytes: int, unit_bytes: int) -> list[Cut]:
+    """Byte ranges of about `unit_bytes` each."""
+    parts = max(1, file_bytes // unit_bytes)
+    bounds = [file_bytes * part // parts for part in range(parts + 1)]
+    return [Cut(start, stop, stop - start) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def document_of(values: Mapping[str, Any], fields: Fields) -> Document:
+    """The document that an object makes.
+
+    Raises:
+        Fault: it has no text, or a field is of another type than it may be.
+    """
+    text = value_at(values, fields.text)
+    if text is ABSENT:
+        what = f"has no field {fields.text!r} (its fields: {listed(list(values))})"
+        raise Fault(what, "missing field", NAME_THE_FIELD)
+    language = None if fields.language is None else value_at(values, fields.language)
+    if not isinstance(text, str):
+        reason = "missing field" if text is None else "not text"
+        raise Fault(f"has {kind_of(text)} for {fields.text!r}, not text", reason)
+    if language is not None and language is not ABSENT and not isinstance(language, str):
+        raise Fault(f"has {kind_of(language)} for {fields.language!r}, not text", "not text")
+    language = language if isinstance(language, str) and language else None
+    if fields.id is None and fields.url is None and not fields.metadata:
+        return Document(text, source=fields.source, language=language)
+    found = ((name, value_at(values, name)) for name in fields.metadata)
+    return Document(
+        text=text,
+        id=_text_or_integer(values, fields.id),
+        source=fields.source,
+        language=language,
+        url=_text_or_integer(values, fields.url),
+        metadata={name: value for name, value in found if value is not None and value is not ABSENT},
+    )
+
+
+ABSENT = object()
+
+
+def value_at(values: Mapping[str, Any], name: str) -> Any:
+    """The value of a field, whose name may be a path with dots; `ABSENT` where there is none."""
+    if name in values or "." not in name:
+        return values.get(name, ABSENT)
+    found: Any = values
+    for part in name.split("."):
+        found = found.get(part, ABSENT) if isinstance(found, Mapping) else ABSENT
+    return found
+
+
+def _text_or_integer(values: Mapping[str, Any], name: str | None) -> str | None:
+    value = ABSENT if name is None else value_at(values, name)
+    if value is ABSENT or value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Fault(f"has {kind_of(value)} for {name!r}, not text or an integer", "not text")
+    return str(value)
+
+
+class NotText(Exception):
+    """Bytes that are no text: `what` is wrong, the `reason` to count it under, `position` of the first such byte."""
+
+    def __init__(self, what: str, reason: str, position: int) -> None:
+        super().__init__(what)
+        self.what = what
+        self.reason = reason
+        self.position = position
+
+
+def decoded(data: bytes) -> str:
+    """The text of UTF-8 bytes.
+
+    Raises:
+        NotText: they are none, or hold NUL.
+    """
+    if b"\0" in data:
+        raise NotText("is no text: it holds NUL", "binary", data.index(0))
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise NotText("is not UTF-8", "invalid UTF-8", error.start) from None
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, shortened, for a message."""
+    shown = [name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..." for name in names]
+    return ", ".join(shown[:_SHOWN_NAMES]) + (", ..." if len(shown) > _SHOWN_NAMES else "") or "none"
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is, for a message."""
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), "null")

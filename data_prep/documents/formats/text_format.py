@@ -1,0 +1,95 @@
+"""Text files: one document each, or documents separated by blank lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO, Literal
+
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.document import Document
+from data_prep.documents.formats.input_format import Cut, Format, NotText, Part, Reading, byte_cuts, decoded
+from data_prep.documents.lines import BYTE_ORDER_MARK, Line, blank_line_blocks, bounded_lines, skip_to_line
+from data_prep.documents.rejects import BadInput, Fault
+
+_BUFFER_BYTES = 1 << 20
+
+
+class TextFormat(Format):
+    """`.txt`, as `documents.txt_documents` has it."""
+
+    endings = (".txt",)
+    has_fields = False
+
+    def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+        if reading.settings.txt_documents == "blank_lines":
+            return _blocks(stream, reading)
+        return _whole(stream, reading)
+
+    def cuts(
+        self, url: str, file_bytes: int, unit_bytes: int, txt_documents: Literal["file", "blank_lines"]
+    ) -> list[Cut]:
+        if txt_documents == "file":
+            return [Cut(0, file_bytes, file_bytes)]
+        return byte_cuts(file_bytes, unit_bytes)
+
+    def is_one_document(self, settings: DocumentSettings) -> bool:
+        return settings.txt_documents == "file"
+
+    def check_content(self, head: bytes, where: str) -> None:
+        if 0 in head:
+            raise BadInput(
+                f"{where} is no text: it holds NUL (byte {head.index(0)} of the file)",
+                "binary",
+                spoils_file=True,
+                fix="convert it to UTF-8, or take it out",
+            )
+
+
+def first_line(stream: BinaryIO, part: Part) -> int:
+    """Go to the first line that begins in the part, from the byte before it; gives that line's position."""
+    return skip_to_line(stream, part.start - 1, part.stop or part.start) if part.start else 0
+
+
+def _whole(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+    """The whole stream as one document; none where it is white space."""
+    data = stream.read(reading.limit + 1)
+    num_bytes = len(data)
+    if num_bytes > reading.limit:
+        while piece := stream.read(_BUFFER_BYTES):
+            num_bytes += len(piece)
+        reading.rejects.too_long(num_bytes)
+        return
+    marked = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
+    try:
+        text = decoded(data[marked:])
+    except NotText as error:
+        what = f"{error.what} (byte {marked + error.position} of the file)"
+        reading.rejects.bad(
+            "", Fault(what, error.reason, "convert it, such as with iconv, or take it out of the inputs")
+        )
+    else:
+        if text.strip():
+            yield Document(text, source=reading.fields.source)
+
+
+def _blocks(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+    """The documents of a part that blank lines separate."""
+    part, rejects = reading.part, reading.rejects
+    position = first_line(stream, part)
+    if part.stop is not None and position >= part.stop:
+        return
+    lines = bounded_lines(stream, reading.limit, position)
+    for block in blank_line_blocks(lines, reading.limit, part.start == 0, part.stop):
+        if block.num_bytes > reading.limit:
+            rejects.too_long(block.num_bytes)
+            continue
+        try:
+            document = Document(decoded(block.data), source=reading.fields.source)
+        except NotText as error:
+            before = block.data[: error.position]
+            start = before.rfind(b"\n") + 1
+            line = Line(block.start + start, block.number + before.count(b"\n"), 0, b"")
+            rejects.bad_line(line, Fault(f"{error.what} (byte {error.position - start} of the line)", error.reason))
+        else:
+            rejects.at_line(block)
+            yield document

@@ -1,0 +1,163 @@
+"""The built-in filter `decontamination`: drops documents that contain text of evaluation sets.
+
+Tokens are words, or characters of scripts that part no words with spaces, without case and punctuation: they depend on
+no vocabulary, so the tokenizer's own training text is decontaminated by the same rule (n-grams of words as in GPT-3,
+arXiv:2005.14165, appendix C).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import regex
+
+from data_prep.base.errors import UsageError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.document import Document
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_files import expand
+from data_prep.documents.input_units import InputUnit
+from data_prep.storage import storage
+
+_TOKEN = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+    r"|[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+",
+    regex.VERSION1,
+)
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_UNKNOWN = np.uint64(0)
+
+
+class Decontamination:
+    """Drops a document that has `ngram` tokens in a row in common with an evaluation set; the reason is the set's name.
+
+    An example is a line of one of the fields. An example of fewer tokens is looked for as a whole where it has at least
+    `min_tokens`; shorter ones are too common to be looked for and are counted in the identity.
+
+    Args:
+        sets: by name, files or patterns of any input format, or {files: ..., fields: [...]}; fields are `text` by
+            default. Sets are looked for in this order, and a document counts for the first.
+        ngram: tokens in a row.
+        min_tokens: of an example that is shorter than an n-gram.
+    """
+
+    version = "1"
+
+    def __init__(self, sets: Mapping[str, Any], ngram: int = 13, min_tokens: int = 8) -> None:
+        if not isinstance(sets, Mapping) or not sets or not 1 <= min_tokens <= ngram <= 100:
+            raise UsageError(
+                f"filter 'decontamination' with ngram={ngram}, min_tokens={min_tokens} and {len(sets)} sets",
+                fix="give sets: {NAME: FILES} and 1 <= min_tokens <= ngram <= 100",
+                code="filter-parameters",
+            )
+        self._ngram, self._min_tokens = ngram, min_tokens
+        self._word_ids: dict[str, int] = {}
+        self._described: dict[str, Any] = {}
+        hashes: list[dict[int, list[np.ndarray]]] = []
+        for name, given in sets.items():
+            hashes.append(self._read(str(name), given))
+        self._names = list(map(str, sets))
+        self._tables = {
+            length: _table([found.get(length, []) for found in hashes])
+            for length in sorted({length for found in hashes for length in found})
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """The content of the sets in place of their files."""
+        return {"parameters": {"ngram": self._ngram, "min_tokens": self._min_tokens, "sets": self._described}}
+
+    def __call__(self, document: Document) -> str | None:
+        words = tokens_of(document.text)
+        values = np.fromiter(map(self._word_ids.get, words, repeat(0)), np.uint64, len(words))
+        found: int | None = None
+        for length, hashed in _rolling(values, max(self._tables, default=0)):
+            if length in self._tables and (first := self._first_set(length, hashed)) is not None:
+                found = first if found is None else min(found, first)
+        return None if found is None else self._names[found]
+
+    def _first_set(self, length: int, hashed: np.ndarray) -> int | None:
+        """Number of the first set that one of these n-grams is from."""
+        keys, sets = self._tables[length]
+        places = np.minimum(np.searchsorted(keys, hashed), len(keys) - 1)
+        is_found = keys[places] == hashed
+        return int(sets[places[is_found]].min()) if is_found.any() else None
+
+    def _read(self, name: str, given: Any) -> dict[int, list[np.ndarray]]:
+        """Hashes of a set's n-grams by their length."""
+        hashes: dict[int, list[np.ndarray]] = {}
+        num_examples = num_short = 0
+        digest = hashlib.sha256()
+        for text in _texts(name, given):
+            for line in text.splitlines():
+                words = tokens_of(line)
+                if not words:
+                    continue
+                num_examples += 1
+                digest.update((" ".join(words) + "\n").encode(errors="surrogatepass"))
+                if len(words) < self._min_tokens:
+                    num_short += 1
+                    continue
+                ids = [self._word_ids.setdefault(word, _word_id(word)) for word in words]
+                length = min(self._ngram, len(words))
+                for size, hashed in _rolling(np.array(ids, np.uint64), length):
+                    if size == length:
+                        hashes.setdefault(length, []).append(hashed)
+        self._described[name] = {"examples": num_examples, "too_short": num_short, "sha256": digest.hexdigest()}
+        return hashes
+
+
+def tokens_of(text: str) -> list[str]:
+    """The words of a text, without case, punctuation and compatibility forms."""
+    text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    found: list[str] = _TOKEN.findall(text)
+    return found
+
+
+def _word_id(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(errors="surrogatepass"), digest_size=8).digest(), "little") | 1
+
+
+def _rolling(values: np.ndarray, longest: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Hashes (n - length + 1,) uint64 of all runs of 1, 2 ... `longest` values; 64 bits, as document ids have."""
+    hashed = values
+    for length in range(1, min(longest, len(values)) + 1):
+        if length > 1:
+            hashed = (hashed[:-1] ^ (hashed[:-1] >> np.uint64(29))) * _BASE + values[length - 1 :]
+        yield length, hashed
+
+
+def _table(by_set: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The hashes of all sets in rising order, and for each the number of the first set that has it."""
+    keys = np.concatenate([np.zeros(0, np.uint64), *(hashed for found in by_set for hashed in found)])
+    sets = np.concatenate([np.full(len(hashed), n) for n, found in enumerate(by_set) for hashed in found])
+    unique, first = np.unique(keys, return_index=True)
+    return unique, sets[first]
+
+
+def _texts(name: str, given: Any) -> Iterator[str]:
+    """The texts of a set."""
+    values = given if isinstance(given, Mapping) else {"files": given}
+    files: Any = values.get("files")
+    fields: Any = values.get("fields", ["text"])
+    patterns, fields = ([item] if isinstance(item, str) else item for item in (files, fields))
+    if set(values) - {"files", "fields"} or not _are_texts(patterns) or not _are_texts(fields):
+        raise UsageError(
+            f"the evaluation set {name!r} of filter 'decontamination' is {json.dumps(given, default=str)[:200]}",
+            fix="give files, or {files: [...], fields: [...]}",
+            code="filter-parameters",
+        )
+    settings = DocumentSettings(text_field=fields[0], metadata_fields=tuple(fields[1:]))
+    for url in (url for pattern in patterns for url in expand(pattern)):
+        for document in DocumentReader(InputUnit(url, 0, storage.size(url), True, 0), settings):
+            yield document.text
+            yield from (str(value) for value in document.metadata.values())
+
+
+def _are_texts(items: Any) -> bool:
+    return isinstance(items, Sequence) and len(items) > 0 and all(isinstance(item, str) for item in items)

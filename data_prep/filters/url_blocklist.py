@@ -1,0 +1,82 @@
+"""The built-in filter `url_blocklist`: drops documents by the domain or the URL that they come from."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from data_prep.base.errors import UsageError
+from data_prep.documents.document import Document
+from data_prep.storage import storage
+
+
+class UrlBlocklist:
+    """Drops documents of listed domains, their subdomains included, and of listed URLs.
+
+    A list is given in the configuration or as a file of one entry a line, where `#` begins a comment. URLs are compared
+    without scheme, `www.`, fragment and a slash at the end. Documents without a URL are kept.
+    """
+
+    version = "1"
+    needs = frozenset({"url"})
+
+    def __init__(self, domains: Sequence[str] | str = (), urls: Sequence[str] | str = ()) -> None:
+        self._domains = {_host(domain) for domain in _entries(domains)}
+        self._urls = {_without_scheme(url) for url in _entries(urls)}
+        if not self._domains and not self._urls:
+            raise UsageError(
+                "filter 'url_blocklist' has no entry",
+                fix="give domains or urls, each a list or the name of a file with one entry a line",
+                code="empty-blocklist",
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """The content of the lists in place of their names."""
+        return {"parameters": {"domains": _described(self._domains), "urls": _described(self._urls)}}
+
+    def __call__(self, document: Document) -> str | None:
+        if document.url is None:
+            return None
+        if self._urls and _without_scheme(document.url) in self._urls:
+            return "url"
+        labels = _host(document.url).split(".") if self._domains else []
+        return "domain" if any(".".join(labels[first:]) in self._domains for first in range(len(labels))) else None
+
+
+def _entries(given: Sequence[str] | str) -> list[str]:
+    if not isinstance(given, str):
+        return [str(entry).strip() for entry in given if str(entry).strip()]
+    try:
+        lines = storage.read_bytes(given).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"blocklist {storage.redact(given)} is not UTF-8 (byte {error.start})",
+            fix="convert it, such as with iconv",
+            code="not-utf-8",
+        ) from None
+    return [entry for line in lines if (entry := line.partition("#")[0].strip())]
+
+
+def _host(url: str) -> str:
+    """The host of a URL or a bare domain, in lower case, its name in ASCII; no URL is malformed to this."""
+    rest = url.partition("://")[2] or url
+    for end in "/?#":
+        rest = rest.partition(end)[0]
+    host = rest.rpartition("@")[2].partition(":")[0].strip(".").lower()
+    if not host.isascii():
+        with contextlib.suppress(UnicodeError):
+            host = host.encode("idna").decode()
+    return host.removeprefix("www.")
+
+
+def _without_scheme(url: str) -> str:
+    rest = (url.partition("://")[2] or url).partition("#")[0]
+    host, slash, path = rest.partition("/")
+    return f"{_host(host)}{slash}{path}".rstrip("/")
+
+
+def _described(entries: Iterable[str]) -> dict[str, Any]:
+    in_order = sorted(entries)
+    return {"entries": len(in_order), "sha256": hashlib.sha256("\n".join(in_order).encode()).hexdigest()}

@@ -1,0 +1,199 @@
+"""The documents that filters and length limits drop, written with their reasons for people to look at.
+
+A phase of its own, which reads the inputs once more, so that preparation without it costs nothing. Every unit
+gives one file of JSON lines, whose name is bound to the settings and the content of the inputs; `dropped.json`
+is written last and names them. The bytes are the same for any number of workers and any history of kills.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import IO, Any
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.dataset.manifest_records import step_of
+from data_prep.documents.document import Document
+from data_prep.documents.input_units import InputUnit
+from data_prep.documents.rejects import BadInput
+from data_prep.executors.phases import PhaseRunner
+from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.registry import filters_fingerprint
+from data_prep.pipeline.map_phase import MapSummary
+from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan_changes import description
+from data_prep.pipeline.units import Unit
+from data_prep.storage import storage
+from data_prep.text.cleaning import Normalization
+from data_prep.text.text_batch import normalize_batch
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+INDEX_NAME = "dropped.json"
+_STEPS = ("filtering", "cleaning")
+
+
+@dataclass(frozen=True)
+class DroppedTask:
+    """A unit whose dropped documents are written to `url`.
+
+    Attributes:
+        sha256: of what preparation read of each part.
+        normalization: by which the characters of a document are counted.
+    """
+
+    unit: Unit
+    settings: DocumentSettings
+    source: str
+    text_field: str | None
+    filters_fingerprint: str
+    sha256: tuple[str, ...]
+    normalization: Normalization
+    url: str
+
+
+def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> None:
+    """Write the dropped documents into the folder `keep_dropped` of the configuration, if there is one.
+
+    Raises:
+        UsageError: it is the folder of the data set.
+        UserError: an input changed since it was read, or the folder cannot be written.
+    """
+    if plan.config.keep_dropped is None:
+        return
+    folder = absolute(plan.config.keep_dropped)
+    if storage.canonical(folder).rstrip("/") == storage.canonical(output).rstrip("/"):
+        raise UsageError(
+            f"keep_dropped={storage.redact(folder)} is the folder of the data set",
+            fix="name another folder",
+            code="keep-dropped-in-output",
+        )
+    preparation = _preparation(plan)
+    name = hashlib.sha256("".join([preparation, *summary.digests]).encode()).hexdigest()[:16]
+    digests = iter(summary.digests)
+    fingerprint = filters_fingerprint(plan.config.documents.filters)
+    tasks = [
+        DroppedTask(
+            unit=Unit(tuple(replace(part, url=absolute(part.url)) for part in unit.parts)),
+            settings=plan.config.documents,
+            source=plan.config.sources[unit.source].name,
+            text_field=plan.config.sources[unit.source].text_field,
+            filters_fingerprint=fingerprint,
+            sha256=tuple(islice(digests, len(unit.parts))),
+            normalization=tokenizer.normalization,
+            url=storage.join(folder, f"dropped-{name}-{number:06d}.jsonl.gz"),
+        )
+        for number, unit in enumerate(plan.units)
+    ]
+    runner.run(
+        "keeping dropped documents", write_dropped, tasks, _url, lambda task: task.unit.bytes, ("MB of input", 1e6)
+    )
+    index = {
+        "preparation": preparation,
+        "files": [task.url.rpartition("/")[2] for task in tasks],
+        "dropped": {
+            source.name: {reason: count for reason, count in sorted(dropped.items()) if step_of(reason) in _STEPS}
+            for source, dropped in zip(plan.config.sources, summary.dropped, strict=True)
+        },
+    }
+    storage.write_bytes(storage.join(folder, INDEX_NAME), (json.dumps(index, indent=1, sort_keys=True) + "\n").encode())
+    for stale in set(storage.list_names(folder)) - {*index["files"], INDEX_NAME}:
+        if stale.startswith("dropped-") and stale.endswith(".jsonl.gz"):
+            storage.remove(storage.join(folder, stale))
+
+
+def check_dropped_kept(plan: Plan) -> None:
+    """See that the dropped documents of a finished preparation were written, where they are asked for.
+
+    Raises:
+        UserError: they were not.
+    """
+    if plan.config.keep_dropped is None:
+        return
+    url = storage.join(plan.config.keep_dropped, INDEX_NAME)
+    index = json.loads(storage.read_bytes(url)) if storage.exists(url) else {}
+    if index.get("preparation") != _preparation(plan):
+        raise UserError(
+            f"the data set is complete, and {storage.redact(url)} is not the index of its dropped documents",
+            fix="run the same command with --fresh",
+            code="dropped-not-kept",
+        )
+
+
+def write_dropped(task: DroppedTask) -> None:
+    """Write the file of a unit.
+
+    Raises:
+        UserError: an input changed since it was read.
+    """
+    with (
+        storage.local_write(task.url) as path,
+        open(path, "wb") as file,
+        # No name and no time in the header: the bytes depend on the documents alone.
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as written,
+    ):
+        for part, sha256 in zip(task.unit.parts, task.sha256, strict=True):
+            with tempfile.TemporaryFile() as lines:
+                if _write_part(task, part, sha256, lines):
+                    lines.seek(0)
+                    shutil.copyfileobj(lines, written)
+
+
+def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes]) -> bool:
+    """Write the lines of a part; returns whether they count: a spoiled file is dropped as a whole."""
+
+    def write(document: Document, reason: str) -> None:
+        lines.write((json.dumps(_record(document, reason), sort_keys=True) + "\n").encode())
+
+    reader = FilteredReader(part, task.settings, task.source, task.text_field, task.filters_fingerprint, on_drop=write)
+    reader.is_quiet = True  # preparation has reported what it left out
+    try:
+        _write_short_and_long(task, reader, write)
+    except BadInput as error:
+        if not error.spoils_file or task.settings.on_bad_input == "error":
+            raise
+        return False
+    if reader.sha256 != sha256:
+        raise UserError(
+            f"input {storage.redact(part.url)} changed while it was read",
+            fix="run the command again with --fresh once it is complete",
+            code="input-changed",
+        )
+    return True
+
+
+def _write_short_and_long(
+    task: DroppedTask, documents: Iterable[Document], write: Callable[[Document, str], None]
+) -> None:
+    """Write the documents that cleaning drops, by the same rule."""
+    longest = task.settings.max_document_characters
+    for document in documents:
+        batch = normalize_batch([document.text], task.normalization)
+        num_characters = max(0, len(batch.document(0).decode()) - 1)  # the space before the text is no part of it
+        if not num_characters:
+            write(document, "empty")
+        elif num_characters < task.settings.min_document_characters:
+            write(document, "too short")
+        elif longest is not None and num_characters > longest:
+            write(document, "too long")
+
+
+def _record(document: Document, reason: str) -> dict[str, Any]:
+    values = {"id": document.id, "url": document.url, "language": document.language, "metadata": document.metadata}
+    return {"reason": reason, "source": document.source, "text": document.text} | {
+        name: value for name, value in values.items() if value
+    }
+
+
+def _preparation(plan: Plan) -> str:
+    return hashlib.sha256(json.dumps(description(plan), sort_keys=True).encode()).hexdigest()
+
+
+def _url(task: DroppedTask) -> str:
+    return task.url

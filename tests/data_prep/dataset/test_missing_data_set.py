@@ -1,0 +1,44 @@
+"""A path that is not a data set is answered with what it is and what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.dataset.manifest import read_manifest
+from data_prep.storage import storage
+from tests.support.error_codes import coded
+
+
+def test_a_path_that_does_not_exist_is_said_not_to_exist(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path}/none does not exist", check=coded("missing-path")):
+        read_manifest(str(tmp_path / "none"))
+    with pytest.raises(UserError, match="none.jsonl does not exist", check=coded("missing-path")):
+        read_manifest(str(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.parquet", "A.CSV"])
+def test_raw_text_is_answered_with_the_command_that_makes_shards(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    command = "python -m data_prep shards --input '{}' --tokenizer"
+    with pytest.raises(UsageError, match=command.format(tmp_path / name), check=coded("text-instead-of-shards")):
+        read_manifest(str(tmp_path / name))
+    ending = "." + name.partition(".")[2]
+    with pytest.raises(UsageError, check=coded("text-instead-of-shards")) as caught:
+        read_manifest(str(tmp_path))
+    assert command.format(f"{tmp_path}/*{ending}") in str(caught.value)
+    storage.write_bytes(f"memory://raw-text/{name}/{name}", b"")
+    with pytest.raises(UsageError, check=coded("text-instead-of-shards")):
+        read_manifest(f"memory://raw-text/{name}")
+
+
+def test_other_files_and_folders_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(UsageError, match=f"give {tmp_path}", check=coded("not-a-data-set")):
+        read_manifest(str(tmp_path / "manifest.json"))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train-000000.provenance.parquet").touch()
+    with pytest.raises(UserError, match="manifest.json", check=coded("missing-manifest")):
+        read_manifest(str(tmp_path / "set"))

@@ -1,0 +1,103 @@
+"""Arrow: what the library `datasets` saves is read row by row, and what was cut short is noticed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from data_prep.base.errors import UsageError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.document import Document
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_files import expand
+from data_prep.documents.input_units import split_into_units
+from data_prep.documents.rejects import BadInput
+from tests.support.error_codes import coded
+
+TABLE = pa.table(
+    {
+        "doc": [{"text": f"text {number}"} for number in range(50)],
+        "number": list(range(50)),
+        "note": ["x", None] * 25,
+    }
+)
+SETTINGS = DocumentSettings(text_field="doc.text", id_field="number", metadata_fields=("note",))
+EXPECTED = [
+    Document(f"text {number}", str(number), metadata={} if number % 2 else {"note": "x"}) for number in range(50)
+]
+
+
+def arrow(table: pa.Table = TABLE, kind: Any = pa.ipc.new_stream) -> bytes:
+    sink = pa.BufferOutputStream()
+    with kind(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=20)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def read(path: Path, settings: DocumentSettings = SETTINGS) -> list[Document]:
+    (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
+    reader = DocumentReader(unit, settings)
+    documents = list(reader)
+    assert reader.sha256
+    return documents
+
+
+@pytest.mark.parametrize("kind", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_both_kinds_of_arrow_files_give_their_rows(tmp_path: Path, kind: Any) -> None:
+    (tmp_path / "a.arrow").write_bytes(arrow(kind=kind))
+    (tmp_path / "a.arrow.gz").write_bytes(gzip.compress(arrow(kind=kind)))
+    assert read(tmp_path / "a.arrow") == read(tmp_path / "a.arrow.gz") == EXPECTED
+
+
+def test_a_folder_that_datasets_saved_stands_for_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "dataset_info.json").write_text("{}")
+    for name, part in zip(names, (TABLE.slice(0, 25), TABLE.slice(25)), strict=True):
+        (folder / name).write_bytes(arrow(part))
+    files = expand(str(folder))
+    assert files == [str(folder / name) for name in names]
+    assert [document for file in files for document in read(Path(file))] == EXPECTED
+    (folder / "state.json").write_text(json.dumps({"_data_files": [], "_indices_files": [{"filename": "i.arrow"}]}))
+    with pytest.raises(UsageError, check=coded("dataset-with-indices")):
+        expand(str(folder))
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    with pytest.raises(UsageError, check=coded("dataset-of-splits"), match="saved|train"):
+        expand(str(tmp_path))
+
+
+def test_a_stream_that_was_cut_short_or_damaged_is_refused(tmp_path: Path) -> None:
+    whole = arrow()
+    path = tmp_path / "a.arrow"
+    for stop in range(1, len(whole), 7):
+        path.write_bytes(whole[:stop])
+        with pytest.raises(BadInput, match=r"a\.arrow is") as caught:
+            read(path)
+        assert caught.value.spoils_file
+
+
+def test_what_is_no_arrow_or_has_no_such_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    path.write_bytes(b'{"text": "x"}\n')
+    with pytest.raises(BadInput, check=coded("wrong-ending")):
+        read(path)
+    path.rename(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(arrow())
+    with pytest.raises(BadInput, check=coded("wrong-ending"), match="an Arrow file"):
+        read(tmp_path / "a.jsonl")
+    path.write_bytes(arrow())
+    with pytest.raises(BadInput, match=r"has no column 'text' \(its columns: doc, number, note\)"):
+        read(path, DocumentSettings())
+    (unit,) = split_into_units(str(path), path.stat().st_size, 10, 0)
+    reader = DocumentReader(unit, DocumentSettings(on_bad_input="skip"))
+    assert list(reader) == [] and reader.dropped == {"missing field": 50}
+    with pytest.raises(BadInput, match=r"row 2 has null for 'note', not text"):
+        read(path, DocumentSettings(text_field="note"))

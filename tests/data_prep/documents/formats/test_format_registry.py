@@ -1,0 +1,123 @@
+"""Formats of the user's own: a function or a class for an ending, named in the settings or installed."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
+from data_prep.documents.document import Document
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.formats import format_registry
+from data_prep.documents.input_files import find_inputs, find_units
+from data_prep.documents.rejects import BadInput
+from tests.support.error_codes import coded
+
+MODULE = '''
+from data_prep.documents.document import Document
+from data_prep.documents.formats.input_format import Format
+
+def read(stream):
+    """Pairs of lines: a title and a text."""
+    for title in stream:
+        text = next(stream, None)
+        if text is None:
+            raise ValueError("a title without a text")
+        if title == b"bug\\n":
+            title = title.absent
+        yield {"title": title.decode().strip(), "text": text.decode().strip()} if title != b"none\\n" else 3
+
+class Whole(Format):
+    def documents(self, stream, reading):
+        yield Document(stream.read().decode().upper(), source=reading.fields.source)
+
+nothing = 3
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "own_formats.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("own_formats", None)
+    yield tmp_path
+    format_registry._of_settings.clear()
+    format_registry._installed.cache_clear()
+
+
+def read(path: Path, **settings: object) -> list[Document]:
+    documents = DocumentSettings(**settings)  # type: ignore[arg-type]
+    config = PreparationConfig(sources=(Source(name="own", input=(str(path),)),), documents=documents)
+    units = find_units(find_inputs(config), config)
+    return [document for unit in units for document in DocumentReader(unit, documents, source="own")]
+
+
+def test_a_function_and_a_class_read_files_of_their_ending(folder: Path) -> None:
+    content = b"first\nOne.\nsecond\nTwo.\n"
+    (folder / "a.pairs").write_bytes(content)
+    (folder / "a.pairs.gz").write_bytes(gzip.compress(content))
+    formats = {".pairs": "own_formats:read"}
+    expected = [Document("One.", "first", "own"), Document("Two.", "second", "own")]
+    for name in ("a.pairs", "a.pairs.gz"):
+        assert read(folder / name, formats=formats, id_field="title") == expected
+    assert read(folder / "a.pairs", formats={".pairs": "own_formats:Whole"})[0].text == content.decode().upper()
+    format_registry._of_settings.clear()
+    with pytest.raises(UserError, check=coded("unsupported-file-type")):
+        read(folder / "a.pairs")
+
+
+def test_an_installed_format_is_found_by_its_entry_point(folder: Path) -> None:
+    (folder / "own-1.dist-info").mkdir()
+    (folder / "own-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n")
+    (folder / "own-1.dist-info/entry_points.txt").write_text("[clozeworks.formats]\npairs = own_formats:read\n")
+    importlib.invalidate_caches()
+    format_registry._installed.cache_clear()
+    (folder / "a.pairs").write_bytes(b"first\nOne.\n")
+    assert [document.text for document in read(folder / "a.pairs")] == ["One."]
+
+
+def test_what_goes_wrong_names_file_and_document(folder: Path) -> None:
+    path, formats = folder / "a.pairs", {".pairs": "own_formats:read"}
+    path.write_bytes(b"first\nOne.\nnone\nTwo.\n")
+    with pytest.raises(BadInput, match=r"a.pairs document 2 is int", check=coded("no-object")):
+        read(path, formats=formats)
+    assert len(read(path, formats=formats, on_bad_input="skip")) == 1
+    path.write_bytes(b"first\nOne.\nsecond\n")
+    with pytest.raises(BadInput, match=r"a.pairs is damaged at document 2", check=coded("damaged-file")):
+        read(path, formats=formats)
+    path.write_bytes(b"first\nOne.\nbug\nTwo.\n")
+    with pytest.raises(UserError, match=r"own_formats.py:12 on .*a.pairs, document 2", check=coded("format-failed")):
+        read(path, formats=formats, on_bad_input="skip")
+
+
+@pytest.mark.parametrize(
+    ("formats", "code"),
+    [
+        ({".jsonl": "own_formats:read"}, "format-ending"),
+        ({"pairs": "own_formats:read"}, "format-ending"),
+        ({".pairs": "own_formats:absent"}, "format-not-importable"),
+        ({".pairs": "no_such_module:read"}, "format-not-importable"),
+        ({".pairs": "own_formats:nothing"}, "format-not-callable"),
+    ],
+)
+def test_a_wrong_format_is_refused(folder: Path, formats: dict[str, str], code: str) -> None:
+    (folder / "a.pairs").write_bytes(b"first\nOne.\n")
+    with pytest.raises(UserError, check=coded(code)):
+        read(folder / "a.pairs", formats=formats)
+
+
+def test_a_path_with_dots_names_a_field_of_an_object(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": {"body": "x"}, "meta": {"url": "u"}}\n{"text.body": "y"}\n')
+    assert read(tmp_path / "a.jsonl", text_field="text.body", url_field="meta.url") == [
+        Document("x", source="own", url="u"),
+        Document("y", source="own"),
+    ]
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(BadInput, match="line 1 has no field 'text.body'"):
+        read(tmp_path / "a.jsonl", text_field="text.body")

@@ -1,0 +1,121 @@
+"""The built-in filters: thresholds, blocklists and languages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.document import Document
+from data_prep.documents.input_units import split_into_units
+from data_prep.documents.rejects import BadInput
+from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.registry import described_filters, filter_settings, load_filters
+from tests.support.error_codes import coded
+
+ENGLISH = "The committee met in the morning and decided that the bridge would be repaired before the winter."
+FRENCH = "Le comité s'est réuni le matin et a décidé que le pont serait réparé avant l'hiver, malgré son prix."
+needs_language = pytest.mark.skipif(
+    importlib.util.find_spec("py3langid") is None, reason="py3langid is not installed (extra clozeworks[language])"
+)
+
+
+def outcome(document: Document, **entry: Any) -> Any:
+    (step,) = load_filters([filter_settings(entry)])
+    return step.apply(document)
+
+
+def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> FilteredReader:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
+    return FilteredReader(unit, DocumentSettings(**settings), "web")
+
+
+SCORED = {"metadata_fields": ["score"], "filters": [{"name": "metadata", "keep": "score >= 3"}]}
+
+
+def test_metadata_thresholds_count_what_does_not_hold(tmp_path: Path) -> None:
+    rows = [{"text": "a", "score": 2}, {"text": "b", "score": 3}, {"text": "c"}, {"text": "d", "score": None}]
+    reader = read(tmp_path / "a.jsonl", rows, **SCORED)
+    assert [document.text for document in reader] == ["b"]
+    assert reader.dropped == {"filter metadata: not score >= 3": 1, "filter metadata: no score": 2}
+
+
+def test_a_score_that_is_text_is_bad_input(tmp_path: Path) -> None:
+    rows = [{"text": "a", "score": 4}, {"text": "b", "score": "4"}]
+    with pytest.raises(BadInput, match="a.jsonl line 2: filter 'metadata': score='4'"):
+        list(read(tmp_path / "a.jsonl", rows, **SCORED))
+    reader = read(tmp_path / "a.jsonl", rows, on_bad_input="skip", **SCORED)
+    assert len(list(reader)) == 1 and reader.dropped == {"filter metadata: cannot be judged": 1}
+
+
+@pytest.mark.parametrize("entry", [{"name": "metadata", "keep": "scroe > 1"}, {"name": "url_blocklist", "urls": ["a"]}])
+def test_a_field_that_is_not_read_is_refused(tmp_path: Path, entry: dict[str, Any]) -> None:
+    with pytest.raises(UserError, check=coded("filter-field-not-read")):
+        read(tmp_path / "a.jsonl", [], metadata_fields=["score"], filters=[entry])
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://spam.example/x", "domain"),
+        ("http://www.deep.SPAM.example:80/x?y", "domain"),
+        ("https://user@spam.example.", "domain"),
+        ("https://notspam.example/", None),
+        ("https://spam.example.org/", None),
+        ("https://xn--bcher-kva.example/a", "domain"),
+        ("https://bücher.example/a", "domain"),
+        ("https://good.example/page/#top", "url"),
+        ("http://www.good.example/page", "url"),
+        ("https://good.example/page/2", None),
+        ("https://[::1", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_domains_take_their_subdomains_and_urls_are_compared_without_scheme(
+    tmp_path: Path, url: str | None, reason: str | None
+) -> None:
+    listed = tmp_path / "domains.txt"
+    listed.write_text("# bad ones\nspam.example\n\nbücher.example # a shop\n")
+    blocklist = {"name": "url_blocklist", "domains": str(listed), "urls": ["https://good.example/page"]}
+    assert outcome(Document("text", url=url), **blocklist) == reason
+
+
+def test_a_blocklist_is_identified_by_its_content(tmp_path: Path) -> None:
+    listed = tmp_path / "domains.txt"
+    listed.write_text("a.example\nb.example\n")
+    (from_file,) = described_filters([filter_settings("url_blocklist", domains=str(listed))])
+    (given,) = described_filters([filter_settings("url_blocklist", domains=["b.example", "a.example"])])
+    assert from_file == given and given["parameters"]["domains"]["entries"] == 2
+    assert described_filters([filter_settings("url_blocklist", domains=["b.example"])]) != [given]
+
+
+def test_a_blocklist_of_nothing_or_of_no_text_is_refused(tmp_path: Path) -> None:
+    for entry, code in (({}, "empty-blocklist"), ({"urls": str(tmp_path / "latin")}, "not-utf-8")):
+        (tmp_path / "latin").write_bytes(b"caf\xe9")
+        with pytest.raises(UserError, check=coded(code)):
+            outcome(Document("a"), name="url_blocklist", **entry)
+
+
+@needs_language
+def test_languages_are_kept_dropped_and_assigned() -> None:
+    assert outcome(Document(ENGLISH), name="language", keep=["en", "de"]) is None
+    assert outcome(Document(FRENCH), name="language", keep="en") == "fr"
+    assert outcome(Document("1 2 3"), name="language", keep="en", min_probability=0.9) == "uncertain"
+    assert outcome(Document(FRENCH), name="language", assign=True) == Document(FRENCH, language="fr")
+    assert outcome(Document("\ud800"), name="language", min_probability=0.9) == "uncertain"
+
+
+@needs_language
+@pytest.mark.parametrize(
+    "entry", [{}, {"keep": "xx"}, {"keep": "en", "min_probability": 2}, {"keep": "en", "characters": 0}]
+)
+def test_a_wrong_language_filter_is_refused(entry: dict[str, Any]) -> None:
+    with pytest.raises(UserError, check=coded("filter-parameters")):
+        outcome(Document("a"), name="language", **entry)

@@ -1,0 +1,101 @@
+"""Decontamination: every planted leak is found, and near misses are kept."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.base.errors import UserError
+from data_prep.documents.document import Document
+from data_prep.filters.decontamination import tokens_of
+from data_prep.filters.registry import Step, described_filters, filter_settings, load_filters
+from tests.support.error_codes import coded
+
+WORDS = [f"w{number}" for number in range(300)]
+
+
+def step_for(**parameters: Any) -> Step:
+    (step,) = load_filters([filter_settings("decontamination", **parameters)])
+    return step
+
+
+def sentence(chance: random.Random, length: int) -> str:
+    return " ".join(chance.choices(WORDS, k=length))
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> dict[str, Any]:
+    chance = random.Random(1)
+    questions = [{"question": sentence(chance, 20), "answer": sentence(chance, 15)} for _ in range(50)]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    (tmp_path / "lines.txt").write_text("\n".join(sentence(chance, length) for length in (4, 8, 12, 13, 30)))
+    return {
+        "questions": {"files": str(tmp_path / "questions.jsonl"), "fields": ["question", "answer"]},
+        "lines": str(tmp_path / "*.txt"),
+    }
+
+
+def test_every_planted_leak_is_found_and_counts_for_its_set(tmp_path: Path, sets: dict[str, Any]) -> None:
+    step, chance = step_for(sets=sets), random.Random(2)
+    rows = [json.loads(line) for line in (tmp_path / "questions.jsonl").read_text().splitlines()]
+    leaks = [(text, "questions") for row in rows for text in row.values()]
+    leaks += [(line, "lines") for line in (tmp_path / "lines.txt").read_text().splitlines()[1:]]
+    for text, name in leaks:
+        words = text.split()
+        first = chance.randrange(max(1, len(words) - 12))
+        part = ", ".join(words[first : first + 13]).upper()
+        assert step.apply(Document(f"{sentence(chance, 40)} «{part}»! {sentence(chance, 40)}")) == name
+        assert step.apply(Document(part)) == name
+    clean = [Document(sentence(chance, 200)) for _ in range(200)]
+    assert [step.apply(document) for document in clean] == [None] * 200
+
+
+def test_twelve_words_in_common_and_short_examples_are_kept(tmp_path: Path, sets: dict[str, Any]) -> None:
+    step = step_for(sets=sets)
+    lines = (tmp_path / "lines.txt").read_text().splitlines()
+    assert step.apply(Document(" ".join(lines[-1].split()[:12]))) is None
+    assert step.apply(Document(lines[0])) is None, "four words"
+    assert step.apply(Document("")) is None
+
+
+def test_the_sets_are_identified_by_their_content(tmp_path: Path, sets: dict[str, Any]) -> None:
+    (described,) = described_filters([filter_settings("decontamination", sets=sets)])
+    assert described["parameters"]["sets"]["lines"]["examples"] == 5
+    assert described["parameters"]["sets"]["lines"]["too_short"] == 1
+    assert described["parameters"]["sets"]["questions"]["examples"] == 100
+    (tmp_path / "lines.txt").rename(tmp_path / "moved.txt")
+    sets["lines"] = str(tmp_path / "moved.txt")
+    assert described_filters([filter_settings("decontamination", sets=sets)]) == [described]
+
+
+def test_text_without_spaces_is_compared_by_characters(tmp_path: Path) -> None:
+    (tmp_path / "zh.txt").write_text("他们在早上开会决定在冬天之前修好那座桥。")
+    step = step_for(sets={"zh": str(tmp_path / "zh.txt")})
+    assert step.apply(Document("昨天的新闻说他们在早上开会决定在冬天之前修好那座桥但是没有钱")) == "zh"
+    assert step.apply(Document("他们在早上开会")) is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code"),
+    [
+        ({"sets": {}}, "filter-parameters"),
+        ({"sets": {"a": 3}}, "filter-parameters"),
+        ({"sets": {"a": {"files": "x", "field": "y"}}}, "filter-parameters"),
+        ({"sets": {"a": "x"}, "ngram": 5}, "filter-parameters"),
+    ],
+)
+def test_wrong_parameters_are_refused(parameters: dict[str, Any], code: str) -> None:
+    with pytest.raises(UserError, check=coded(code)):
+        step_for(**parameters)
+
+
+@given(st.text())
+def test_tokens_are_those_of_the_same_text_in_another_case(text: str) -> None:
+    assert all(token and not token.isspace() for token in tokens_of(text))
+    assert tokens_of(f"{text} «» {text}") == tokens_of(text) * 2

@@ -1,0 +1,112 @@
+"""Dropped documents are kept with their reasons: the same bytes for any workers, the counts of the steps."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.base.errors import UserError
+from data_prep.config.preparation_config import load_config
+from data_prep.dataset.manifest import Manifest
+from data_prep.pipeline import dropped_documents
+from data_prep.pipeline.plan import make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
+
+OVERRIDES = [
+    "documents.metadata_fields=[score]", "documents.id_field=id", "documents.min_document_characters=10",
+    "documents.filters=[{name: metadata, keep: score >= 3}]", "shards.min_shards=2", "shards.unit_bytes=2000",
+]  # fmt: skip
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    rows = [{"id": n, "text": f"Document {n} has a sentence of its own.", "score": n % 5} for n in range(200)]
+    rows += [
+        {"id": 900, "text": "short", "score": 4},
+        {"id": 901, "text": " ", "score": 4},
+        {"id": 902, "text": "none"},
+    ]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def prepare(corpus: Path, tokenizer: Path, output: Path, workers: int = 1, **options: Any) -> Manifest:
+    config = load_config(None, [*OVERRIDES, f"keep_dropped={output}-dropped"], [str(corpus)])
+    loaded = Tokenizer.load(tokenizer)
+    return prepare_shards(make_plan(config, loaded), loaded, str(output), workers, **options)[0]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_they_are_what_the_steps_count(corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    manifest = prepare(corpus, small_tokenizer, tmp_path / "one")
+    folder = tmp_path / "one-dropped"
+    index = json.loads((folder / "dropped.json").read_bytes())
+    assert len(index["files"]) > 3
+    written = (gzip.decompress((folder / name).read_bytes()) for name in index["files"])
+    rows = [json.loads(line) for data in written for line in data.splitlines()]
+    assert Counter(row["reason"] for row in rows) == Counter(manifest.dropped) == Counter(index["dropped"]["corpus"])
+    assert manifest.dropped["filter metadata: not score >= 3"] == 120
+    assert {row["id"]: row["reason"] for row in rows if int(row["id"]) >= 900} == {
+        "900": "too short", "901": "empty", "902": "filter metadata: no score"
+    }  # fmt: skip
+    assert rows[0] == {
+        "id": "0", "metadata": {"score": 0}, "reason": "filter metadata: not score >= 3", "source": "corpus",
+        "text": "Document 0 has a sentence of its own.",
+    }  # fmt: skip
+    prepare(corpus, small_tokenizer, tmp_path / "two", workers=2)
+    assert files(folder) == files(tmp_path / "two-dropped"), "byte for byte"
+
+
+def test_a_stopped_run_keeps_what_it_has_and_the_index_comes_last(
+    corpus: Path, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(corpus, small_tokenizer, tmp_path / "whole")
+    real, num_done = dropped_documents.write_dropped, 0
+
+    def stops(task: dropped_documents.DroppedTask) -> None:
+        nonlocal num_done
+        num_done += 1
+        if num_done == 3:
+            raise UserError("stopped", code="stopped-here")
+        real(task)
+
+    monkeypatch.setattr(dropped_documents, "write_dropped", stops)
+    with pytest.raises(UserError, check=coded("stopped-here")):
+        prepare(corpus, small_tokenizer, tmp_path / "stopped")
+    folder = tmp_path / "stopped-dropped"
+    assert len(files(folder)) == 2 and not (folder / "dropped.json").exists()
+    assert not (tmp_path / "stopped/manifest.json").exists()
+    (folder / "dropped-0123456789abcdef-000000.jsonl.gz").write_bytes(b"of another preparation")
+    monkeypatch.undo()
+    prepare(corpus, small_tokenizer, tmp_path / "stopped")
+    assert files(folder) == files(tmp_path / "whole-dropped")
+
+
+def test_of_a_complete_data_set_they_cannot_be_asked_for_later(
+    corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    prepare(corpus, small_tokenizer, tmp_path / "one")
+    prepare(corpus, small_tokenizer, tmp_path / "one")  # nothing to do
+    (tmp_path / "one-dropped/dropped.json").unlink()
+    with pytest.raises(UserError, check=coded("dropped-not-kept")):
+        prepare(corpus, small_tokenizer, tmp_path / "one")
+    prepare(corpus, small_tokenizer, tmp_path / "one", fresh=True)
+    assert (tmp_path / "one-dropped/dropped.json").exists()
+
+
+def test_the_folder_of_the_data_set_is_refused(corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    config = load_config(None, [f"keep_dropped={tmp_path / 'same'}/"], [str(corpus)])
+    tokenizer = Tokenizer.load(small_tokenizer)
+    with pytest.raises(UserError, check=coded("keep-dropped-in-output")):
+        prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "same"), 1)

@@ -1,0 +1,208 @@
+"""The generated parts of the pages: from `<!-- generated: NAME -->` to its end.
+
+    python -m tests.generated_pages             write them
+
+They show the presets as the schema reads them, every setting of the schema, every command, and the packages in import
+order with the first sentence of their docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from data_prep.base.settings import load_settings
+from data_prep.config.preparation_config import PreparationConfig
+from launch.command_table import DATA_PREP, GROUPS, Command
+from tests.test_layout import ORDER
+from trainer.config.run_config import RunConfig
+from trainer.model.sizes import num_parameters
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGES = tuple(REPOSITORY / folder / "README.md" for folder in ("", "configs", "launch"))
+_BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end of generated: \2 -->\n)", re.DOTALL)
+
+
+def rewritten(page: str) -> str:
+    """The page with every block regenerated."""
+    return _BLOCK.sub(lambda found: found[1] + "\n".join(BLOCKS[found[2]]()) + "\n" + found[4], page)
+
+
+def names_in(page: str) -> list[str]:
+    """The names of the blocks of a page."""
+    return [found[2] for found in _BLOCK.finditer(page)]
+
+
+def preset_files() -> list[Path]:
+    """The training presets, the smallest model first."""
+    files = [path for path in (REPOSITORY / "configs").glob("*.yaml") if path.stem != "data"]
+    return sorted(files, key=lambda path: (_size(load_settings(RunConfig, path)), path.stem))
+
+
+def _size(config: RunConfig) -> int:
+    return num_parameters(config.model, config.data.sentence_pairs != "none")
+
+
+def presets() -> Iterator[str]:
+    """Name, architecture, data and purpose of every preset; the purpose is the first sentence of its file."""
+    yield "| preset | model | parameters | rows | precision | purpose |"
+    yield "|---|---|---|---|---|---|"
+    for path in preset_files():
+        config = load_settings(RunConfig, path)
+        model = f"{config.model.family}, {config.model.num_hidden_layers} x {config.model.hidden_size}"
+        lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
+        pairs = {"none": "MLM", "next_sentence": "MLM and NSP", "sentence_order": "MLM and SOP"}
+        rows = f"{pairs[config.data.sentence_pairs]}, {' then '.join(map(str, lengths))} tokens"
+        size = f"{_size(config) / 1e6:,.{0 if _size(config) >= 1e7 else 1}f}M"
+        yield f"| `{path.stem}` | {model} | {size} | {rows} | {config.training.precision} | {purpose(path)} |"
+
+
+def purpose(path: Path) -> str:
+    """The first sentence of the comment that opens a preset."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+    return re.split(r"[:;](?: |$)|\.(?: (?=[A-Z])|$)", comment)[0]
+
+
+def recipes() -> Iterator[str]:
+    """The batch and the optimizer of every preset."""
+    yield "| preset | steps | tokens per step | peak rate | schedule, warmup steps | betas | weight decay | masks |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for path in preset_files():
+        config = load_settings(RunConfig, path)
+        batches = dict.fromkeys(f"{stage.global_batch_tokens:,}" for stage in config.stages)
+        rates = dict.fromkeys(
+            (config.data.mlm_probability, config.data.final_mlm_probability or config.data.mlm_probability)
+        )
+        optimizer, schedule = config.optimizer, config.schedule
+        warmup = schedule.num_warmup_steps(config.max_steps)
+        yield (
+            f"| `{path.stem}` | {config.max_steps:,} | {' then '.join(batches)} | {optimizer.learning_rate:g} | "
+            f"{schedule.name}, {warmup:,} | {optimizer.beta1:g}, {optimizer.beta2:g} | {optimizer.weight_decay:g} | "
+            f"{' to '.join(f'{rate:.0%}' for rate in rates)} |"
+        )
+
+
+def training_settings() -> Iterator[str]:
+    """Every setting of a training run."""
+    return _settings(RunConfig)
+
+
+def preparation_settings() -> Iterator[str]:
+    """Every setting of data preparation."""
+    return _settings(PreparationConfig)
+
+
+def _settings(schema: type[BaseModel]) -> Iterator[str]:
+    yield "| setting | default | meaning |"
+    yield "|---|---|---|"
+    for name, default, meaning in settings_of(schema):
+        yield f"| `{name}` | {_cell(default)} | {_cell(meaning)} |"
+
+
+def settings_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Dotted name, default with the other choices, and description of every setting; lists are one setting."""
+    for name, field in schema.model_fields.items():
+        nested = _section(field.annotation)
+        if nested is not None:
+            yield from settings_of(nested, f"{prefix}{name}.")
+            continue
+        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+        others = [choice for choice in map(_value, _choices(field.annotation)) if choice != default]
+        yield f"{prefix}{name}", default + (f" (or {', '.join(others)})" if others else ""), field.description or ""
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The model of a section, which may be optional; None for a value or a list."""
+    for item in (annotation, *(() if get_origin(annotation) in (list, tuple, dict) else get_args(annotation))):
+        if isinstance(item, type) and issubclass(item, BaseModel):
+            return item
+    return None
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(choice for item in get_args(annotation) for choice in _choices(item))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return "`" + json.dumps(value, ensure_ascii=False, default=str) + "`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def commands() -> Iterator[str]:
+    """Every subcommand of `clozeworks` in its group, with the script that it runs and the role that it needs."""
+    yield "| group | `clozeworks` | the same as | role | task |"
+    yield "|---|---|---|---|---|"
+    for group, members in GROUPS.items():
+        for command in members:
+            role = command.extra or "core"
+            yield f"| {group} | `{command.name}` | `{script_of(command)}` | {role} | {command.summary} |"
+
+
+def script_of(command: Command) -> str:
+    """The script or module that a command runs."""
+    if command.module == DATA_PREP:
+        return f"python -m data_prep {command.name}"
+    return command.module.replace(".", "/") + ".py"
+
+
+def data_prep_packages() -> Iterator[str]:
+    """The packages of data_prep in import order."""
+    return _packages("data_prep")
+
+
+def trainer_packages() -> Iterator[str]:
+    """The packages of trainer in import order."""
+    return _packages("trainer")
+
+
+def _packages(top: str) -> Iterator[str]:
+    width = max(map(len, ORDER[top])) + 1
+    yield "```text"
+    for name in ORDER[top]:
+        docstring = ast.get_docstring(ast.parse((REPOSITORY / top / name / "__init__.py").read_text(encoding="utf-8")))
+        assert docstring is not None, f"{top}/{name}/__init__.py has no docstring"
+        yield f"{name + '/':{width}}  {shortened(docstring)}"
+    yield "```"
+
+
+def shortened(docstring: str, limit: int = 76) -> str:
+    """The first sentence of a docstring, cut after a comma or colon where it is longer than `limit` characters."""
+    sentence = re.split(r"[.;](?: |$)", " ".join(docstring.split()))[0]
+    while len(sentence) > limit and re.search(r"[,:] ", sentence):
+        sentence = re.split(r"[,:] (?!.*[,:] )", sentence)[0]
+    return sentence
+
+
+BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
+    "presets": presets,
+    "recipes": recipes,
+    "training_settings": training_settings,
+    "preparation_settings": preparation_settings,
+    "commands": commands,
+    "data_prep_packages": data_prep_packages,
+    "trainer_packages": trainer_packages,
+}
+
+
+def main() -> None:
+    for path in PAGES:
+        path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"{path.relative_to(REPOSITORY)}: {', '.join(names_in(path.read_text(encoding='utf-8')))}")
+
+
+if __name__ == "__main__":
+    main()
