@@ -135,9 +135,8 @@ def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
     (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000007" / "checkpoint.json").write_text("{}")
     settings = ["model.output_bias=zeros", "init_from=nowhere", f"output_dir={tmp_path}"]
-    assert "has checkpoints, and the run resumes from the newest" in explain(
-        load_settings(RunConfig, "tiny_cpu", settings), 2
-    )
+    explained = explain(load_settings(RunConfig, "tiny_cpu", settings), 2)
+    assert "has checkpoints, and the run resumes from the newest" in explained
 
 
 def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():

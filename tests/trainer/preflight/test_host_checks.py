@@ -103,7 +103,7 @@ def test_secrets_that_the_launcher_would_show_fail(ssh, tmp_path, monkeypatch):
     (tmp_path / ".deepspeed_env").write_text("AWS_SECRET_ACCESS_KEY=correct-horse\n")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:battery@mlflow.example.org")
     found = forwarding()["secrets"]
-    assert found.level == "fail" and found.text.startswith("AWS_SECRET_ACCESS_KEY, MLFLOW_TRACKING_URI would stand")
+    assert found.level == "fail" and "AWS_SECRET_ACCESS_KEY, MLFLOW_TRACKING_URI" in found.text
     assert "horse" not in found.text and "battery" not in found.text
 
 

@@ -17,7 +17,7 @@ def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on():
     assert finding.level == "warn"
     assert finding.text == (
         "http://127.0.0.1:9 does not answer (nothing answers there (connection refused)); start it, or set "
-        "tracking.uri. Training would go on and send its points later"
+        "tracking.uri. Training would continue and send its metrics later"
     )
 
 
