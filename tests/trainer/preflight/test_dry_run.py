@@ -58,7 +58,7 @@ def test_operations_of_a_run_are_those_a_token_times_its_tokens():
     config = load_settings(RunConfig, "bert_large", ["training.max_steps=10"])
     assert flops_lines(config) == [
         "length 512: 1.992 GFLOP per token, forward and backward",
-        f"the whole run: {1.9920e9 * 10 * 1_048_576:.3g} FLOP",
+        f"whole run: {1.9920e9 * 10 * 1_048_576:.3g} FLOP",
     ]
 
 
@@ -135,7 +135,9 @@ def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
     (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000007" / "checkpoint.json").write_text("{}")
     settings = ["model.output_bias=zeros", "init_from=nowhere", f"output_dir={tmp_path}"]
-    assert "holds checkpoints, and the newest one counts" in explain(load_settings(RunConfig, "tiny_cpu", settings), 2)
+    assert "has checkpoints, and the run resumes from the newest" in explain(
+        load_settings(RunConfig, "tiny_cpu", settings), 2
+    )
 
 
 def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():
