@@ -77,7 +77,7 @@ WRONG = {
         ["training.max_steps=10", "schedule.warmup_steps=11"],
         "schedule.warmup_steps=11 is longer than the run's 10 steps",
     ),
-    "rows longer than the positions": (["data.sequence_length=1024"], "longer than model.max_position_embeddings=512"),
+    "rows longer than the positions": (["data.sequence_length=1024"], "exceeds model.max_position_embeddings=512"),
     "fp16 on the CPU": (["training.precision=fp16"], "training.precision=fp16 needs a CUDA device"),
 }
 
