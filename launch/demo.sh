@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# The whole way on real text by one command: environment, corpus, tokenizer, shards, pretraining, export, registry,
-# filled masks. Needs Python 3.11 or newer and no GPU; uses GPUs where it finds them.
+# The main job on real text, by one command: environment, corpus, tokenizer, shards, pretraining, export, registry and
+# filled masks. Takes about five minutes on two CPU cores; uses GPUs where it finds them. Needs Python 3.11 or newer.
 #
-#   bash launch/demo.sh [--fresh] [--corpus PATH_OR_GLOB] [--vocab-size N] [--output DIR] \
+#   bash launch/demo.sh [--full] [--fresh] [--corpus PATH_OR_GLOB] [--vocab-size N] [--output DIR] \
 #       [-- section.field=value ...]
 #
-#   --fresh                 do every step again (the installation and MLflow's history stay)
-#   --corpus PATH_OR_GLOB   your own text (.txt, .jsonl with a "text" field) instead of the docstrings of the
+#   --full                  train the whole recipe of configs/small_cpu.yaml (about half an hour) instead of its
+#                           beginning, in the same folder's "run-full"
+#   --fresh                 repeat every step (the installation and MLflow's history stay)
+#   --corpus PATH_OR_GLOB   your own text (.txt, or .jsonl with a "text" field) instead of the docstrings of the
 #                           installed Python packages; quote a glob
-#   --vocab-size N          pieces of the tokenizer (default: 8192); a small text gives fewer, and the error says how many
-#   --output DIR            where all of it goes (default: demo in the repository root)
-#   -- section.field=value  settings of the training that replace those of configs/tiny_cpu.yaml
+#   --vocab-size N          vocabulary size of the tokenizer (default: 8192); a small text supports only a smaller one
+#   --output DIR            output directory (default: demo in the repository root)
+#   -- section.field=value  settings of the training run that override those of configs/small_cpu.yaml
 #   --help                  this text
 #
-# Run again, finished steps are skipped, and a training that was stopped goes on. MLFLOW_TRACKING_URI is honored;
-# without it runs and models are tracked in DIR/mlflow.db. CLOZEWORKS_VENV names the environment (default: .venv).
+# Run again, the command skips finished steps and resumes a stopped training run. Full logs are in DIR/logs.
+# MLFLOW_TRACKING_URI is honored; without it, runs and models are tracked in DIR/mlflow.db. CLOZEWORKS_VENV names the
+# environment (default: .venv).
 
 set -euo pipefail
 
@@ -22,10 +25,12 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
-NUM_STEPS=8
+NUM_STEPS=6
 MODEL_NAME=clozeworks-demo
 MODEL_ALIAS=demo
-VOCAB_SIZE=8192 # that of configs/tiny_cpu.yaml
+VOCAB_SIZE=8192 # that of configs/small_cpu.yaml
+SHORT=(training.max_steps=2400 training.global_batch_tokens=2048 training.micro_batch_tokens=1024
+    evaluation.every_steps=600 checkpoint.every_steps=600)
 
 child=
 step_number=0
@@ -37,44 +42,48 @@ main() {
     announce "environment: Python packages in ${CLOZEWORKS_VENV:-$root/.venv}"
     local started=$SECONDS
     prepare_environment
-    # Found ready, it keeps the time that its installation took.
+    # A finished environment keeps the time that its installation took.
     if ((SECONDS - started > 3)) || [[ ! -f $output/timings.tsv ]]; then
         record_time environment $((SECONDS - started))
     fi
-    pretrain_arguments=("$root/launch/pretrain.py" --config configs/tiny_cpu.yaml output_dir="$output/run"
+    pretrain_arguments=("$root/launch/pretrain.py" --config configs/small_cpu.yaml output_dir="$output/$run"
         data.shards="$output/shards" "${settings[@]}")
-    if ((${#settings[@]})); then # told now, not in the fifth step
+    if ((${#given[@]})); then # refuse a wrong setting now, not in the fifth step
         python "${pretrain_arguments[@]}" --print-config >/dev/null
     fi
     choose_devices
 
     if [[ -z $corpus ]]; then
         corpus=$output/corpus/docstrings.jsonl
-        run_step corpus "$corpus" "corpus: the docstrings of the installed Python packages" \
+        run_step corpus "$corpus" "corpus: the docstrings of the installed Python packages" ' documents from ' \
             python "$root/launch/collect_docstrings.py" --output "$corpus"
     else
         announce "corpus: your text, $corpus"
     fi
-    run_step tokenizer "$output/tokenizer/tokenizer_info.json" "tokenizer: SentencePiece BPE of $vocab_size pieces" \
+    run_step tokenizer "$output/tokenizer/tokenizer_info.json" \
+        "tokenizer: SentencePiece BPE with a vocabulary of $vocab_size" '^tokenizer: ' \
         python -m data_prep tokenizer --input "$corpus" --output "$output/tokenizer" --vocab-size "$vocab_size"
-    run_step shards "$output/shards/manifest.json" "shards: webdataset tars with train and valid split, verified" make_shards
+    run_step shards "$output/shards/manifest.json" "shards: webdataset tars with a train and a valid split, verified" \
+        '^(train|valid) |^ok: ' make_shards
     local ranks="$num_ranks ranks"
     ((num_ranks != 1)) || ranks="1 rank"
-    run_step pretraining "$output/run/status.json" "pretraining: $ranks on $device" pretrain
-    run_step export "$output/export/config.json" "export: a Hugging Face folder behind the parity gate" export_model
-    run_step registry "$output/export/config.json" "registry: version of $MODEL_NAME with the alias $MODEL_ALIAS" \
-        python "$root/launch/register.py" --model "$output/export" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"
-    redo=yes
-    run_step masks "" "masks filled in held-out sentences, model from models:/$MODEL_NAME@$MODEL_ALIAS" fill_masks
+    run_step "pretraining-$run" "$output/$run/status.json" "pretraining: $ranks on $device" \
+        '^(starting|parameters|resum)|[05]00/|valid|^saved' pretrain
+    run_step "results-$run" "$output/results-$run.json" \
+        "export, registry (models:/$MODEL_NAME@$MODEL_ALIAS) and filled masks" \
+        '^(checked|exported|registered|masked|predicted|next|ACTUAL|MASKED|MODEL)|^$' \
+        python "$root/launch/demo_results.py" --demo "$output" --run "$run" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"
     echo
-    python "$root/launch/demo_summary.py" --demo "$output" --model "models:/$MODEL_NAME@$MODEL_ALIAS" --ranks "$num_ranks"
+    python "$root/launch/demo_summary.py" --demo "$output" --run "$run" --model "models:/$MODEL_NAME@$MODEL_ALIAS" \
+        --ranks "$num_ranks"
 }
 
 read_arguments() {
     if [[ -n ${CLOZEWORKS_VENV:-} ]]; then CLOZEWORKS_VENV=$(absolute "$CLOZEWORKS_VENV"); fi
-    fresh=no corpus='' output=$root/demo vocab_size=$VOCAB_SIZE settings=()
+    fresh=no corpus='' output=$root/demo vocab_size=$VOCAB_SIZE run=run settings=("${SHORT[@]}") given=()
     while (($#)); do
         case $1 in
+            --full) run=run-full settings=() ;;
             --fresh) fresh=yes ;;
             --corpus | --output)
                 [[ -n ${2:-} ]] || usage_error "$1 needs a value"
@@ -82,7 +91,7 @@ read_arguments() {
                 shift
                 ;;
             --vocab-size)
-                [[ ${2:-} =~ ^[1-9][0-9]{0,8}$ ]] || usage_error "--vocab-size needs a number of pieces, such as 2000, not '${2:-}'"
+                [[ ${2:-} =~ ^[1-9][0-9]{0,8}$ ]] || usage_error "--vocab-size needs a number, such as 2000, not '${2:-}'"
                 vocab_size=$2
                 shift
                 ;;
@@ -91,14 +100,15 @@ read_arguments() {
                 exit 0
                 ;;
             --)
-                settings=("${@:2}")
+                given=("${@:2}")
                 break
                 ;;
             *) usage_error "unknown option $1" ;;
         esac
         shift
     done
-    ((vocab_size == VOCAB_SIZE)) || settings=("model.vocab_size=$vocab_size" "${settings[@]}")
+    ((vocab_size == VOCAB_SIZE)) || settings+=("model.vocab_size=$vocab_size")
+    settings+=("${given[@]}")
     if [[ -d $corpus ]]; then
         usage_error "--corpus $corpus is a folder; give a file of it, or a quoted pattern such as '${corpus%/}/*.txt'"
     fi
@@ -133,11 +143,12 @@ prepare_output() {
         usage_error "another demo is at work in $output; wait for its end, or give another --output"
     fi
     if [[ $fresh == yes ]]; then
-        rm -rf "${output:?}"/{.done,corpus,tokenizer,shards,run,export,logs,timings.tsv,corpus.txt,vocab_size.txt,held_out.txt}
+        rm -rf "${output:?}"/{.done,corpus,tokenizer,shards,run,run-full,export,logs,timings.tsv,corpus.txt,vocab_size.txt}
+        rm -f "$output"/{results,curves}-*
         make_folders
     fi
     local wanted=${corpus:-docstrings}
-    # Of a demo without a finished step nothing was made.
+    # A demo without a finished step has made nothing.
     if [[ -f $output/corpus.txt && $(<"$output/corpus.txt") != "$wanted" && -n $(ls -A "$output/.done") ]]; then
         usage_error "$output holds a demo made from $(<"$output/corpus.txt"), not from $wanted; give --fresh to rebuild it, or another --output"
     fi
@@ -191,54 +202,44 @@ pretrain() {
     port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
     show deepspeed "${launcher_options[@]}" --log_level warning --master_port "$port" "${pretrain_arguments[@]}"
     # The launcher may end with status 0 although its ranks did not finish.
-    python - "$output/run/status.json" <<'PYTHON'
+    python - "$output/$run/status.json" <<'PYTHON'
 import json, sys
 
 state = json.load(open(sys.argv[1], encoding="utf-8"))["state"]
-sys.exit(None if state == "finished" else f"error: {sys.argv[1]} says that the training is {state}, not finished")
+sys.exit(None if state == "finished" else f"error: {sys.argv[1]} says that the run is {state}, not finished")
 PYTHON
 }
 
-export_model() {
-    rm -rf "$output/export"
-    show python "$root/launch/export.py" --checkpoint "$output/run" --output "$output/export"
-}
-
-fill_masks() {
-    local sentences=$output/held_out.txt
-    show python "$root/launch/held_out.py" --shards "$output/shards" --num-sentences 8 >"$sentences"
-    show python "$root/launch/fill_mask.py" --model "models:/$MODEL_NAME@$MODEL_ALIAS" --mask-random --seed 1 <"$sentences"
-}
-
-# run_step NAME RESULT TITLE COMMAND...: announce, run with a log, take the time. Skipped where the step was finished
-# before, RESULT is still there, and no step before it was done now.
+# run_step NAME RESULT TITLE SHOWN COMMAND...: announce, run with a log, record the time. Lines that match SHOWN,
+# commands, warnings and errors go to the terminal, with paths relative to the repository. A step is skipped if it was
+# finished before, RESULT exists, and no step before it ran now.
 run_step() {
-    local name=$1 result=$2 title=$3 log=$output/logs/$1.log key started status=0 advice
-    shift 3
+    local name=$1 result=$2 title=$3 shown=$4 log=$output/logs/$1.log key started status=0 advice
+    shift 4
     key=$(step_key "$name")
+    announce "$title"
     if [[ $redo == no && -f $output/.done/$name && $(<"$output/.done/$name") == "$key" && -e $result ]]; then
-        announce "$title"
-        echo "finished before; --fresh does it again"
+        echo "finished before; --fresh repeats it"
         return
     fi
-    announce "$title"
     rm -f "$output/.done/$name"
     started=$SECONDS
-    # In a process group of its own, so that a signal can be passed on to all of it (the ranks of a launcher too).
+    # In a process group of its own, so that a signal reaches all of it (the ranks of a launcher, too).
     set -m
     (
         set +m
-        show "$@" 2>&1 | (trap '' INT TERM HUP && exec tee "$log")
+        show "$@" 2>&1 | (trap '' INT TERM HUP && exec tee "$log") | (trap '' INT TERM HUP && shorten "$shown")
     ) </dev/null 8>&- &
     child=$!
     set +m
     wait "$child" || status=$?
     child=
     if ((status != 0)); then
-        advice="Run it again without --fresh to go on from here."
-        if ((status == 2)); then # refused for what it was given: the same again would be, too
-            advice="Change what its error names (settings of the training come after --), and run it again."
-            [[ $name != tokenizer ]] || advice="Where it asks for another vocab_size, give --vocab-size N (it was $vocab_size)."
+        tail -n 20 "$log" >&2
+        advice="Fix: run the same command again without --fresh to resume."
+        if ((status == 2)); then # refused for what it was given: the same command would be, too
+            advice="Fix: change what its error names (settings of the training run come after --), and run it again."
+            [[ $name != tokenizer ]] || advice="Fix: if it asks for another vocab_size, give --vocab-size N (was $vocab_size)."
         fi
         printf 'error: step %s of the demo (%s) failed with exit status %s; its output is in %s. %s\n' \
             "$step_number/$NUM_STEPS" "$name" "$status" "$log" "$advice" >&2
@@ -249,18 +250,24 @@ run_step() {
     redo=yes
 }
 
-# What a finished step depends on beside the steps before it: which state of the training, and which MLflow.
+# Pass the lines that match a pattern on, with paths relative to the repository.
+shorten() {
+    local path
+    path=$(sed 's/[][\.*^$#]/\\&/g' <<<"$root/")
+    sed -u -n -E "/^\\$ |error|warning|$(sed 's#/#\\/#g' <<<"$1")/ { s#$path##g; p; }"
+}
+
+# What a finished step depends on beside the steps before it: the state of the run, and the MLflow server.
 step_key() {
     case $1 in
-        export) cksum <"$output/run/status.json" ;;
-        registry) printf '%s' "$MLFLOW_TRACKING_URI" | cksum ;;
+        results-*) { cat "$output/$run/status.json" && printf '%s' "$MLFLOW_TRACKING_URI"; } 2>/dev/null | cksum ;;
         *) echo finished ;;
     esac
 }
 
 announce() {
     step_number=$((step_number + 1))
-    printf '\n[%s/%s] %s  %s\n' "$step_number" "$NUM_STEPS" "$(date +%H:%M:%S)" "$1"
+    printf '\n[%s/%s] %s  %s\n' "$step_number" "$NUM_STEPS" "$(date +%H:%M:%S)" "${1//"$root/"/}"
 }
 
 # Print a command as one could type it, then run it; functions of this script print their own.
@@ -282,7 +289,7 @@ record_time() {
 stop() {
     trap '' INT TERM HUP
     if [[ -n $child ]]; then
-        printf '\nstopping step %s; run the same command again to go on\n' "$step_number/$NUM_STEPS" >&2
+        printf '\nstopping step %s; run the same command again to resume\n' "$step_number/$NUM_STEPS" >&2
         kill -TERM -- "-$child" 2>/dev/null || true
         local tenths=0
         while kill -0 -- "-$child" 2>/dev/null && ((tenths < 900)); do

@@ -1,4 +1,4 @@
-"""Print what the demo did: a table of sizes, times and scores, then the commands to go on."""
+"""Print what the demo learned: sizes, times, scores beside the unigram baseline, and the next commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from shlex import quote
 from typing import Any
 
 from data_prep.base.errors import UserError, run_command
-from data_prep.base.settings import find_config, read_yaml
 from data_prep.base.terminal import duration
 from data_prep.dataset.manifest import Manifest, read_manifest
 
@@ -21,32 +20,37 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--demo", required=True, type=Path, metavar="DIR", help="what the demo wrote")
+    parser.add_argument("--demo", required=True, type=Path, metavar="DIR", help="output directory of the demo")
+    parser.add_argument("--run", default="run", metavar="NAME", help="folder of the run in it (default %(default)s)")
     parser.add_argument("--model", required=True, metavar="URI", help="the registered model")
-    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks of the training (default %(default)s)")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks of the run (default %(default)s)")
     options = parser.parse_args(arguments)
-    status = read_status(options.demo / "run" / "status.json")
-    manifest = read_manifest(str(options.demo / "shards"))
-    print(format_table([*sizes(manifest, status), *times(options.demo / "timings.tsv")]))
+    demo = options.demo
+    status = read_json(demo / options.run / "status.json", "valid/mlm_loss")
+    results = read_json(demo / f"results-{options.run}.json")
+    manifest = read_manifest(str(demo / "shards"))
+    print(format_table([*sizes(manifest, status), *times(demo / "timings.tsv")]))
     print()
-    print(format_scores(status["metrics"], manifest))
+    print(format_scores(status["metrics"], manifest, results))
+    print(f"loss curves: {relative(demo / f'curves-{options.run}.png')}")
     print()
-    print(next_commands(options.demo, options.model, options.ranks, status, manifest.tokenizer.vocab_size))
+    print(next_commands(options.model, results["view_hint"]))
 
 
-def read_status(path: Path) -> dict[str, Any]:
-    """The status file of a training.
+def read_json(path: Path, metric: str | None = None) -> dict[str, Any]:
+    """Return the JSON object of a file of the demo.
 
     Raises:
-        UserError: it cannot be read, is no JSON object, or is without the scores of an evaluation.
+        UserError: it cannot be read, is no JSON object, or its `metrics` lack `metric`.
     """
+    fix = "run bash launch/demo.sh again"
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}). Fix: run the demo again") from None
-    if not isinstance(status, dict) or "valid/mlm_loss" not in status.get("metrics", {}):
-        raise UserError(f"{path} has no scores: the training is not finished. Fix: run the demo again")
-    return status
+        raise UserError(f"{path} cannot be read ({error})", fix=fix, code="unreadable-demo") from None
+    if not isinstance(values, dict) or (metric is not None and metric not in values.get("metrics", {})):
+        raise UserError(f"{path} has no scores: the run is not finished", fix=fix, code="unfinished-demo")
+    return values
 
 
 def sizes(manifest: Manifest, status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -72,9 +76,10 @@ def times(path: Path) -> list[tuple[str, str]]:
     return [*table, ("time, all after the environment", duration(after))]
 
 
-def format_scores(metrics: dict[str, float], manifest: Manifest) -> str:
-    """The scores on the valid split beside those of a model that knows only how frequent each piece is."""
+def format_scores(metrics: dict[str, float], manifest: Manifest, results: dict[str, float]) -> str:
+    """Return the scores on the valid split beside those of the token frequencies alone."""
     loss, entropy = metrics["valid/mlm_loss"], manifest.valid.unigram_entropy_nats
+    masks = f"{results['masks']:,.0f} masked words"
     rows = [
         ("", "this model", "unigram baseline"),
         ("valid MLM loss (nats)", f"{loss:.3f}", "-" if entropy is None else f"{entropy:.3f}"),
@@ -84,15 +89,14 @@ def format_scores(metrics: dict[str, float], manifest: Manifest) -> str:
             "-" if entropy is None else f"{math.exp(entropy):,.1f}",
         ),
         ("valid MLM accuracy", f"{metrics['valid/mlm_accuracy']:.1%}", "-"),
+        (f"{masks}: top 1", f"{results['top_1']:.1%}", f"{results['unigram_top_1']:.1%}"),
+        (f"{masks}: top 5", f"{results['top_5']:.1%}", f"{results['unigram_top_5']:.1%}"),
     ]
-    if "valid/pair_accuracy" in metrics:
-        accuracy = f"{metrics['valid/pair_accuracy']:.1%}"
-        rows.append(("valid next-sentence accuracy", accuracy, "50.0% (chance)"))
     lines = [f"{name:<32}{ours:>14}{baseline:>20}" for name, ours, baseline in rows]
     if entropy is not None:
         verb, side = ("uses context", "below") if loss < entropy else ("does not use context yet", "above")
         nats = abs(entropy - loss)
-        lines.append(f"The model {verb}: its loss is {nats:.2f} nats {side} that of frequencies alone.")
+        lines.append(f"The model {verb}: its loss is {nats:.2f} nats {side} that of token frequencies alone.")
     return "\n".join(lines)
 
 
@@ -102,30 +106,25 @@ def format_table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<32}  {value:>{width}}" for name, value in rows)
 
 
-def next_commands(demo: Path, model: str, ranks: int, status: dict[str, Any], vocab_size: int) -> str:
-    """The commands that go on from here, as they can be typed in the repository root."""
+def next_commands(model: str, view_hint: str) -> str:
+    """Return three commands that go on from here, to be typed in the repository root."""
     environment = Path(os.environ.get("VIRTUAL_ENV", REPOSITORY / ".venv"))
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or status["tracking_uri"]
-    exports, see_curves = [], f"open {uri}" if "@" not in uri else "open your MLflow server"
-    if uri.startswith("sqlite:"):
-        exports = [f"  export MLFLOW_TRACKING_URI={quote(uri)}"]
-        see_curves = f"mlflow ui --backend-store-uri {quote(uri)}"
-    is_presets = vocab_size == read_yaml(find_config("tiny_cpu"))["model"]["vocab_size"]
-    longer = ("" if is_presets else f"model.vocab_size={vocab_size} ") + f"training.max_steps={2 * status['max_steps']}"
-    cpu = "DS_ACCELERATOR=cpu " if os.environ.get("DS_ACCELERATOR") == "cpu" else ""
-    return "\n".join(
-        [
-            "Go on (in the repository root):",
-            f"  source {quote(str(environment / 'bin' / 'activate'))}",
-            *exports,
-            f"  {see_curves}    # loss curves, model versions",
-            f'  python launch/fill_mask.py --model {quote(model)} "The function returns a [MASK] of strings."',
-            "  # train for longer: the same output_dir resumes where it stopped",
-            f"  {cpu}deepspeed --num_gpus {ranks} launch/pretrain.py --config configs/tiny_cpu.yaml \\",
-            f"      {quote(f'output_dir={demo}/run')} {quote(f'data.shards={demo}/shards')} {longer}",
-            f"  # remove all of it: rm -rf {quote(str(demo))} {quote(str(environment))}",
-        ]
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    tracked = f"  export MLFLOW_TRACKING_URI={quote(uri)}\n" if uri.startswith("sqlite:") else ""
+    view, _, url = view_hint.partition(", then open ")
+    return (
+        "Next, in the repository root:\n"
+        f"  source {quote(relative(environment / 'bin' / 'activate'))}\n"
+        f"{tracked}"
+        f"  {f'{view}    # then open {url}' if url else f'open {view}'}\n"
+        f'  python launch/fill_mask.py --model {quote(model)} "The function returns a [MASK] of strings."\n'
+        "  bash launch/demo.sh --full    # half an hour of training on the same shards"
     )
+
+
+def relative(path: Path) -> str:
+    """Return a path below the repository as seen from its root."""
+    return str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else str(path)
 
 
 if __name__ == "__main__":

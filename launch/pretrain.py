@@ -1,23 +1,28 @@
 """Pretrain an encoder: `deepspeed launch/pretrain.py --config FILE [section.field=value ...]`.
 
-The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run
-without GPU or shards. Exit status: 0 all steps done, 2 wrong usage or configuration, 1 failed on the way, 75 stopped
-by a signal (or the loss of its launcher) after saving, 76 a rank was lost, hung or not reached (start the same command
-again in both cases).
+On one process: `clozeworks pretrain ...` or `python launch/pretrain.py ...` (the CPU or the first GPU). On all GPUs of
+this host: `deepspeed launch/pretrain.py ...`. On several hosts: `clozeworks nodes --hostfile FILE -- ...`, or
+`torchrun ... launch/pretrain.py ...` on each (`clozeworks ranks` is torchrun with the exit status of the rank that
+failed first). The arguments are the same everywhere.
+
+The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run without
+GPU or shards. Exit status: 0 all steps done, 1 failed, 2 wrong usage or configuration, 75 stopped by a signal (or the
+loss of its launcher) after saving, 76 a rank crashed, hung or failed to join (rerun the same command after both).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
+import sys
 
-from data_prep.base.arguments import Joined, refuse_url
+from data_prep.base.arguments import Joined
 from data_prep.base.errors import UsageError, run_command
-from data_prep.base.settings import describe, load_settings, to_yaml
-from data_prep.base.urls import redact
+from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
+from trainer.config.load import check_output_dir, load_config
 from trainer.config.run_config import RunConfig, without_secrets
+from trainer.config.synonyms import explain_synonym
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed.stacks import log_environment
 from trainer.engine.deepspeed_config import deepspeed_config
@@ -26,6 +31,11 @@ from trainer.preflight.launch_checks import check_launch
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line.
+
+    Raises:
+        UsageError: an option is unknown, such as a setting written with dashes.
+    """
     parser = command_parser("pretrain.py", __doc__)
     parser.epilog = "settings:\n" + "\n".join(describe(RunConfig))
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
@@ -36,19 +46,19 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--ranks",
         type=int,
         metavar="N",
-        help="ranks that --dry-run assumes (default: those of the launcher, else 1)",
+        help="number of ranks for --dry-run (default: those of the launcher, else 1)",
     )
     parser.add_argument(
         "--gpus",
         action=Joined,
         metavar="N[,N]",
-        help="with --dry-run: memory and traffic of a step at these numbers of GPUs as well",
+        help="with --dry-run: memory and traffic per step with these numbers of GPUs as well",
     )
     parser.add_argument(
         "--deepspeed_config",
         "--deepspeed-config",
         metavar="FILE",
-        help="DeepSpeed JSON merged over what the YAML gives",
+        help="DeepSpeed JSON merged over the settings that follow from the YAML",
     )
     parser.add_argument(
         "--allow-change", action="store_true", help="resume although a setting changed that makes it another run"
@@ -57,39 +67,60 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--resume-from",
         type=int,
         metavar="STEP",
-        help="go back to the checkpoint of this step, in a new MLflow run under the old one; later checkpoints go",
+        help="branch from this checkpoint, in a new MLflow run below the old one; removes later checkpoints",
     )
     parser.add_argument(
         "--skip-samples",
         action=Joined,
         metavar="A:B[,C:D]",
-        help="with --resume-from: predict nothing in the samples A to B - 1 of that checkpoint's epoch",
+        help="with --resume-from: predict nothing in samples A to B - 1 of that checkpoint's epoch",
     )
     parser.add_argument(
         "--skip-epoch",
         type=int,
         metavar="N",
-        help="epoch of --skip-samples, where the log names a later one of the same stage",
+        help="epoch of --skip-samples, if it is a later one of the same stage",
     )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
-    return parser.parse_intermixed_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    parsed, unknown = parser.parse_known_intermixed_args(words)
+    if (option := next((word for word in unknown if word.startswith("-")), None)) is not None:
+        raise explain_unknown_option(option, words)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed
+
+
+def explain_unknown_option(option: str, words: list[str]) -> UsageError:
+    """Create the error for an option such as `--learning_rate 1e-4`: settings are written without dashes."""
+    name, has_value, value = option.lstrip("-").partition("=")
+    if not has_value:
+        following = words[words.index(option) + 1 : words.index(option) + 2]
+        value = following[0] if following and not following[0].startswith("--") and "=" not in following[0] else ""
+    dotted = name.replace("-", "_")
+    if dotted in set(setting_names(RunConfig)) and ("." in dotted or dotted in ("output_dir", "init_from")):
+        fix = f"write {dotted}={value or 'VALUE'}: settings have no dashes"
+    else:
+        fix = explain_synonym(name, value) or "write settings as section.field=value without dashes; --help lists all"
+    return UsageError(f"unknown option {option.partition('=')[0]}", fix=fix, code="unknown-option")
 
 
 def main() -> None:
     arguments = parse_arguments()
     check_has_dry_run(arguments)
-    config = load_settings(RunConfig, arguments.config, arguments.overrides)
-    check_is_path(config.output_dir)
+    config = load_config(arguments.config, arguments.overrides)
+    explains = arguments.print_config or arguments.dry_run
+    check_output_dir(config.output_dir)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
     branch = branch_of(arguments)
-    explains = arguments.print_config or arguments.dry_run
-    if explains or world_size(arguments) == 1:  # several ranks compare what they run first, and refuse it together
+    if explains or world_size(arguments) == 1:  # several ranks compare first, and fail together
         deepspeed_config(config, world_size(arguments))
     if explains:
         if is_first_rank():
             _explain(config, arguments)
         return
-    check_output_dir(config.output_dir)
+    if branch is None and not arguments.allow_change and is_finished(config):
+        return
     check_launch()
     os.environ.update(log_environment(os.environ))  # before torch is imported
     from trainer.distributed.stop_signal import StopSignal
@@ -98,90 +129,89 @@ def main() -> None:
     from trainer.distributed.exit import run_rank
     from trainer.loop.train import train
 
-    run_rank(lambda: train(config, arguments.allow_change, branch, stop_signal))
+    run_rank(lambda: train(config, arguments.allow_change, branch, stop_signal).exit_status)
+
+
+def is_finished(config: RunConfig) -> bool:
+    """Return whether the run is finished with nothing left to do, and say so on rank 0; before torch is imported."""
+    from trainer.loop.finished import find_finished_run
+
+    found = find_finished_run(config)
+    if found is not None and is_first_rank():
+        print(found, flush=True)
+    return found is not None
 
 
 def check_has_dry_run(arguments: argparse.Namespace) -> None:
-    """Refuse what only explains a run where the run would start: its ranks are the launcher's.
+    """Check that options of --dry-run come with it.
 
     Raises:
-        UsageError: there is such an option alone.
+        UsageError: one comes alone: a run has the ranks of its launcher.
     """
     if arguments.ranks is not None and not arguments.dry_run and not arguments.print_config:
-        raise UsageError(f"--ranks {arguments.ranks} is for --dry-run; give both, or start that many by the launcher")
+        raise UsageError(
+            f"--ranks {arguments.ranks} needs --dry-run",
+            fix="add --dry-run, or start that many ranks with the launcher",
+            code="option-needs-dry-run",
+        )
     if arguments.gpus is not None and not arguments.dry_run:
-        raise UsageError(f"--gpus {arguments.gpus} is for --dry-run; give both")
-
-
-def check_is_path(output_dir: str) -> None:
-    """Refuse a URL: a local folder of that name would be made, and lost with the node.
-
-    Not the schema's, for checkpoints of earlier releases may hold one.
-
-    Raises:
-        UsageError: it is one.
-    """
-    remedy = "set a path, and checkpoint.upload_to to the URL for copies of the checkpoints there"
-    refuse_url(f"output_dir={redact(output_dir)}", output_dir, f"a run works in a local or shared folder; {remedy}")
-
-
-def check_output_dir(output_dir: str) -> None:
-    """Refuse a folder that cannot be made, since a file or a link to nothing lies at its place or above it.
-
-    Raises:
-        UsageError: one does.
-    """
-    path = Path(output_dir)
-    link = next((place for place in (path, *path.parents) if place.is_symlink() and not place.exists()), None)
-    if link is not None:
-        where = f"output_dir={output_dir} leads over {link}, a link to {os.readlink(link)}, which is not there"
-        raise UsageError(f"{where}; make that folder, or name another")
-    file = next((place for place in (path, *path.parents) if place.is_file()), None)
-    if file is not None:
-        where = "" if file == path else f" lies in {file}, which"
-        raise UsageError(f"output_dir={output_dir}{where} is a file; name a folder")
+        raise UsageError(f"--gpus {arguments.gpus} needs --dry-run", fix="add --dry-run", code="option-needs-dry-run")
 
 
 def world_size(arguments: argparse.Namespace) -> int:
-    """The ranks to assume: those of --ranks, else the launcher's, else one."""
+    """Return the number of ranks: --ranks, else that of the launcher, else 1."""
     launched = os.environ.get("WORLD_SIZE", "1")
     if not launched.isdigit():
-        raise UsageError(f"WORLD_SIZE={launched} in the environment is no number; start the ranks with a launcher")
+        raise UsageError(
+            f"WORLD_SIZE={launched} in the environment is not a number",
+            fix="start the ranks with a launcher",
+            code="invalid-rank-environment",
+        )
     ranks = arguments.ranks if arguments.ranks is not None else int(launched)
     if ranks < 1:
-        raise UsageError(f"--ranks {ranks} is not a number of ranks; give 1 or more")
+        raise UsageError(f"--ranks {ranks} is less than 1", fix="give 1 or more", code="invalid-number-of-ranks")
     return ranks
 
 
 def gpu_numbers(text: str) -> list[int]:
-    """The numbers of --gpus."""
+    """Parse the numbers of --gpus."""
     words = text.split(",")
     if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"--gpus {text} is not a list of numbers such as 8,64,512; fix it")
+        raise UsageError(
+            f"--gpus {text} is not a list of numbers", fix="write it as in --gpus 8,64,512", code="invalid-gpus"
+        )
     return [int(word) for word in words]
 
 
 def branch_of(arguments: argparse.Namespace) -> Branch | None:
-    """The branch that the command line asks for, if any.
+    """Return the branch of the command line, if any.
 
     Raises:
-        UsageError: samples or their epoch are named without what they count in.
+        UsageError: samples or their epoch are given without the checkpoint they refer to.
     """
     skip = tuple(parse_ranges(arguments.skip_samples, "--skip-samples")) if arguments.skip_samples else ()
     if arguments.resume_from is None and skip:
-        raise UsageError("--skip-samples counts in the epoch of a checkpoint; name its step with --resume-from STEP")
+        raise UsageError(
+            f"--skip-samples {arguments.skip_samples} needs the checkpoint whose epoch it counts in",
+            fix="add --resume-from STEP",
+            code="skip-samples-without-step",
+        )
     if arguments.skip_epoch is not None and (arguments.skip_epoch < 0 or not skip):
-        raise UsageError(f"--skip-epoch {arguments.skip_epoch} is the epoch (from 0) of --skip-samples; give both")
+        raise UsageError(
+            f"--skip-epoch {arguments.skip_epoch} is not an epoch (from 0) of --skip-samples",
+            fix="give an epoch of 0 or more together with --skip-samples",
+            code="skip-epoch-without-samples",
+        )
     return None if arguments.resume_from is None else Branch(arguments.resume_from, skip, arguments.skip_epoch)
 
 
 def is_first_of_host() -> bool:
-    """Whether this process is the first rank of its host, whose files others may not have (or has no launcher)."""
+    """Return whether this process is the first rank of its host (or has no launcher): hosts may have other files."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def is_first_rank() -> bool:
-    """Whether this process is rank 0 of its launcher (or has none)."""
+    """Return whether this process is rank 0 (or has no launcher)."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -201,7 +231,7 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
         if others:
             from trainer.preflight.scale import scale_lines
 
-            print("", "Other numbers of GPUs (on paper)", *scale_lines(config, others), sep="\n")
+            print("", "Other numbers of GPUs (estimates)", *scale_lines(config, others), sep="\n")
 
 
 if __name__ == "__main__":

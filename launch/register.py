@@ -110,7 +110,7 @@ def show_versions(arguments: argparse.Namespace) -> None:
 
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back from the registry and print how others load it."""
-    from trainer.inference.provenance import read_provenance
+    from trainer.inference.export_origin import read_provenance
     from trainer.inference.pulled_model import pull
     from trainer.registry.registration import register
     from trainer.registry.served_model import load_served

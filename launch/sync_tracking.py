@@ -1,8 +1,8 @@
 """Send a run's metrics to MLflow from here: `sync_tracking.py OUTPUT_DIR`.
 
-For clusters whose compute nodes reach no server: run it on a login node that sees OUTPUT_DIR, while the training goes
-on or after it; again at any time. Every point arrives once, in the run that bears the training's tag.
-Exit status: 0 all that is there was sent, 1 not all of it, 2 wrong usage.
+For clusters whose compute nodes reach no server: run it on a login node that sees OUTPUT_DIR, during the run or after
+it, any number of times. Each metric arrives once, in the MLflow run with the tag of the training run.
+Exit status: 0 everything was sent, 1 not everything, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from launch.options import add_tracking_uri, command_parser
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("sync_tracking.py", __doc__)
-    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="folder of a training or a fine-tuning")
+    parser.add_argument(
+        "output_dir", type=Path, metavar="OUTPUT_DIR", help="output directory of a pretraining or fine-tuning run"
+    )
     add_tracking_uri(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say which folders would be sent, and send nothing")
+    parser.add_argument("--dry-run", action="store_true", help="list the folders that would be sent, and send nothing")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     arguments = parse_arguments()
     if not arguments.output_dir.is_dir():
-        raise UsageError(f"{arguments.output_dir} is no folder; give the OUTPUT_DIR of a run")
+        state = "is not a directory" if arguments.output_dir.exists() else "does not exist"
+        raise UsageError(
+            f"{arguments.output_dir} {state}", fix="give the OUTPUT_DIR of a run", code="missing-output-dir"
+        )
     from trainer.tracking.sync import sync, tracking_folders
     from trainer.tracking.tracker import print_warning
 
@@ -35,7 +40,7 @@ def main() -> None:
         return
     for synced in sync(arguments.output_dir, arguments.tracking_uri, print_warning):
         print(
-            f"{synced.folder}: sent {synced.num_bytes:,} bytes of points and {synced.num_artifacts} artifacts; "
+            f"{synced.folder}: sent {synced.num_bytes:,} bytes of metrics and {synced.num_artifacts} artifacts; "
             f"the run is {synced.status}\n  {synced.view_hint}",
             flush=True,
         )

@@ -1,7 +1,7 @@
-"""Configurations: YAML and `section.field=value` overrides in, a frozen pydantic model out.
+"""Reading a configuration: YAML and `section.field=value` overrides in, a frozen pydantic model out.
 
-OmegaConf reads the file (YAML without Python tags, `1e-4` is a number). Interpolations such as `${oc.env:HOME}` are
-errors, so that a foreign file cannot read the environment. Every mistake becomes one `UsageError`.
+OmegaConf reads the file (YAML without Python tags, `1e-4` a number); interpolations such as `${oc.env:HOME}` are
+refused, so that a file from elsewhere reads no environment. Every mistake becomes one `UsageError`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import io
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -23,23 +22,46 @@ import configs
 from data_prep.base.errors import UsageError, UserError
 
 
+class SettingError(ValueError):
+    """A setting violates a rule: validators raise it, and `validate_settings` turns it into a `UsageError`.
+
+    Args:
+        problem: setting, value and violated rule, such as "data.a=1 exceeds data.b=0".
+        fix: what to change, as an imperative.
+        code: stable name of the rule in kebab case.
+    """
+
+    def __init__(self, problem: str, *, fix: str, code: str) -> None:
+        super().__init__(problem)
+        self.fix = fix
+        self.code = code
+
+
 class Settings(BaseModel):
     """Base of every section of a configuration: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
+    @classmethod
+    def explain_unknown(cls, name: str, value: object) -> str | None:
+        """Say as an imperative what to write instead of the unknown setting `name`; None where nothing is known.
+
+        A schema overrides it to answer names that other projects use.
+        """
+        return None
+
     @field_validator("*", mode="before")
     @classmethod
-    def _require_numbers(cls, value: object, info: ValidationInfo) -> object:
+    def _check_number(cls, value: object, info: ValidationInfo) -> object:
         assert info.field_name is not None
         types = _plain_types(cls.model_fields[info.field_name].annotation)
         if types & {int, float} and isinstance(value, bool | str) and type(value) not in types:
-            raise ValueError(f"must be a number, got {_display(value)}")
+            raise ValueError("must be a number")
         return value
 
     @field_validator("*")
     @classmethod
-    def _limit_integers(cls, value: object) -> object:
+    def _check_integer_size(cls, value: object) -> object:
         if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
             raise ValueError(f"must be at most {_LARGEST_INTEGER:,}, the largest 64-bit integer")
         return value
@@ -48,10 +70,10 @@ class Settings(BaseModel):
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 _LARGEST_INTEGER = 2**63 - 1
-_MAX_LEVELS = 100  # of a document's nesting
-_MIN_SIMILARITY = 0.6  # of two names (difflib's ratio); below it a suggestion misleads
-_MAX_QUOTED_CHARACTERS = 500  # characters of a file or of the command line in a message
-# PyYAML's constructors of tagged values (`!!timestamp x`, `!!bool x`, `!!int ''`) raise any of these.
+_MAX_NESTING = 100  # levels of a YAML document
+_MIN_LIKENESS = 0.75  # of two names (difflib's ratio): below it, a suggestion misleads
+_LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
+# PyYAML's constructors of tagged values (`!!timestamp x`, `!!bool x`, `!!int ''`) raise many classes of errors.
 _YAML_FAULTS = (
     *(yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, ValueError, LookupError, AttributeError, TypeError),
     *(ArithmeticError, RecursionError),
@@ -62,33 +84,39 @@ def load_settings(schema: type[SettingsType], path: str | Path | None, overrides
     """Read `path` (a file, or the name of a preset), apply the overrides and validate.
 
     Raises:
-        UsageError: the file is missing or not a mapping, an override is not `a.b=value`, or a value is invalid.
+        UsageError: the file is missing or not a mapping, an override is not `a.b=value`, or a value violates the
+            schema.
     """
     source = str(path) if path is not None else "the command line"
     values = _merge(_read_yaml(find_config(path, schema)) if path is not None else OmegaConf.create({}), overrides)
-    _refuse_texts(values, source)
+    _check_texts(values, source)
     return validate_settings(schema, values, source)
 
 
 def validate_settings(schema: type[SettingsType], values: dict[str, Any], source: str) -> SettingsType:
-    """Validate plain values; errors name `source`, where they came from."""
+    """Validate plain values; `source` names their origin in the error.
+
+    Raises:
+        UsageError: values violate the schema; all violations are listed, and the code is that of the first.
+    """
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        faults = [_explain(schema, item) for item in error.errors()]
-        raise UsageError(
-            f"{source}: " + "; ".join(fault.problem for fault in faults),
-            fix="; ".join(dict.fromkeys(fault.fix for fault in faults)),
-            code=faults[0].code,
-        ) from None
+        violations = [_explain(schema, item) for item in error.errors()]
+    fixes = dict.fromkeys(violation.fix for violation in violations if violation.fix)
+    raise UsageError(
+        f"{source}: {'; '.join(violation.problem for violation in violations)}",
+        fix="; ".join(fixes),
+        code=violations[0].code,
+    )
 
 
 def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path:
     """Return the file at `path`, or the installed preset of that name (`bert_large` or `configs/bert_large.yaml`).
 
     Raises:
-        UsageError: there is neither; the fix names the presets of `schema`.
-        UserError: the path cannot be read.
+        UsageError: neither exists; the error lists the presets of `schema`.
+        UserError: the system denies access.
     """
     path = Path(path)
     try:
@@ -96,15 +124,15 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
             return path
     except OSError as error:
         raise UserError(
-            f"configuration {path} cannot be read: {error.strerror}",
-            fix="check the path and its permissions",
+            f"configuration {path} cannot be read ({error.strerror})",
+            fix="check its permissions and those of the directories above it",
             code="unreadable-file",
         ) from None
     presets = {file.stem: file for file in Path(configs.__path__[0]).glob("*.yaml")}
     if path.stem in presets and str(path) in (path.stem, f"{path.stem}.yaml", f"configs/{path.stem}.yaml"):
         return presets[path.stem]
     if path.is_dir():
-        raise UsageError(f"configuration {path} is a folder", fix="name a YAML file in it", code="config-is-folder")
+        raise UsageError(f"configuration {path} is a directory", fix="give a YAML file in it", code="config-is-folder")
     known = sorted(name for name, file in presets.items() if schema is None or _is_of(schema, file))
     or_preset = f" or one of the presets {', '.join(known)}" if known else ""
     raise UsageError(f"configuration {path} does not exist", fix=f"give a YAML file{or_preset}", code="missing-config")
@@ -115,7 +143,7 @@ def _is_of(schema: type[BaseModel], file: Path) -> bool:
 
 
 def to_yaml(settings: Settings) -> str:
-    """Return the resolved configuration as YAML text, which `load_settings` reads back to an equal value."""
+    """Return the resolved configuration as YAML text that `load_settings` reads back to an equal value."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -135,10 +163,10 @@ def describe(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the values of a configuration file.
+    """Read a configuration file as plain values, without a schema.
 
     Raises:
-        UsageError: the file is missing, or is not YAML with a mapping at its top.
+        UsageError: the file is missing, or is not YAML with a mapping at its top level.
     """
     return OmegaConf.to_container(_read_yaml(path), resolve=False)  # type: ignore[return-value]  # a mapping
 
@@ -148,26 +176,26 @@ def _read_yaml(path: Path) -> omegaconf.DictConfig:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be read: {error.strerror}",
-            fix="check the path and its permissions",
-            code="unreadable-file",
+            f"{path} cannot be read ({error.strerror})", fix="check path and permissions", code="unreadable-file"
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is not UTF-8 (byte {error.start})", fix="convert it, for example with iconv", code="not-utf8"
+            f"{path} is not UTF-8 (byte {error.start})", fix="convert it, such as with iconv", code="not-utf8"
         ) from None
     try:
-        _refuse_depth(text)
+        _check_depth(text)
         values: Any = OmegaConf.load(io.StringIO(text))
     except OSError:  # a number or a date
         values = None
     except _YAML_FAULTS as error:
         raise UsageError(
-            f"{path} is not valid YAML: {_in_one_line(error)}", fix="correct its syntax", code="invalid-yaml"
+            f"{path} is not valid YAML: {_in_one_line(error)}",
+            fix="correct the file at that position",
+            code="invalid-yaml",
         ) from None
     if not isinstance(values, omegaconf.DictConfig) or (values and _is_bare_text(text)):
         raise UsageError(
-            f"{path} has no mapping of settings at its top",
+            f"{path} has no mapping of settings at its top level",
             fix="write settings such as 'output_dir: runs/one'",
             code="config-not-a-mapping",
         )
@@ -175,19 +203,19 @@ def _read_yaml(path: Path) -> omegaconf.DictConfig:
 
 
 def _is_bare_text(text: str) -> bool:
-    """Whether the YAML is a single scalar, which OmegaConf reads as a setting of that name."""
+    """Whether the YAML is a single string, which OmegaConf takes for a setting of that name."""
     events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return isinstance(next((event for event in events if isinstance(event, yaml.NodeEvent)), None), yaml.ScalarEvent)
 
 
-def _refuse_depth(text: str) -> None:
-    """Raise if the YAML is nested too deeply: libyaml recurses and crashes the process at 20,000 levels."""
+def _check_depth(text: str) -> None:
+    """Raise ValueError for deep nesting: libyaml recurses per level, and crashes the process at 20,000."""
     level = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if level > _MAX_LEVELS:
-            assert event.start_mark is not None, "events of a text have a start mark"
-            raise ValueError(f"it is nested more than {_MAX_LEVELS} levels deep at line {event.start_mark.line + 1}")
+        if level > _MAX_NESTING:
+            assert event.start_mark is not None, "events of a text have a position"
+            raise ValueError(f"nested more than {_MAX_NESTING} levels deep at line {event.start_mark.line + 1}")
 
 
 def _in_one_line(error: Exception) -> str:
@@ -196,7 +224,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
+    return text if len(text) <= _LONGEST_QUOTATION else f"{text[:_LONGEST_QUOTATION]}..."
 
 
 def _merge(values: omegaconf.DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -205,32 +233,32 @@ def _merge(values: omegaconf.DictConfig, overrides: Sequence[str]) -> dict[str, 
         if not separator or not name or name.startswith("-"):
             raise UsageError(
                 f"override {override!r} is not of the form section.field=value",
-                fix="write overrides such as train.seed=1",
+                fix="write settings as in optimizer.learning_rate=1e-4; --help lists all",
                 code="invalid-override",
             )
     try:
         for override in overrides:
-            _refuse_depth(override.partition("=")[2])
+            _check_depth(override.partition("=")[2])
         merged = OmegaConf.merge(values, OmegaConf.from_dotlist(list(overrides)))
         return OmegaConf.to_container(merged, resolve=False)  # type: ignore[return-value]  # a mapping
     except _YAML_FAULTS as error:
         raise UsageError(
-            f"the overrides {_cut(' '.join(overrides))} cannot be read: {_in_one_line(error)}",
-            fix="write them as section.field=value with a YAML value",
+            f"the overrides {_cut(' '.join(overrides))} cannot be parsed: {_in_one_line(error)}",
+            fix="quote values that hold special characters, as in 'name=\"a: b\"'",
             code="invalid-override",
         ) from None
 
 
-def _refuse_texts(value: Any, source: str, where: str = "") -> None:
+def _check_texts(value: Any, source: str, where: str = "") -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            _refuse_texts(item, source, f"{where}.{key}".lstrip("."))
+            _check_texts(item, source, f"{where}.{key}".lstrip("."))
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            _refuse_texts(item, source, f"{where}.{number}")
+            _check_texts(item, source, f"{where}.{number}")
     elif isinstance(value, str) and "${" in value:
         raise UsageError(
-            f"{source}: {where}={value!r} contains an interpolation",
+            f"{source}: {where}={value!r} contains an interpolation, which is not supported",
             fix="write the value itself",
             code="interpolation-in-config",
         )
@@ -240,47 +268,88 @@ def _refuse_texts(value: Any, source: str, where: str = "") -> None:
         )
 
 
-class _Fault(NamedTuple):
+class _Violation(NamedTuple):
     problem: str
     fix: str
     code: str
 
 
-def _explain(schema: type[BaseModel], error: Any) -> _Fault:
+def _explain(schema: type[BaseModel], error: Any) -> _Violation:
+    """State what pydantic found wrong with one value."""
     where = ".".join(str(part) for part in error["loc"])
+    value = error.get("input")
     if error["type"] == "extra_forbidden":
-        nearest, siblings = _nearest_name(schema, where)
-        fix = f"use {nearest}" if nearest else f"use one of {', '.join(siblings)}"
-        hint = f" (did you mean {nearest}?)" if nearest else ""
-        return _Fault(f"unknown setting {where}{hint}", fix, "unknown-setting")
+        return _explain_unknown(schema, where, value)
     if error["type"] == "missing":
-        return _Fault(f"{where} is required and not set", f"set {where}", "missing-setting")
+        return _Violation(f"{where} is required and not set", f"set {where}", "missing-setting")
+    cause = (error.get("ctx") or {}).get("error")
+    if isinstance(cause, SettingError):
+        return _Violation(str(cause), cause.fix, cause.code)
     message: str = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    message = re.sub("^Input should ", "must ", message)
-    # A rule of the schema may state its own fix behind a semicolon.
-    problem, _, fix = message.partition("; ")
-    fix = fix or "change the value; --help lists the settings"
-    is_rule = error["type"] == "value_error" and isinstance(error.get("input"), (dict, BaseModel))
+    is_rule = error["type"] == "value_error" and isinstance(value, (dict, BaseModel))
     if not where or is_rule:  # a rule of a section names its settings
-        return _Fault(problem, fix, "invalid-setting")
-    colon = "" if problem.startswith("must ") else ":"
-    return _Fault(
-        f"{where}={_display(error.get('input'))}{colon} {problem[:1].lower() + problem[1:]}", fix, "invalid-setting"
-    )
+        problem, _, fix = message.partition("; ")  # a plain ValueError may state its fix behind a semicolon
+        return _Violation(problem, fix or "change the value; --help lists the settings", "invalid-setting")
+    rule, _, fix = (_wanted(error) or message[:1].lower() + message[1:]).partition("; ")
+    return _Violation(f"{where}={_display(value)} {rule}", fix or f"change {where}", "invalid-setting")
+
+
+def _wanted(error: Any) -> str | None:
+    """State the rule that pydantic's own check found violated; None for a rule that has no short form."""
+    kind, context = error["type"], error.get("ctx") or {}
+    if kind == "literal_error":
+        return f"must be one of {context['expected']}"
+    if kind in _LIMITS:
+        return f"must be {_LIMITS[kind][0]} {context[_LIMITS[kind][1]]:,}"
+    if kind == "value_error":
+        return str(context["error"])
+    prefix = next((prefix for prefix in _KINDS if kind.startswith(prefix)), None)
+    return None if prefix is None else f"must be {_KINDS[prefix]}"
+
+
+_LIMITS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_KINDS = {
+    "string_too_short": "a non-empty string",
+    "string_type": "a string",
+    "int_": "an integer",
+    "float_": "a number",
+    "bool_": "true or false",
+    "finite_number": "a finite number",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a section of settings",
+    "model_attributes_type": "a section of settings",
+}
+"""Prefixes of pydantic's error types, and what each asks for."""
+
+
+def _explain_unknown(schema: type[BaseModel], where: str, value: object) -> _Violation:
+    """State what to write instead of an unknown setting."""
+    known = schema.explain_unknown(where, value) if issubclass(schema, Settings) else None
+    if known is not None:
+        return _Violation(f"unknown setting {where}", known, "unknown-setting")
+    nearest, siblings = _nearest_name(schema, where)
+    if nearest is None:
+        return _Violation(f"unknown setting {where}", f"use one of {', '.join(siblings)}", "unknown-setting")
+    return _Violation(f"unknown setting {where} (did you mean {nearest}?)", f"write {nearest}", "unknown-setting")
 
 
 def _nearest_name(schema: type[BaseModel], where: str) -> tuple[str | None, list[str]]:
-    """Return the most similar setting, or None, and all names of the section.
-
-    The order of preference is a similar name in the same section, the same name in another section, a similar name
-    anywhere.
+    """Return a similar name of the same section, else the setting of that very name in another section, else one
+    with a similar last part, or None; and all names of the section.
     """
     known = list(setting_names(schema))
     section = ".".join(part for part in where.split(".")[:-1] if not part.isdigit())
     last = where.rpartition(".")[2]
     siblings = [name for name in known if name.rpartition(".")[0] == section]
     found = (
-        difflib.get_close_matches(f"{section}.{last}".lstrip("."), siblings, 1, 0.75)
+        difflib.get_close_matches(f"{section}.{last}".lstrip("."), siblings, 1, _MIN_LIKENESS)
         or [name for name in known if name.rpartition(".")[2] == last]
         or _similar_last_parts(last, siblings or known)
     )
@@ -288,9 +357,9 @@ def _nearest_name(schema: type[BaseModel], where: str) -> tuple[str | None, list
 
 
 def _similar_last_parts(last: str, names: Sequence[str]) -> list[str]:
-    """Return the name, if any, whose last part is similar to `last`; a shared section name does not count."""
+    """Return the name, if any, whose last part is similar to `last`: all names of a section share its name."""
     by_last_part = {name.rpartition(".")[2]: name for name in names}
-    return [by_last_part[part] for part in difflib.get_close_matches(last, by_last_part, 1, _MIN_SIMILARITY)]
+    return [by_last_part[part] for part in difflib.get_close_matches(last, by_last_part, 1, _MIN_LIKENESS)]
 
 
 def setting_names(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -313,7 +382,7 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`, possibly inside a union."""
+    """The values of a `Literal`, which may be one of several types."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     parts = () if _is_list(annotation) else get_args(annotation)
@@ -321,7 +390,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 
 def _plain_types(annotation: Any) -> set[type]:
-    """The types that a value may have, without those of a list's items."""
+    """The types of which a value may be, those of a list's items left out."""
     if get_origin(annotation) is Literal:
         return {type(choice) for choice in get_args(annotation)}
     if isinstance(annotation, type):

@@ -17,7 +17,6 @@ from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRec
 from data_prep.dataset.shard_index import TENSOR_FAULTS
 from data_prep.dataset.shards import Record
 from data_prep.storage import storage
-from data_prep.text.cleaning import METASPACE
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 SOURCE_COLUMNS = ("documents", "sentences", "tokens", "words", "text_bytes")
@@ -40,8 +39,7 @@ class PieceText:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> PieceText:
-        begins_word = np.array([piece.startswith(METASPACE) for piece in tokenizer.pieces])
-        return cls(tokenizer.byte_lengths.astype(np.uint16), begins_word)
+        return cls(tokenizer.byte_lengths.astype(np.uint16), tokenizer.opens_word)
 
 
 class RecordCounts:

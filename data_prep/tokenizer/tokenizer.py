@@ -96,7 +96,8 @@ class Tokenizer:
 
         Without byte fallback an [UNK] stands for any number of bytes: `token_bytes` tells how many.
         """
-        self._opens_word = np.array([piece.text.startswith(METASPACE) for piece in vocabulary])
+        self.opens_word = np.array([piece.text.startswith(METASPACE) for piece in vocabulary])
+        """(vocab_size,) bool: tokens that begin with a space."""
         self._shown = shown
 
     @classmethod
@@ -200,7 +201,7 @@ class Tokenizer:
             # What stands before the first space, if anything, is the end of a long word that was cut.
             end, *words = normalized_text.split(" ")
             # Every word begins with the metaspace, which is always known, so no [UNK] reaches across words.
-            word_of_token = np.cumsum(self._opens_word[ids])
+            word_of_token = np.cumsum(self.opens_word[ids])
             for word in np.unique(word_of_token[unknown]).tolist():
                 parts = parts_of_word((" " + words[word - 1] if word else end).encode())
                 spans = [span for part in parts for span in self.spans(part.decode())]

@@ -53,7 +53,8 @@ def _starts_by_pairs(data: bytes, buffer: np.ndarray, pairs: np.ndarray) -> np.n
     is_start[:1] = True
     is_start[1:] |= ~pairs.take(_hashed(codes[:-1], codes[1:]))
     character_starts = np.flatnonzero(buffer >= -64)  # all bytes but 0x80 to 0xBF, which continue a character
-    return character_starts[is_start]
+    starts: np.ndarray = character_starts[is_start]
+    return starts
 
 
 def _pair_table(pieces: Iterable[str]) -> np.ndarray:
@@ -69,7 +70,9 @@ def _pair_table(pieces: Iterable[str]) -> np.ndarray:
 
 
 def _hashed(firsts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    hashes: np.ndarray = (firsts * _FIRST_FACTOR + seconds * _SECOND_FACTOR) >> np.uint32(32 - _TABLE_BITS)
+    hashes: np.ndarray = firsts * _FIRST_FACTOR
+    hashes += seconds * _SECOND_FACTOR
+    hashes >>= np.uint32(32 - _TABLE_BITS)
     return hashes
 
 

@@ -9,15 +9,18 @@ Contestants, each a process of its own bound to one core, in turns:
   exact deduplication, sentence boundaries, global shuffle and checksums;
 - sentencepiece, sentencepiece_paragraphs: `encode` alone, over documents and over their paragraphs, which are read and
   normalized beforehand, ids as lists; the faster of both counts;
+- tokenizers, gigatoken: `encode_batch_fast` and `encode_batch` alone, over documents that are read and normalized
+  beforehand; gigatoken reads tokenizer.model;
 - datatrove: JsonlReader and DocumentTokenizer, one worker, no shuffle, to its binary files;
 - datasets: `load_dataset("json")` and `map(batched=True)` in one process with `tokenizers` (encode_batch_fast), from
   jsonl.gz to arrow files.
 
-Every corpus has a tokenizer of its own, trained on it first. The peers read text that was normalized beforehand,
-untimed, and tokenizer.json without its normalizer and special tokens: the same ids with the least work. The figure is
-CPU seconds of the whole process and its children beyond those that the same command takes for a corpus of two documents
-(of SentencePiece: of `encode` alone), so that importing does not count for anybody; what two documents take stands
-beside it. MB are those of the raw text. Memory is measured by `memory.py`.
+Every corpus has a tokenizer of its own, trained on every third document, which is not measured. The peers read text
+that was normalized beforehand, untimed, and tokenizer.json without its normalizer and special tokens: the same ids with
+the least work. The figure is CPU seconds of the whole process and its children beyond those that the same command takes
+for a corpus of two documents (of SentencePiece, tokenizers and gigatoken: of encoding alone), so that importing does
+not count for anybody; the CPU seconds for two documents are recorded beside it. MB are those of the raw text. Memory is
+measured by `memory.py`.
 """
 
 from __future__ import annotations
@@ -40,10 +43,13 @@ from contained_process import run_contained
 from machine import described
 from peer_contestants import REPOSITORY, write_peer_tokenizer
 
-CONTESTANTS = ("ours", "sentencepiece", "sentencepiece_paragraphs", "datatrove", "datasets")
+CONTESTANTS = (
+    *("ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken", "datatrove", "datasets"),
+)
 _WHOLE_COMMANDS = ("ours", "datatrove", "datasets")
 _FORMS = {"ours": "ours", "sentencepiece_paragraphs": "paragraphs"}
-_PACKAGES = ("numpy", "sentencepiece", "datatrove", "datasets", "tokenizers")
+_PACKAGES = ("numpy", "sentencepiece", "datatrove", "datasets", "tokenizers", "gigatoken")
+_TRAINING_PART = 3  # of so many documents one trains the tokenizer and is not measured
 _CONTESTANTS_SCRIPT = Path(__file__).with_name("peer_contestants.py")
 
 
@@ -65,7 +71,10 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     """Train a tokenizer, and run every contestant `--runs` times on the corpus and on its first two documents."""
     files = corpus_part.take_part(files, arguments.limit_mb, folder / "corpus")
     texts = [text for path in files for text in corpus_part.read_texts(path)]
-    command = [*_ours("tokenizer"), "--input", *files, "--output", str(folder / "tokenizer")]
+    training = _write_jsonl(texts[::_TRAINING_PART], folder / "training.jsonl.gz")
+    texts = [text for number, text in enumerate(texts) if number % _TRAINING_PART]
+    files = [_write_jsonl(texts, folder / "measured.jsonl.gz")]
+    command = [*_ours("tokenizer"), "--input", training, "--output", str(folder / "tokenizer")]
     _checked([*command, "--vocab-size", str(arguments.vocab_size)])
     write_peer_tokenizer(folder / "tokenizer" / "tokenizer.json", folder / "peer.json")
     two = [_write_jsonl(texts[:2], folder / "two.jsonl.gz")]
@@ -99,7 +108,8 @@ def run_contestant(name: str, python: str, files: list[str], folder: Path) -> di
         command = [*_ours("shards"), "--tokenizer", str(folder / "tokenizer"), "--output", str(output)]
         command += ["--workers", "1", "--input", *files]
     else:
-        tokenizer = folder / ("tokenizer" if name.startswith("sentencepiece") else "peer.json")
+        reads_model = name.startswith("sentencepiece") or name == "gigatoken"
+        tokenizer = folder / ("tokenizer" if reads_model else "peer.json")
         command = [python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files]
     named = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
     core = min(os.sched_getaffinity(0))

@@ -67,6 +67,8 @@ def peers_preparation(raw: Report) -> list[Row]:
     """The whole command beside the peers, in CPU seconds beyond those of starting."""
     named = {
         f"{SENTENCEPIECE}'s encode alone": _FORMS,
+        "tokenizers' encode_batch_fast alone": ("tokenizers",),
+        "gigatoken's encode_batch alone": ("gigatoken",),
         "datatrove": ("datatrove",),
         "datasets.map + tokenizers": ("datasets",),
     }

@@ -51,12 +51,12 @@ def test_a_corpus_that_is_not_there_is_told_before_anything_is_installed(root: P
     assert refused.returncode == 2 and "texts/*.jsonl matches no file" in refused.stderr
     assert not (root / "prepared").exists() and not (root / "demo").exists()
     for pattern in ("texts/*.txt", "texts/{one,two}.txt", "texts/**/*.txt", "s3://bucket/*.txt"):
-        assert "step 3/8" in demo(root, "--fresh", "--corpus", pattern).stderr
+        assert "step 3/6" in demo(root, "--fresh", "--corpus", pattern).stderr
 
 
 def test_a_demo_without_a_finished_step_binds_nobody(root: Path) -> None:
-    assert "step 3/8" in demo(root, "--corpus", "texts/one.txt").stderr
-    assert "step 3/8" in demo(root, "--corpus", "texts/two.txt").stderr
+    assert "step 3/6" in demo(root, "--corpus", "texts/one.txt").stderr
+    assert "step 3/6" in demo(root, "--corpus", "texts/two.txt").stderr
     (root / "demo" / ".done" / "tokenizer").touch()
     refused = demo(root, "--corpus", "texts/one.txt")
     assert refused.returncode == 2 and "holds a demo made from" in refused.stderr
@@ -64,8 +64,8 @@ def test_a_demo_without_a_finished_step_binds_nobody(root: Path) -> None:
 
 def test_a_misspelt_setting_is_told_before_the_first_step(root: Path) -> None:
     refused = demo(root, "--corpus", "texts/one.txt", "--", "wrong.max_steps=3")
-    assert refused.returncode == 2 and "unknown setting" in refused.stderr and "[2/8]" not in refused.stdout
-    assert "[3/8]" in demo(root, "--corpus", "texts/one.txt", "--", "training.max_steps=3").stdout
+    assert refused.returncode == 2 and "unknown setting" in refused.stderr and "[2/6]" not in refused.stdout
+    assert "[3/6]" in demo(root, "--corpus", "texts/one.txt", "--", "training.max_steps=3").stdout
 
 
 @pytest.mark.parametrize("corpus", ["texts", "texts/", "/"])
@@ -89,10 +89,10 @@ def test_a_small_text_gets_a_vocabulary_of_its_size(root: Path) -> None:
     assert "--vocab-size N " in demo(root, "--help").stdout
     corpus = ("--corpus", "texts/one.txt")
     refused = demo(root, *corpus)
-    assert refused.returncode == 2 and "give --vocab-size N (it was 8192)" in refused.stderr
-    assert "Run it again" not in refused.stderr
+    assert refused.returncode == 2 and "give --vocab-size N (was 8192)" in refused.stderr
+    assert "without --fresh" not in refused.stderr
     other = demo(root, *corpus, "--vocab-size", "300")
-    assert "--vocab-size 300\n" in other.stdout and "Run it again without --fresh" in other.stderr
+    assert "--vocab-size 300\n" in other.stdout and "without --fresh to resume" in other.stderr
     for wrong in ("0", "many", "-5", ""):
         assert "--vocab-size needs a number" in demo(root, *corpus, "--vocab-size", wrong).stderr
     (root / "demo" / ".done" / "tokenizer").touch()

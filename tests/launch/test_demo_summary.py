@@ -12,6 +12,7 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import Manifest, write_manifest
 from launch import demo_summary
+from tests.support.error_codes import coded
 
 STATUS = {
     "step": 3000,
@@ -27,6 +28,15 @@ STATUS = {
     },
     "mlflow_run_id": "abc",
     "tracking_uri": "sqlite:///mlflow.db",
+}
+
+RESULTS = {
+    "masks": 300,
+    "top_1": 0.25,
+    "top_5": 0.5,
+    "unigram_top_1": 0.06,
+    "unigram_top_5": 0.18,
+    "view_hint": "mlflow ui",
 }
 
 
@@ -60,6 +70,7 @@ def demo(tmp_path: Path) -> Path:
     (tmp_path / "shards").mkdir()
     (tmp_path / "run" / "status.json").write_text(json.dumps(STATUS))
     (tmp_path / "timings.tsv").write_text("environment\t95\ncorpus\t20\npretraining\t4000\n")
+    (tmp_path / "results-run.json").write_text(json.dumps(RESULTS))
     write_manifest(str(tmp_path / "shards"), manifest())
     return tmp_path
 
@@ -75,7 +86,9 @@ def test_the_table_shows_sizes_times_scores_baseline(demo: Path, capsys: pytest.
     assert rows["time, all after the environment"] == ["1:07:00"]
     assert rows["valid MLM loss (nats)"] == ["5.250", "6.900"]
     assert rows["valid MLM perplexity"] == ["190.6", "992.3"]
-    assert rows["valid next-sentence accuracy"][0] == "61.0%"
+    assert rows["300 masked words: top 1"] == ["25.0%", "6.0%"]
+    assert rows["300 masked words: top 5"] == ["50.0%", "18.0%"]
+    assert any(line == f"loss curves: {demo / 'curves-run.png'}" for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -83,40 +96,31 @@ def test_the_table_shows_sizes_times_scores_baseline(demo: Path, capsys: pytest.
     [(6.9, "its loss is 1.65 nats below"), (5.0, "does not use context yet: its loss is 0.25 nats above")],
 )
 def test_the_verdict_follows_the_comparison_with_the_baseline(entropy: float, expected: str) -> None:
-    assert expected in demo_summary.format_scores(STATUS["metrics"], manifest(entropy))
+    assert expected in demo_summary.format_scores(STATUS["metrics"], manifest(entropy), RESULTS)
 
 
 def test_without_a_baseline_none_is_claimed() -> None:
-    text = demo_summary.format_scores(STATUS["metrics"], manifest(None))
+    text = demo_summary.format_scores(STATUS["metrics"], manifest(None), RESULTS)
     assert "5.250" in text and "context" not in text
 
 
-def test_the_commands_to_go_on_carry_the_runs_addresses(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_commands_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////data/one/mlflow.db")
-    text = demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS, 300)
-    assert "mlflow ui --backend-store-uri sqlite:////data/one/mlflow.db" in text
-    assert "model.vocab_size=300" in text, "without which the run would be another"
-    assert f"output_dir={demo}/run" in text and "--model models:/demo@best" in text
-    assert "vocab_size" not in demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS, 8192)
-    for line in text.replace("\\\n", " ").splitlines()[1:]:
-        shlex.split(line, comments=True)
-
-
-def test_the_commands_to_go_on_hold_where_a_folder_has_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unquoted, the last of them would remove another folder."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////my home/mlflow.db")
     monkeypatch.setenv("VIRTUAL_ENV", "/my home/it's/.venv")
-    text = demo_summary.next_commands(Path("/my home/demo"), "models:/demo@best", 2, STATUS, 300)
-    words = [shlex.split(line.replace("# remove all of it:", "")) for line in text.replace("\\\n", " ").splitlines()]
+    hint = (
+        "mlflow ui --backend-store-uri sqlite:////data/one/mlflow.db, then open http://127.0.0.1:5000/#/experiments/1"
+    )
+    text = demo_summary.next_commands("models:/demo@best", hint)
+    words = [shlex.split(line, comments=True) for line in text.splitlines()[1:]]
     assert ["source", "/my home/it's/.venv/bin/activate"] in words
-    assert ["export", "MLFLOW_TRACKING_URI=sqlite:////my home/mlflow.db"] in words
-    assert any({"output_dir=/my home/demo/run", "data.shards=/my home/demo/shards"} <= set(line) for line in words)
-    assert words[-1] == ["rm", "-rf", "/my home/demo", "/my home/it's/.venv"]
+    assert ["export", "MLFLOW_TRACKING_URI=sqlite:////data/one/mlflow.db"] in words
+    assert ["mlflow", "ui", "--backend-store-uri", "sqlite:////data/one/mlflow.db"] in words
+    assert words[-1] == ["bash", "launch/demo.sh", "--full"] and "http://127.0.0.1:5000/#/experiments/1" in text
 
 
-def test_a_password_in_the_address_is_not_printed(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_in_the_address_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:secret@mlflow.example.org")
-    assert "secret" not in demo_summary.next_commands(demo, "models:/demo@best", 2, STATUS, 300)
+    assert "secret" not in demo_summary.next_commands("models:/demo@best", "https://mlflow.example.org/#/experiments/1")
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({**STATUS, "metrics": {}})])
@@ -124,5 +128,5 @@ def test_a_training_without_scores_is_an_error(tmp_path: Path, content: Any) -> 
     path = tmp_path / "status.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(UserError, match="status.json"):
-        demo_summary.read_status(path)
+    with pytest.raises(UserError, match="status.json", check=coded("unreadable-demo", "unfinished-demo")):
+        demo_summary.read_json(path, "valid/mlm_loss")

@@ -49,7 +49,7 @@ def test_a_run_goes_on_from_an_earlier_step_without_some_samples(training):
     assert list(old) == [1, 2, 3, 4, 5, 6]
     command = ("--resume-from", "2", "--skip-samples", "32:48,50:52")  # all of step 3, two rows of step 4
     output = run_alone(run, *command)
-    assert "resuming after step 2" in output and "a new course from step 2" in output and "32:48" in output
+    assert "resuming after step 2" in output and "branching from step 2" in output and "32:48" in output
 
     new = losses(run)
     assert losses(run, "tracking-1") == old

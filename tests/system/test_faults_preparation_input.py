@@ -103,7 +103,7 @@ def test_row_01_no_file_a_folder_an_empty_file_and_white_space(shards: Shards, g
     empty.touch()
     white.write_text(" \n\n\t\n")
     shards.refused([tmp_path / "*.xyz.jsonl"], r"no input file matches .*\.xyz\.jsonl", status=2)
-    shards.refused([tmp_path], "is a folder; name its files", status=2)
+    shards.refused([tmp_path], "is a folder", status=2)
     shards.refused([empty, white], r"nothing is left of the inputs \(2 empty file\)")
     manifest = shards.made([good, empty, white])
     assert held(manifest) == len(TEXTS) and dropped(manifest) == {"empty file": 2}

@@ -83,5 +83,5 @@ def test_row_23_a_killed_training_goes_on_bitwise_in_the_same_mlflow_run(trainin
 def test_a_finished_training_started_again_says_so_and_changes_nothing(never_stopped):
     before = final_tensors(never_stopped), curves(never_stopped)
     output = never_stopped.run()
-    assert f"resuming after step {NUM_STEPS} of {NUM_STEPS}" in output
+    assert f"is finished: step {NUM_STEPS}/{NUM_STEPS}" in output
     assert (final_tensors(never_stopped), curves(never_stopped)) == before

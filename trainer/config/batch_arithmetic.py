@@ -1,4 +1,4 @@
-"""How a global batch is cut over ranks and micro-batches."""
+"""How a global batch is divided over ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trainer.config.training_settings import Stage
 
 @dataclass(frozen=True)
 class BatchArithmetic:
-    """Rows (of `sequence_length` places) in one optimizer step.
+    """Rows (of `sequence_length` tokens) in one optimizer step.
 
-    The `world_size * accumulation_steps` slices of the global batch are computed at `micro_batch_rows` each; where the
-    rows do not fill them, the rest is rows without labels.
+    The global batch has `world_size * accumulation_steps` slices of `micro_batch_rows` rows each, completed with
+    padding rows, which carry no labels.
     """
 
     sequence_length: int
@@ -31,41 +31,40 @@ class BatchArithmetic:
         return self.world_size * self.accumulation_steps * self.micro_batch_rows
 
     def slice_of(self, number: int) -> tuple[int, int]:
-        """First row of the global batch that is in micro-batch `number` of all ranks' ones, and the row after its last.
+        """Return the first row of micro-batch `number` (counted over all ranks) and the row after its last.
 
-        The slices are consecutive and differ by one row at most.
+        Slices are consecutive and differ by at most one row.
         """
         num_slices = self.world_size * self.accumulation_steps
         return number * self.global_rows // num_slices, (number + 1) * self.global_rows // num_slices
 
     @property
-    def filling_share(self) -> float:
-        """Share of the computed rows that only fill up."""
+    def padding_share(self) -> float:
+        """Share of padding rows among the computed rows."""
         return 1.0 - self.global_rows / self.computed_rows
 
     def __str__(self) -> str:
         text = (
-            f"{self.micro_batch_rows} rows x {self.sequence_length} places = "
-            f"{self.micro_batch_tokens:,} tokens a micro-batch; "
-            f"x {counted(self.world_size, 'rank')} x {self.accumulation_steps} accumulation = "
-            f"{self.computed_rows * self.sequence_length:,} global tokens"
+            f"global batch {self.global_rows * self.sequence_length:,} tokens = "
+            f"{counted(self.micro_batch_rows, 'sequence')} x {self.sequence_length} tokens x "
+            f"{counted(self.world_size, 'rank')} x {counted(self.accumulation_steps, 'gradient accumulation step')}"
         )
         if self.computed_rows > self.global_rows:
             text += (
-                f", of which {self.global_rows * self.sequence_length:,} are asked for and "
-                f"{self.filling_share:.1%} are rows that only fill up"
+                f" - {self.computed_rows - self.global_rows} padding sequences ({self.padding_share:.1%} of the "
+                "computed ones)"
             )
         return text
 
 
 def batch_arithmetic(stage: Stage, world_size: int, global_batch_tokens: int | None = None) -> BatchArithmetic:
-    """The fewest accumulation steps that hold the global batch on `world_size` ranks, and the smallest micro-batch.
+    """Return the fewest accumulation steps for the global batch on `world_size` ranks, and the smallest micro-batch.
 
-    The micro-batch has at most `stage.micro_batch_tokens` and one size for the whole stage, so that graphs are compiled
-    once: what the full global batch needs.
+    The micro-batch has at most `stage.micro_batch_tokens`, and one size for the whole stage (that of the full global
+    batch), so that graphs are compiled once.
 
     Args:
-        global_batch_tokens: places of a batch of the warm-up; by default the stage's full size.
+        global_batch_tokens: tokens of a batch of the ramp-up; by default the stage's full size.
     """
     global_rows = (global_batch_tokens or stage.global_batch_tokens) // stage.sequence_length
     full_rows = stage.global_batch_tokens // stage.sequence_length

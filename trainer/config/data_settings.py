@@ -1,4 +1,4 @@
-"""`data`: the shards that are read, and what a sample is."""
+"""`data`: which shards a run reads, and what a sample is."""
 
 from __future__ import annotations
 
@@ -6,116 +6,125 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from data_prep.base.settings import Settings
+from data_prep.base.settings import SettingError, Settings
 from trainer.config.setting_types import Probability
 
 
 class WeightedShards(Settings):
     """One component of a mixture of data sets."""
 
-    url: str = Field(min_length=1, description="folder or URL of a shard set (it holds manifest.json)")
+    url: str = Field(min_length=1, description="directory or URL of a data set (it contains manifest.json)")
     weight: PositiveFloat | None = Field(
         None,
-        description="share of the samples, relative to the other components; by default its tokens to the power of "
-        "data.sampling_alpha",
+        description="share of the samples relative to the other components; by default its number of tokens to the "
+        "power of data.sampling_alpha",
     )
 
 
 class DataSettings(Settings):
-    """Which shards are read, and what a sample is."""
+    """Which shards a run reads, and what a sample is."""
 
     shards: str | tuple[WeightedShards, ...] = Field(
-        description="folder or URL of the shards, or a list of {url, weight}"
+        description="directory or URL of a data set, or a list of {url, weight} (a mixture)"
     )
     sampling_alpha: Probability = Field(
-        1.0, description="tempers a mixture without weights: 1 draws by tokens, 0 from all components alike"
+        1.0,
+        description="exponent for a mixture without weights: 1 samples proportionally to tokens, 0 uniformly over "
+        "components",
     )
     tokenizer: str | None = Field(
-        None, min_length=1, description="tokenizer folder; by default the copy that the shards carry"
+        None, min_length=1, description="tokenizer directory; by default the copy beside the shards"
     )
     sequence_length: PositiveInt = Field(
-        512, description="places in a row, special tokens included; a run with training.stages takes theirs"
+        512, description="tokens per sequence (row), special tokens included; training.stages set their own"
     )
     sentence_pairs: Literal["none", "next_sentence", "sentence_order"] = Field(
         "none",
-        description="a second task over packed sentence pairs: next_sentence (BERT: does B follow A, or is it from "
-        "another document?) or sentence_order (ALBERT: do A and B stand in their order?)",
+        description="second task on sentence pairs: next_sentence (NSP of BERT: does B follow A, or is it from "
+        "another document?) or sentence_order (SOP of ALBERT: are A and B in their original order?)",
     )
     short_seq_probability: Probability = Field(
-        0.1, description="share of sentence pairs with a shortened target length"
+        0.1, description="share of sentence pairs with a random shorter target length"
     )
     mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] = Field(
-        0.15, description="share of the tokens that are predicted"
+        0.15, description="share of tokens to predict (masking rate)"
     )
     final_mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] | None = Field(
-        None, description="that share at the last step, reached linearly from mlm_probability; by default it stays"
+        None, description="masking rate at the last step, reached linearly; by default mlm_probability throughout"
     )
     mask_unit: Literal["token", "word", "span"] = Field(
-        "token", description="what is masked together: single tokens, whole words, or spans of words"
+        "token", description="unit of masking: single tokens, whole words, or spans of words"
     )
     mean_span_words: Annotated[float, Field(ge=1.0)] = Field(
-        3.0, description="mean length of a span, in words; lengths are geometric and at most 10"
+        3.0, description="mean span length in words; lengths are geometric, at most 10"
     )
-    mask_share: Probability = Field(0.8, description="share of the predicted tokens replaced by [MASK]")
-    random_share: Probability = Field(0.1, description="share of the predicted tokens replaced by a random token")
+    mask_share: Probability = Field(0.8, description="share of predicted tokens replaced by [MASK]")
+    random_share: Probability = Field(0.1, description="share of predicted tokens replaced by a random token")
     num_workers: Annotated[int, Field(ge=0, le=1024)] = Field(
-        1, description="processes a rank that build batches; 0 builds them in the rank itself"
+        1, description="worker processes per rank that build batches; 0 builds them in the rank itself"
     )
     cache_dir: str | None = Field(
-        None, min_length=1, description="folder for copies of remote shards; by default the user's cache folder"
+        None, min_length=1, description="directory for copies of remote shards; by default ~/.cache/clozeworks"
     )
     cache_bytes: PositiveInt = Field(
         100_000_000_000,
-        description="size that the copies of remote shards may reach, in bytes, for all ranks of a node",
+        description="maximum size of the copies of remote shards in bytes, for all ranks of a node together",
     )
     on_corrupt_shard: Literal["error", "skip"] = Field(
         "error",
-        description="error stops at a shard that is damaged or missing; skip names it, counts its rows and goes on",
+        description="error stops the run at a damaged or missing shard; skip warns, skips its rows and counts them",
     )
 
     @model_validator(mode="after")
     def _weights(self) -> DataSettings:
         if not self.shards:
-            raise ValueError("data.shards is empty; name the folder of a shard set, or a list of {url, weight}")
+            raise SettingError(
+                "data.shards is empty",
+                fix="set it to the directory or URL of a data set, or to a list of {url, weight}",
+                code="empty-shards",
+            )
         given = [component.weight is not None for component in self.components]
         if any(given) and not all(given):
             number = given.index(False)
-            raise ValueError(
-                f"data.shards[{number}] has no weight and others have; give every component one, or none (then they "
-                "are drawn by tokens and data.sampling_alpha)"
+            raise SettingError(
+                f"data.shards[{number}] has no weight and other components have one",
+                fix="give every component a weight, or none (tokens and data.sampling_alpha then decide)",
+                code="weight-of-some-components",
             )
         if all(given) and self.sampling_alpha != 1.0:
-            raise ValueError(
-                f"data.sampling_alpha={self.sampling_alpha} tempers shares by tokens, and data.shards gives weights; "
-                "leave out the one or the other"
+            raise SettingError(
+                f"data.sampling_alpha={self.sampling_alpha} contradicts the weights in data.shards",
+                fix="leave out data.sampling_alpha or the weights",
+                code="sampling-alpha-with-weights",
             )
         return self
 
     @model_validator(mode="after")
     def _shares(self) -> DataSettings:
         if self.mask_share + self.random_share > 1.0 + 1e-9:
-            raise ValueError(
-                f"data.mask_share={self.mask_share} and data.random_share={self.random_share} sum to more than 1; "
-                "lower one of them (the rest of the predicted tokens is kept as it is)"
+            raise SettingError(
+                f"data.mask_share={self.mask_share} plus data.random_share={self.random_share} exceeds 1",
+                fix="lower one of them (the remaining predicted tokens stay unchanged)",
+                code="mask-shares-exceed-one",
             )
         return self
 
     @property
     def has_sentence_pairs(self) -> bool:
-        """Whether the model judges sentence pairs, and so has a pooler and a head for them."""
+        """Whether the model classifies sentence pairs, and so has a pooler and a head for them."""
         return self.sentence_pairs != "none"
 
     @property
     def max_mlm_probability(self) -> float:
-        """The largest share of the tokens that any step predicts."""
+        """Largest masking rate of any step."""
         return max(self.mlm_probability, self.evaluated_mlm_probability)
 
     @property
     def evaluated_mlm_probability(self) -> float:
-        """The share at the end of training, which evaluation uses throughout, so that its losses compare."""
+        """Masking rate at the end of training; every evaluation uses it, so that valid losses are comparable."""
         return self.mlm_probability if self.final_mlm_probability is None else self.final_mlm_probability
 
     @property
     def components(self) -> tuple[WeightedShards, ...]:
-        """The mixture, one entry for a plain folder."""
+        """Components of the mixture; one for a plain URL."""
         return (WeightedShards(url=self.shards),) if isinstance(self.shards, str) else self.shards

@@ -1,8 +1,8 @@
-"""Which options are BERT and which ModernBERT.
+"""Options of the model families BERT and ModernBERT.
 
-The name of a family is a promise: transformers has a class that computes exactly this, so the model can be exported.
-A family brings its published options where the configuration is silent, and fixes those that its class cannot vary.
-`custom` starts from BERT's, fixes none and promises nothing: such a model trains, is evaluated and fills masks here.
+The name of a family guarantees that transformers has a class that computes exactly this model, so it can be exported.
+A family provides its published options as defaults, and fixes those that its class cannot vary. `custom` starts from
+the options of BERT, fixes none and guarantees no export: such a model trains, is evaluated and fills masks here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {"bert": {}, "modernbert": MODERNBERT
 
 
 class Rule(NamedTuple):
-    """What a family's class in transformers fixes about one option."""
+    """The values of one option that a family's class in transformers supports."""
 
     allowed: Container[Any]
     reason: str
@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "bert": {
-        "position_embedding": Rule(("learned",), "BERT learns a vector for every position"),
+        "position_embedding": Rule(("learned",), "BERT has learned position embeddings"),
         "norm": Rule(("layernorm",), "BERT has LayerNorm"),
         "norm_position": Rule(("post",), "BERT normalizes after each residual sum"),
         "embedding_norm": Rule((True,), "BERT normalizes the embeddings"),
@@ -59,16 +59,16 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
 
 
 class SublayerDropouts(NamedTuple):
-    """Probabilities of dropout within a block, by place; that on the attention probabilities is another."""
+    """Dropout probabilities within a block, without that on the attention probabilities."""
 
     attention_output: float
     feed_forward_inner: float
-    """On what the second linear layer of a gated feed-forward layer takes."""
+    """On the input of the second linear layer of a gated feed-forward layer."""
     feed_forward_output: float
 
 
 def sublayer_dropouts(family: str, hidden: float, attention_probs: float) -> SublayerDropouts:
-    """Where a block drops, for `hidden_dropout_prob` and `attention_probs_dropout_prob`.
+    """Return the dropout probabilities of a block for `hidden_dropout_prob` and `attention_probs_dropout_prob`.
 
     BERT and custom models: each sublayer's output. ModernBERT as transformers has it (its `mlp_dropout` and
     `attention_dropout`): within the feed-forward layer, and attention's output by the probability of attention.
@@ -79,7 +79,7 @@ def sublayer_dropouts(family: str, hidden: float, attention_probs: float) -> Sub
 
 
 def violations(family: str, options: Mapping[str, Any]) -> list[str]:
-    """The options that `family` does not have, each as "model.NAME=VALUE (reason)"."""
+    """Return the options that `family` does not support, each as "model.NAME=VALUE (reason)"."""
     return [
         f"model.{name}={options[name]} ({rule.reason})"
         for name, rule in RULES.get(family, {}).items()

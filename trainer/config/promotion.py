@@ -1,7 +1,7 @@
-"""The gate before an alias: conditions such as `valid/mlm_loss < champion`, parsed by hand and never evaluated as code.
+"""Conditions of a promotion, such as `valid/mlm_loss < champion`, parsed by hand and never evaluated as code.
 
-A condition compares a metric of the new version with a number, or with the same metric of the version that bears an
-alias now. Several are joined by `and`.
+A condition compares a metric of the new version with a number, or with the same metric of the version that holds an
+alias now. Several conditions are joined by `and`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_CHARACTERS = 500
 
 @dataclass(frozen=True)
 class Condition:
-    """`metric` of the new version `comparison` a number, or the same metric of the version under an alias."""
+    """A comparison of `metric` of the new version with a number, or with the metric of the version under an alias."""
 
     metric: str
     comparison: str
@@ -39,38 +39,46 @@ class Condition:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the conditions hold, and one line for each of them."""
+    """Whether the conditions hold, and one line per condition."""
 
     holds: bool
     reasons: tuple[str, ...]
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
-    """The conditions of `--if`.
+    """Parse the conditions of `--if`.
 
     Raises:
-        UsageError: it is not of the form METRIC COMPARISON ALIAS-or-NUMBER, joined by `and`.
+        UsageError: the text is not of the form METRIC COMPARISON ALIAS-or-NUMBER, joined by `and`.
     """
     if len(text) > MOST_CHARACTERS:
-        raise UsageError(f"--if holds {len(text):,} characters; a condition has {MOST_CHARACTERS} at most")
+        raise UsageError(
+            f"--if has {len(text):,} characters, and the maximum is {MOST_CHARACTERS}",
+            fix="shorten the condition",
+            code="invalid-condition",
+        )
     return tuple(_parse(part, text) for part in regex.split(r"\band\b", text))
 
 
 def aliases_of(conditions: tuple[Condition, ...]) -> list[str]:
-    """The aliases that the conditions name, each once."""
+    """Return the aliases in the conditions, each once."""
     return list(dict.fromkeys(each.operand for each in conditions if isinstance(each.operand, str)))
 
 
 def check_metrics(conditions: tuple[Condition, ...], scores: Mapping[str, float]) -> None:
-    """Refuse conditions on metrics that the version to be registered does not have.
+    """Check that the version to be registered has all metrics of the conditions.
 
     Raises:
-        UsageError: a metric is misspelt, or was not evaluated.
+        UsageError: a metric is misspelled, or was not evaluated.
     """
     missing = sorted({each.metric for each in conditions} - scores.keys())
     if missing:
         known = ", ".join(sorted(scores)) or "none"
-        raise UsageError(f"--if asks for {', '.join(missing)}, which the model has not (its scores: {known}); fix it")
+        raise UsageError(
+            f"--if compares {', '.join(missing)}, which the model does not have",
+            fix=f"use one of its scores: {known}",
+            code="unknown-score",
+        )
 
 
 def judge(
@@ -79,11 +87,11 @@ def judge(
     scores_of_alias: Mapping[str, Mapping[str, float] | None],
     promoted: str | None = None,
 ) -> Verdict:
-    """Whether the scores of a version pass; `scores_of_alias` is None for an alias that no version bears yet.
+    """Judge the scores of a version; `scores_of_alias` is None for an alias that no version holds yet.
 
-    Where nothing bears the alias that is to move (`promoted`) there is nothing to be better than, and the condition
-    holds; another alias that is not there may be a slip of the pen, and holds nothing. Nor does a score that is missing
-    or NaN on either side.
+    If no version holds the alias that is to move (`promoted`), there is nothing to compare with, and the condition
+    holds. Another missing alias may be a typing error: the condition fails. So does a condition with a score that is
+    missing or NaN on either side.
     """
     judged = [_judge(each, scores, scores_of_alias, promoted) for each in conditions]
     return Verdict(all(holds for holds, _ in judged), tuple(reason for _, reason in judged))
@@ -93,15 +101,21 @@ def _parse(part: str, text: str) -> Condition:
     match = _CONDITION.fullmatch(part)
     if match is None:
         raise UsageError(
-            f"--if {text!r} is not understood at {part.strip()!r}; write METRIC < ALIAS or METRIC < NUMBER (or >, <=, "
-            ">=), such as 'valid/mlm_loss < champion', several joined by 'and'"
+            f"--if {text!r} is not a condition at {part.strip()!r}",
+            fix="write METRIC < ALIAS or METRIC < NUMBER (or >, <=, >=), such as 'valid/mlm_loss < champion', several "
+            "joined by 'and'",
+            code="invalid-condition",
         )
     metric, comparison, operand = match.groups()
     if _NUMBER.fullmatch(operand):
         return Condition(metric, comparison, float(operand))
     if _ALIAS.fullmatch(operand):
         return Condition(metric, comparison, operand)
-    raise UsageError(f"--if {text!r}: {operand!r} is neither a number nor an alias")
+    raise UsageError(
+        f"--if {text!r}: {operand!r} is neither a number nor an alias",
+        fix="compare with a number or an alias",
+        code="invalid-condition",
+    )
 
 
 def _judge(
@@ -120,7 +134,7 @@ def _judge(
         return holds, f"{metric} {value:g} {_is(holds)} {condition.comparison} {operand:g}"
     others = scores_of_alias[operand]
     if others is None:
-        return operand == promoted, f"no version bears the alias {operand} yet"
+        return operand == promoted, f"no version holds the alias {operand} yet"
     other = others.get(metric)
     if other is None or math.isnan(other):
         return False, f"the version under {operand} has no {metric} to compare with"

@@ -1,4 +1,4 @@
-"""Which names and aliases MLflow's registry takes: checked before any work is done."""
+"""Names and aliases that MLflow's registry accepts, checked before any work is done."""
 
 from __future__ import annotations
 
@@ -7,33 +7,41 @@ import regex
 from data_prep.base.errors import UsageError
 
 PREVIOUS = "previous"
-"""The alias of the version that bore the promoted alias before."""
+"""Alias of the version that held the promoted alias before."""
 
 
 def check_names(name: str, alias: str | None) -> None:
-    """Refuse names that MLflow would refuse after the work was done.
+    """Check a model name and an alias before the work, because MLflow checks them after it.
 
     Raises:
-        UsageError: the name or the alias is of a form that MLflow does not allow.
+        UsageError: MLflow does not allow the name or the alias.
     """
     if name != name.strip() or not regex.fullmatch(r"[^/:@%?'\"\p{Cc}\p{Cs}]{1,250}", name) or not name.strip("."):
         raise UsageError(
-            f"--name {name!r} cannot name a model; leave out / : @ % ?, quotation marks and control characters"
+            f"--name {name!r} is not a valid model name",
+            fix="use 1 to 250 characters without / : @ % ?, quotation marks and control characters",
+            code="invalid-model-name",
         )
     if alias is not None and (
         not regex.fullmatch(r"[\w-]{1,255}", alias) or regex.fullmatch(r"v\d+|latest", alias, regex.IGNORECASE)
     ):
         raise UsageError(
-            f"--alias {alias!r} cannot be an alias; take letters, digits, '-' and '_', but neither 'latest' nor 'v1'"
+            f"--alias {alias!r} is not a valid alias",
+            fix="use letters, digits, '-' and '_', but neither 'latest' nor 'v1'",
+            code="invalid-alias",
         )
 
 
 def check_promoted(name: str, alias: str) -> None:
-    """Refuse an alias that no promotion can move.
+    """Check an alias that a promotion is to move.
 
     Raises:
-        UsageError: as `check_names`, or it is the one that a promotion gives to the version before.
+        UsageError: as `check_names`, or the alias is reserved for the version that held the promoted alias before.
     """
     check_names(name, alias)
     if alias == PREVIOUS:
-        raise UsageError(f"--promote {PREVIOUS}: that alias is set by a promotion to the version before; take another")
+        raise UsageError(
+            f"--promote {PREVIOUS} is reserved: a promotion gives this alias to the old version",
+            fix="choose another alias",
+            code="reserved-alias",
+        )

@@ -1,4 +1,4 @@
-"""`registry`: whether the training registers what it has trained, and under which conditions an alias moves."""
+"""`registry`: whether a run registers its model in MLflow, and on which condition an alias moves."""
 
 from __future__ import annotations
 
@@ -8,46 +8,56 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import Settings
+from data_prep.base.settings import SettingError, Settings
 from trainer.config.promotion import parse_conditions
 from trainer.config.registry_names import PREVIOUS, check_names
 from trainer.config.run_settings import CheckpointSettings
 
 
 class RegistrySettings(Settings):
-    """The MLflow model registry, at the server of `tracking`."""
+    """The MLflow model registry at `tracking.uri`."""
 
     name: str | None = Field(
-        None, description="register the model under this name, exported and checked; by default nothing is registered"
+        None, description="name of the registered model (exported and checked); by default nothing is registered"
     )
     when: Literal["end", "kept"] = Field(
-        "end", description="end registers the last checkpoint, kept those of keep_every_steps as well"
+        "end", description="end: register the last checkpoint; kept: also those of checkpoint.keep_every_steps"
     )
-    alias: str | None = Field(
-        None, description="alias that points to the newest registered version, such as latest-run"
-    )
+    alias: str | None = Field(None, description="alias for the newest registered version, such as latest-run")
     promote_to: str | None = Field(
-        None, description="alias that moves where only_if holds, such as champion; the version before stays as previous"
+        None, description="alias that moves if only_if holds, such as champion; the old version becomes `previous`"
     )
     only_if: str | None = Field(
         None, description="condition of promote_to, such as 'valid/mlm_loss < champion' or 'valid/mlm_loss < 2.5'"
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> RegistrySettings:
+    def _check_consistency(self) -> RegistrySettings:
         if self.name is None and (self.alias or self.promote_to or self.only_if):
-            raise ValueError("registry.alias, registry.promote_to and registry.only_if need registry.name; set it")
+            raise SettingError(
+                "registry.alias, registry.promote_to and registry.only_if require registry.name, which is not set",
+                fix="set registry.name",
+                code="registry-without-name",
+            )
         if self.only_if is not None and self.promote_to is None:
-            raise ValueError("registry.only_if is the condition of registry.promote_to; set both or neither")
+            raise SettingError(
+                f"registry.only_if={self.only_if!r} is the condition of registry.promote_to, which is not set",
+                fix="set both or neither",
+                code="condition-without-promotion",
+            )
         if self.alias is not None and self.alias == self.promote_to:
-            raise ValueError(
-                f"registry.alias and registry.promote_to are both {self.alias!r}: alias moves in any case, before "
-                "only_if is asked; leave out one, or name two"
+            raise SettingError(
+                f"registry.alias and registry.promote_to are both {self.alias!r}: registry.alias moves without a "
+                "condition",
+                fix="remove one of them, or give two names",
+                code="same-alias-twice",
             )
         for setting, alias in (("alias", self.alias), ("promote_to", self.promote_to)):
             if alias == PREVIOUS:
-                raise ValueError(
-                    f"registry.{setting}={PREVIOUS}: a promotion gives that alias to the version before; take another"
+                raise SettingError(
+                    f"registry.{setting}={PREVIOUS} is reserved: a promotion gives this alias to the old version",
+                    fix="choose another alias",
+                    code="reserved-alias",
                 )
         try:
             if self.name is not None:
@@ -56,33 +66,35 @@ class RegistrySettings(Settings):
             if self.only_if is not None:
                 parse_conditions(self.only_if)
         except UsageError as error:
-            raise ValueError(
-                str(error)
-                .replace("--name", "registry.name")
+            problem = (
+                error.problem.replace("--name", "registry.name")
                 .replace("--if", "registry.only_if")
                 .replace("--alias", "registry.alias or registry.promote_to")
-            ) from None
+            )
+            raise SettingError(problem, fix=error.fix, code=error.code) from None
         return self
 
 
 def check_kept(
     registry: RegistrySettings, checkpoint: CheckpointSettings, evaluation_every_steps: int, max_steps: int
 ) -> None:
-    """With `when=kept`, checkpoints are kept, and have scores where `only_if` asks for them.
+    """Check that `when=kept` has checkpoints to register, with scores if `only_if` needs them.
 
     Raises:
-        ValueError: none is kept, or some are kept at steps that are not evaluated.
+        SettingError: no checkpoint is kept, or some are kept at steps that are not evaluated.
     """
     if checkpoint.keep_every_steps is None:
-        raise ValueError(
-            "registry.when=kept registers the checkpoints that are kept for good, and checkpoint.keep_every_steps "
-            "is not set; set it, or registry.when=end"
+        raise SettingError(
+            "registry.when=kept registers the checkpoints of checkpoint.keep_every_steps, which is not set",
+            fix="set checkpoint.keep_every_steps, or registry.when=end",
+            code="nothing-kept-to-register",
         )
     kept_every_steps = math.lcm(checkpoint.keep_every_steps, checkpoint.every_steps)
     is_scored = kept_every_steps >= max_steps or kept_every_steps % evaluation_every_steps == 0
     if registry.only_if is not None and not is_scored:
-        raise ValueError(
-            f"registry.only_if={registry.only_if!r} asks for scores, and the checkpoints kept every {kept_every_steps} "
-            f"steps lack them with evaluation.every_steps={evaluation_every_steps}; set that to a divisor of "
-            f"{kept_every_steps}, or registry.when=end"
+        raise SettingError(
+            f"registry.only_if={registry.only_if!r} needs scores, and evaluation.every_steps={evaluation_every_steps} "
+            f"does not evaluate every checkpoint kept, one per {kept_every_steps} steps",
+            fix=f"set evaluation.every_steps to a divisor of {kept_every_steps}, or registry.when=end",
+            code="kept-without-scores",
         )

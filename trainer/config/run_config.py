@@ -1,7 +1,7 @@
-"""What a training run is: one YAML file, its schema, and the rules between its settings.
+"""The configuration of a training run: its schema, and the rules between its settings.
 
-The schema is the source of truth for DeepSpeed too (`trainer/engine/deepspeed_config.py` derives its dict from here).
-Nothing is repaired in silence: a contradiction is an error that names setting, value, rule and remedy.
+The schema is the source of truth for DeepSpeed too (`trainer/engine/deepspeed_config.py` derives its dict from it).
+Nothing is changed silently: a contradiction is an error with setting, value, rule and fix.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from data_prep.base.settings import Settings
+from data_prep.base.settings import SettingError, Settings
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
@@ -23,6 +23,7 @@ from trainer.config.run_settings import (
     LoggingSettings,
     TrackingSettings,
 )
+from trainer.config.synonyms import explain_synonym
 from trainer.config.training_settings import (
     BatchWarmup,
     DistributedSettings,
@@ -38,13 +39,13 @@ class RunConfig(Settings):
     """A training run."""
 
     output_dir: str = Field(
-        min_length=1, description="local or shared folder for checkpoints, status and logs; run again to resume"
+        min_length=1, description="output directory (local or shared) for checkpoints, status and logs; rerun to resume"
     )
     init_from: str | None = Field(
         None,
         min_length=1,
-        description="weights to begin with: a Hugging Face folder of the model's family, or models:/NAME@ALIAS; a "
-        "resumed run takes its checkpoint's",
+        description="initial weights: a Hugging Face directory of the model's family, a Hub name, or "
+        "models:/NAME@ALIAS; a resumed run uses its checkpoint",
     )
     model: ModelSettings = ModelSettings()
     data: DataSettings
@@ -60,14 +61,19 @@ class RunConfig(Settings):
     health: HealthSettings = HealthSettings()
     distributed: DistributedSettings = DistributedSettings()
     storage_options: dict[str, dict[str, Any]] = Field(
-        {}, description="options of remote stores by URL prefix, such as {'s3://shards': {profile: research}}"
+        {}, description="options of remote storage by URL prefix, such as {'s3://shards': {profile: research}}"
     )
     deepspeed: dict[str, Any] | None = Field(
-        None, description="DeepSpeed settings merged over those that follow from here"
+        None, description="DeepSpeed settings, merged over those that follow from this configuration"
     )
 
+    @classmethod
+    def explain_unknown(cls, name: str, value: object) -> str | None:
+        """Answer names of Hugging Face and Megatron (`synonyms.py`)."""
+        return explain_synonym(name, value)
+
     @model_validator(mode="after")
-    def _rules_between_settings(self) -> RunConfig:
+    def _check_between_settings(self) -> RunConfig:
         _check_stages(self)
         _check_schedule(self)
         _check_task(self)
@@ -77,7 +83,7 @@ class RunConfig(Settings):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The run as stages; a run without `training.stages` is one stage."""
+        """Stages of the run; one without `training.stages`."""
         training = self.training
         if training.stages:
             return training.stages
@@ -93,13 +99,13 @@ class RunConfig(Settings):
 
     @property
     def longest_sequence(self) -> int:
-        """Places of the longest rows that the run trains on; what lies beyond, the model knows no positions for."""
+        """Longest sequence length of the run in tokens; the model is not trained on positions beyond."""
         taken = zip(self.stages, self.steps_by_stage, strict=True)
         return max(stage.sequence_length for stage, steps in taken if steps)
 
     @property
     def steps_by_stage(self) -> tuple[int, ...]:
-        """Optimizer steps that the run takes in each stage: fewer than the stages have where `max_steps` ends it."""
+        """Optimizer steps of the run in each stage; `max_steps` may end the run before the stages do."""
         left, steps = self.max_steps, []
         for stage in self.stages:
             steps.append(min(stage.steps, left))
@@ -113,7 +119,7 @@ class RunConfig(Settings):
 
 
 def without_secrets(config: RunConfig) -> RunConfig:
-    """The configuration as it may be kept and shown: URLs without user, password and query, other secrets hidden."""
+    """Return the configuration for files and logs: URLs without user, password and query, other secrets hidden."""
     values = _redacted(config.model_dump(mode="json"))
     values["storage_options"] = storage.redacted_options(config.storage_options)
     if config.deepspeed is not None:
@@ -130,134 +136,162 @@ def _redacted(value: Any) -> Any:
 
 
 def _check_stages(config: RunConfig) -> None:
-    """Batch sizes and lengths, and that they are said once."""
+    """Check batch sizes and lengths, and that they are set once."""
     training = config.training
     if training.stages:
         for name in ("micro_batch_tokens", "global_batch_tokens", "batch_warmup"):
             if getattr(training, name) is not None:
-                raise ValueError(
-                    f"training.stages is set together with training.{name}; a stage has batch sizes of its own, "
-                    "give it to the stage"
+                raise SettingError(
+                    f"training.{name} is set together with training.stages, whose stages have their own",
+                    fix=f"set {name} in each stage",
+                    code="setting-of-stages",
                 )
     else:
         for name in ("max_steps", "micro_batch_tokens", "global_batch_tokens"):
             if getattr(training, name) is None:
-                raise ValueError(f"training.{name} is required where training.stages is not given")
+                raise SettingError(
+                    f"training.{name} is required and not set", fix=f"set training.{name}", code="missing-setting"
+                )
     total = sum(stage.steps for stage in config.stages)
     if training.max_steps is not None and training.max_steps > total:
-        raise ValueError(
-            f"training.max_steps={training.max_steps} is more than the {total} steps of training.stages; "
-            "lengthen a stage or lower it"
+        raise SettingError(
+            f"training.max_steps={training.max_steps} exceeds the {total} steps of training.stages",
+            fix="lengthen a stage or lower training.max_steps",
+            code="more-steps-than-stages",
         )
     for number, stage in enumerate(config.stages):
         _check_stage(stage, number if training.stages else None, config.model.max_position_embeddings)
 
 
 def _check_schedule(config: RunConfig) -> None:
-    """Warm-up and decay fit into the run."""
+    """Check that warmup and decay fit into the run."""
     warmup_steps, decay_steps = config.schedule.num_warmup_steps(config.max_steps), config.schedule.decay_steps
     for name, steps in (("warmup_steps", warmup_steps), ("decay_steps", decay_steps)):
         if steps > config.max_steps:
-            raise ValueError(f"schedule.{name}={steps} is longer than the run's {config.max_steps} steps; lower it")
+            raise SettingError(
+                f"schedule.{name}={steps} exceeds the {config.max_steps} steps of the run",
+                fix=f"lower schedule.{name}",
+                code="schedule-longer-than-run",
+            )
     if warmup_steps + decay_steps > config.max_steps:
-        raise ValueError(
-            f"schedule.warmup_steps={warmup_steps} and schedule.decay_steps={decay_steps} are together longer than "
-            f"the run's {config.max_steps} steps; lower one"
+        raise SettingError(
+            f"schedule.warmup_steps={warmup_steps} plus schedule.decay_steps={decay_steps} exceeds the "
+            f"{config.max_steps} steps of the run",
+            fix="lower one of them",
+            code="schedule-longer-than-run",
         )
 
 
 def _check_task(config: RunConfig) -> None:
-    """Sentence pairs, and what the weights begin with."""
+    """Check sentence pairs and initial weights."""
     if config.data.has_sentence_pairs and config.model.type_vocab_size < 2:
-        remedy = (
-            "ModernBERT has neither segments nor a head for pairs, so set data.sentence_pairs=none, or "
+        raise SettingError(
+            f"data.sentence_pairs={config.data.sentence_pairs} needs two token types, and "
+            f"model.type_vocab_size={config.model.type_vocab_size}",
+            fix="set data.sentence_pairs=none (ModernBERT has neither token types nor a pair head), or "
             "model.family=custom"
             if config.model.family == "modernbert"
-            else "set it to 2"
-        )
-        raise ValueError(
-            f"data.sentence_pairs={config.data.sentence_pairs} needs two segments and "
-            f"model.type_vocab_size={config.model.type_vocab_size}; {remedy}"
+            else "set model.type_vocab_size=2",
+            code="pairs-without-token-types",
         )
     if config.init_from is not None and config.model.output_bias == "frequencies":
-        raise ValueError(
-            "model.output_bias=frequencies initializes the MLM decoder's bias, and init_from brings a trained one; "
-            "set model.output_bias=zeros"
+        raise SettingError(
+            f"model.output_bias=frequencies contradicts init_from={storage.redact(config.init_from)}, which provides a "
+            "trained bias",
+            fix="set model.output_bias=zeros",
+            code="output-bias-with-init-from",
         )
 
 
 def without_registry(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a checkpoint but `registry`, which no weight depends on and a later release may refuse."""
+    """Return the settings of a checkpoint without `registry`, which no weight depends on."""
     return {name: value for name, value in values.items() if name != "registry"}
 
 
 def _check_kept(config: RunConfig) -> None:
-    """What is kept of the checkpoints, and where."""
+    """Check which checkpoints are kept and registered."""
     best = config.checkpoint.best_metric
     if config.checkpoint.keep_best and best == "valid/pair_accuracy" and not config.data.has_sentence_pairs:
-        raise ValueError(
-            f"checkpoint.best_metric={best} is never measured with data.sentence_pairs=none; set it to valid/mlm_loss"
+        raise SettingError(
+            f"checkpoint.best_metric={best} is never measured with data.sentence_pairs=none",
+            fix="set checkpoint.best_metric=valid/mlm_loss",
+            code="best-metric-not-measured",
         )
     if config.checkpoint.keep_best and best == "valid/minimal_pairs_accuracy" and not config.evaluation.minimal_pairs:
-        raise ValueError(
-            f"checkpoint.best_metric={best} is never measured without evaluation.minimal_pairs. Fix: set it to a "
-            "folder of minimal pairs, or checkpoint.best_metric to valid/mlm_loss"
+        raise SettingError(
+            f"checkpoint.best_metric={best} is never measured without evaluation.minimal_pairs",
+            fix="set evaluation.minimal_pairs to a directory, or checkpoint.best_metric=valid/mlm_loss",
+            code="best-metric-not-measured",
         )
     if config.registry.when == "kept":
         check_kept(config.registry, config.checkpoint, config.evaluation.every_steps, config.max_steps)
 
 
 def _check_zero(config: RunConfig) -> None:
-    """What DeepSpeed's stages can do."""
+    """Check what the ZeRO stages support."""
     precision = config.training.precision
     if precision not in ("fp32", "auto") and config.zero.stage == 0:
-        raise ValueError(
-            f"zero.stage=0 with training.precision={precision} accumulates gradients in {precision} in DeepSpeed; "
-            "set zero.stage to 1 or higher (on a single rank it costs nothing), or training.precision to fp32"
+        raise SettingError(
+            f"zero.stage=0 with training.precision={precision} accumulates gradients in {precision} in DeepSpeed",
+            fix="set zero.stage to 1 or higher (free on a single rank), or training.precision=fp32",
+            code="zero-stage-0-in-half-precision",
         )
     if config.zero.offload_optimizer and config.zero.stage == 0:
-        raise ValueError("zero.offload_optimizer needs zero.stage 1 or higher; raise the stage or turn it off")
+        raise SettingError(
+            "zero.offload_optimizer=true needs zero.stage 1 or higher, got zero.stage=0",
+            fix="raise zero.stage, or set zero.offload_optimizer=false",
+            code="offload-needs-zero",
+        )
 
 
 def _check_stage(stage: Stage, number: int | None, max_position_embeddings: int) -> None:
-    """`number` is the stage's in `training.stages`; None where the run is one stage without that list."""
+    """Check a stage; `number` is its index in `training.stages`, None for a run without that list."""
     where = "training." if number is None else f"training.stages.{number}."
     length = "data.sequence_length" if number is None else f"{where}sequence_length"
     if stage.sequence_length > max_position_embeddings:
-        raise ValueError(
-            f"{length}={stage.sequence_length} is longer than "
-            f"model.max_position_embeddings={max_position_embeddings}; lower the one or raise the other"
+        raise SettingError(
+            f"{length}={stage.sequence_length} exceeds model.max_position_embeddings={max_position_embeddings}",
+            fix="lower the one or raise the other",
+            code="sequence-too-long",
         )
     if stage.sequence_length < 8:
-        raise ValueError(f"{length}={stage.sequence_length} is shorter than 8 places; raise it")
+        raise SettingError(
+            f"{length}={stage.sequence_length} is less than 8 tokens", fix=f"raise {length}", code="sequence-too-short"
+        )
     sizes = {name: getattr(stage, name) for name in ("micro_batch_tokens", "global_batch_tokens")}
     if stage.batch_warmup is not None:
         sizes["batch_warmup.initial_tokens"] = stage.batch_warmup.initial_tokens
     for name, tokens in sizes.items():
         if tokens % stage.sequence_length:
             nearest = max(1, round(tokens / stage.sequence_length)) * stage.sequence_length
-            raise ValueError(
-                f"{where}{name}={tokens} is not a multiple of the sequence length {stage.sequence_length}; "
-                f"the nearest is {nearest}"
+            raise SettingError(
+                f"{where}{name}={tokens} is not a multiple of {length}={stage.sequence_length}",
+                fix=f"set {where}{name}={nearest}",
+                code="tokens-not-whole-rows",
             )
         if tokens < stage.micro_batch_tokens:
-            raise ValueError(
-                f"{where}micro_batch_tokens={stage.micro_batch_tokens} is more than {where}{name}={tokens}; "
-                "lower the one or raise the other"
+            raise SettingError(
+                f"{where}micro_batch_tokens={stage.micro_batch_tokens} exceeds {where}{name}={tokens}",
+                fix="lower the one or raise the other",
+                code="micro-batch-exceeds-global-batch",
             )
     if stage.batch_warmup is not None:
-        _check_batch_warmup(stage, stage.batch_warmup, where)
+        _check_batch_warmup(stage, stage.batch_warmup, number, where)
 
 
-def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, where: str) -> None:
+def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, number: int | None, where: str) -> None:
+    """Check the ramp-up of a stage; `number` as in `_check_stage`."""
     if warmup.initial_tokens >= stage.global_batch_tokens:
-        raise ValueError(
+        raise SettingError(
             f"{where}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
-            f"{where}global_batch_tokens={stage.global_batch_tokens}, to which it grows; lower it, or leave out "
-            f"{where}batch_warmup"
+            f"{where}global_batch_tokens={stage.global_batch_tokens}",
+            fix=f"lower it, or remove {where}batch_warmup",
+            code="batch-warmup-without-growth",
         )
     if warmup.steps > stage.steps:
-        raise ValueError(
-            f"{where}batch_warmup.steps={warmup.steps} is longer than the {stage.steps} steps that it belongs to; "
-            "lower it"
+        raise SettingError(
+            f"{where}batch_warmup.steps={warmup.steps} exceeds the {stage.steps} steps of the "
+            f"{'run' if number is None else 'stage'}",
+            fix=f"lower {where}batch_warmup.steps",
+            code="batch-warmup-longer-than-stage",
         )

@@ -1,4 +1,4 @@
-"""`checkpoint`, `evaluation`, `tracking`, `logging` and `health`: what is kept and told of a run."""
+"""`checkpoint`, `evaluation`, `tracking`, `logging` and `health`: what a run saves and reports."""
 
 from __future__ import annotations
 
@@ -6,143 +6,147 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from data_prep.base.settings import Settings
+from data_prep.base.settings import SettingError, Settings
 from trainer.config.setting_types import NonNegativeInt, Probability, Seconds
 
 
 class CheckpointSettings(Settings):
-    """When the state is saved and how much of it is kept; the last step is always saved, the newest always kept.
+    """When checkpoints are saved and which are kept; the last step is always saved, the newest always kept.
 
-    Nothing is saved or removed while steps are not finite: what is due then is saved after the next finite step.
+    Nothing is saved or removed while steps are non-finite: a checkpoint due then is saved after the next finite step.
     """
 
     every_steps: PositiveInt = Field(1000, description="steps between checkpoints")
     every_minutes: PositiveFloat | None = Field(
-        None, description="save as well when so many minutes have passed since the last checkpoint"
+        None, description="minutes after the last checkpoint at which another is saved as well"
     )
-    keep_last: PositiveInt = Field(2, description="newest complete checkpoints that are kept")
+    keep_last: PositiveInt = Field(2, description="number of newest complete checkpoints to keep")
     keep_every_steps: PositiveInt | None = Field(
-        None, description="keep for good the checkpoints of steps that this divides"
+        None, description="keep permanently the checkpoints at multiples of this step"
     )
     keep_best: NonNegativeInt = Field(
-        0, description="keep so many of the best by best_metric, among those saved at a step that was evaluated"
+        0, description="number of best checkpoints to keep by best_metric, among those saved at an evaluated step"
     )
     best_metric: Literal[
         "valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy"
-    ] = Field("valid/mlm_loss", description="metric of the evaluation that keep_best goes by")
+    ] = Field("valid/mlm_loss", description="metric for keep_best")
     on_failed_save: Literal["continue", "stop"] = Field(
         "continue",
-        description="continue trains on with the last good one and a warning, and ends a run that has none at its "
-        "second failed save; stop ends the run",
+        description="continue: warn and keep training with the last good checkpoint (a run without one ends at its "
+        "second failed save); stop: end the run",
     )
     upload_to: str | None = Field(
         None,
         min_length=1,
-        description="URL of a folder of this run's own, such as s3://bucket/runs/NAME: checkpoints are copied there in "
-        "the background, and fetched from there where the disk has none",
+        description="URL of a directory for this run alone, such as s3://bucket/runs/NAME: checkpoints are uploaded in "
+        "the background, and downloaded if the disk has none",
     )
     upload_wait_seconds: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
-        600, description="how long the end of a run waits for the copy of its last checkpoint, in seconds"
+        600, description="how long the end of a run waits for the upload of its last checkpoint"
     )
 
 
 class EvaluationSettings(Settings):
-    """The valid shards, masked by seed, so that every evaluation sees the same tasks."""
+    """Evaluation on the valid shards, masked by seed, so that every evaluation predicts the same tokens."""
 
     every_steps: PositiveInt = Field(1000, description="steps between evaluations; the last step is always evaluated")
     max_tokens: PositiveInt | None = Field(
-        None, description="places read in one evaluation; by default the whole valid split"
+        None, description="tokens in one evaluation; by default the whole valid split"
     )
     length_bounds: tuple[PositiveInt, ...] = Field(
         (128, 256, 512, 1024, 2048, 4096),
-        description="tokens of text, without special ones, at which the figures by length are parted, rising",
+        description="ascending sequence lengths in tokens (without special tokens) that divide the metrics by length",
     )
     minimal_pairs: str | None = Field(
-        None, min_length=1, description="folder with minimal pairs (see launch/evaluate.py), scored at evaluations"
+        None, min_length=1, description="directory of minimal pairs (see launch/evaluate.py) to score at evaluations"
     )
     minimal_pairs_every_steps: PositiveInt | None = Field(
-        None, description="steps between scorings of minimal pairs, a multiple of every_steps; by default every_steps"
+        None,
+        description="steps between evaluations of minimal pairs, a multiple of every_steps (the default)",
     )
 
     @property
     def pairs_every_steps(self) -> int:
-        """Steps between scorings of minimal pairs."""
+        """Steps between evaluations of minimal pairs."""
         return self.minimal_pairs_every_steps or self.every_steps
 
     @model_validator(mode="after")
     def _multiple(self) -> EvaluationSettings:
         if self.pairs_every_steps % self.every_steps:
-            raise ValueError(
+            raise SettingError(
                 f"evaluation.minimal_pairs_every_steps={self.minimal_pairs_every_steps} is not a multiple of "
-                f"evaluation.every_steps={self.every_steps}. Fix: set it to one"
+                f"evaluation.every_steps={self.every_steps}",
+                fix="set it to a multiple",
+                code="minimal-pairs-steps",
             )
         return self
 
     @model_validator(mode="after")
-    def _rising(self) -> EvaluationSettings:
+    def _check_ascending(self) -> EvaluationSettings:
         if list(self.length_bounds) != sorted(set(self.length_bounds)):
-            raise ValueError(f"evaluation.length_bounds={list(self.length_bounds)} must rise; sort them")
+            raise SettingError(
+                f"evaluation.length_bounds={list(self.length_bounds)} is not strictly ascending",
+                fix="sort it and remove duplicates",
+                code="length-bounds-not-ascending",
+            )
         return self
 
 
 class TrackingSettings(Settings):
-    """MLflow."""
+    """MLflow tracking."""
 
-    uri: str | None = Field(
-        None, description="tracking server; by default MLFLOW_TRACKING_URI, else sqlite in ./mlflow.db"
-    )
-    experiment: str = Field("clozeworks", min_length=1, max_length=500, description="experiment name")
-    run_name: str | None = Field(None, description="name of the run; by default the name of output_dir")
+    uri: str | None = Field(None, description="tracking URI; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db")
+    experiment: str = Field("clozeworks", min_length=1, max_length=500, description="name of the experiment")
+    run_name: str | None = Field(None, description="name of the run; by default the last part of output_dir")
 
 
 class LoggingSettings(Settings):
-    """What a person sees."""
+    """Console output."""
 
-    every_steps: PositiveInt = Field(10, description="steps between console lines; a stage's last step is logged too")
+    every_steps: PositiveInt = Field(10, description="steps between log lines; the last step of a stage is logged too")
     peak_flops_per_device: PositiveFloat | None = Field(
         None,
-        description="operations a second that MFU divides by; by default the data sheet's for a known GPU in bf16 or "
-        "fp16, and no MFU elsewhere",
+        description="peak FLOP/s of one device, for MFU; by default that of the data sheet for a known GPU in bf16 or "
+        "fp16; elsewhere no MFU is reported",
     )
     gpu_hour_price: Annotated[float, Field(ge=0.0)] | None = Field(
-        None,
-        description="price of one device for an hour, in any currency; status.py and doctor.py estimate costs with it",
+        None, description="price of one device per hour in any currency, for cost estimates of status.py and doctor.py"
     )
 
 
 class HealthSettings(Settings):
-    """What is watched while a run goes on, and what ends it."""
+    """Health checks during a run, and what ends it."""
 
     max_nonfinite_steps: NonNegativeInt = Field(
         20,
-        description="steps in a row whose loss or gradient is not finite; each changes nothing and is counted, one "
+        description="maximum consecutive steps with a non-finite loss or gradient; each is skipped and counted, one "
         "more ends the run",
     )
     spike_threshold: PositiveFloat | None = Field(
-        8.0, description="a loss so many standard deviations above the running median is a spike; null looks for none"
+        8.0, description="standard deviations above the running median that make a loss a spike; null disables it"
     )
     spike_window_steps: Annotated[int, Field(ge=20)] = Field(
-        200, description="steps of the running medians, by which spikes and plateaus are recognized"
+        200, description="window of the running medians for spikes and plateaus, in steps"
     )
     plateau_steps: PositiveInt = Field(
         5000,
-        description="steps after which the MLM loss should have left the unigram entropy, and sentence pairs chance",
+        description="steps after which an MLM loss at the unigram entropy, or pair accuracy at chance, is a warning",
     )
     plateau_margin_nats: Annotated[float, Field(ge=0.0)] = Field(
-        0.2, description="how far below the unigram entropy counts as having left it, in nats"
+        0.2, description="nats below the unigram entropy that end the plateau"
     )
-    chance_margin: Probability = Field(0.02, description="how far above a half pair accuracy is no longer chance")
+    chance_margin: Probability = Field(0.02, description="distance of pair accuracy from 0.5 that is no longer chance")
     suspicious_pair_accuracy: Probability = Field(
-        0.99, description="pair accuracy within the first plateau_steps / 10 steps that hints at a leak in the data"
+        0.99, description="pair accuracy within the first plateau_steps / 10 steps that suggests a leak in the data"
     )
     slow_rank_ratio: Annotated[float, Field(gt=1.0)] = Field(
-        1.5, description="a rank that takes so many times the median rank's time is named"
+        1.5, description="time of a rank relative to the median rank that triggers a warning"
     )
     heartbeat_timeout_seconds: Seconds = Field(
-        60, description="a rank that has not been heard of for so long is named and ends the run on all ranks"
+        60, description="time without a heartbeat after which a rank counts as lost and the run ends on all ranks"
     )
     step_timeout_seconds: Seconds = Field(
         1800,
-        description="the run ends where no rank gets on with its work for so long, such as in a step, a micro-batch of "
-        "an evaluation or a save; must exceed the longest of them",
+        description="time without progress on any rank after which the run ends; must exceed the longest step, "
+        "evaluation micro-batch and save",
     )

@@ -1,4 +1,4 @@
-"""Types that several sections of the settings use."""
+"""Field types that several sections share."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from pydantic import Field
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
-"""At most a year: clocks and timers of the libraries take no time without end."""
+"""At most a year: clocks and timers of the libraries have limits."""

@@ -16,7 +16,7 @@ from trainer.data.shard_set import Shard
 SEQUENCE_BUCKET = 64
 """Sequence capacities are multiples of it, so that allocations of few sizes recur."""
 
-_NOT_OURS = "it is not what preparation writes; make the shards again"
+_NOT_OURS = "prepare the text again: preparation does not write such a shard"
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,14 @@ def check_tokens(tokens: np.ndarray, segments: Segments, shards: Sequence[Shard]
     if len(tokens) != segments.lengths.sum():
         stops = zip(segments.shards.tolist(), segments.starts + segments.lengths, strict=True)
         name = next(shards[number].record.name for number, stop in stops if stop > len(shards[number].read_tokens()))
-        raise UserError(f"shard {name} ends before the places that its index names; {_NOT_OURS}")
+        raise UserError(f"shard {name} ends before the positions in its index", fix=_NOT_OURS, code="foreign-shard")
     if len(tokens) and tokens.max() >= vocab_size:
         place = int(np.argmax(tokens >= vocab_size))
         name = shards[segments.shards[np.searchsorted(np.cumsum(segments.lengths), place, "right")]].record.name
         raise UserError(
-            f"shard {name} holds the token id {tokens[place]}, and its tokenizer has {vocab_size} pieces; {_NOT_OURS}"
+            f"shard {name} contains token id {tokens[place]}, and its tokenizer has {vocab_size} tokens",
+            fix=_NOT_OURS,
+            code="foreign-shard",
         )
 
 

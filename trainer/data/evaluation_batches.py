@@ -14,12 +14,13 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.training_settings import Stage
 from trainer.data.assembly import RowShape, assemble_rows
 from trainer.data.batch import Batch
+from trainer.data.components import shards_of
 from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
-from trainer.data.sample_settings import masking_of, row_settings, shards_of
+from trainer.data.sample_settings import masking_of, row_settings
 from trainer.data.samples import SampleSpace
 from trainer.data.shard_set import Shard, ShardSet
 

@@ -32,7 +32,7 @@ from trainer.data.workers import block_scheduler_signals, ignore_scheduler_signa
 
 @dataclass(frozen=True)
 class Position:
-    """Where training stands: the whole state of a loader."""
+    """Position of a run in its samples: the whole state of a loader."""
 
     stage: int
     epoch: int
@@ -44,16 +44,16 @@ class GlobalBatch:
     """This rank's part of the samples of one optimizer step."""
 
     position: Position
-    """Where the batch begins; after the end of an epoch that is the next epoch's first sample."""
+    """First sample of the batch; after the end of an epoch, the first sample of the next epoch."""
     next_position: Position
-    """Where to go on after it."""
+    """Position after it."""
     micro_batches: tuple[Batch, ...]
     first_slice: int
-    """Number of the first micro-batch among those of all ranks."""
+    """Index of the first micro-batch among those of all ranks."""
     arithmetic: BatchArithmetic
-    """How it was cut over ranks and micro-batches."""
+    """How it is divided over ranks and micro-batches."""
     skipped_samples: int
-    """Samples at the end of the epoch before, too few for a global batch, that were left out before this one."""
+    """Samples at the end of the previous epoch, too few for a global batch, that were dropped before this one."""
 
     @property
     def first_sample(self) -> int:
@@ -77,7 +77,7 @@ class GlobalBatchSpec:
 
 
 class Loader:
-    """Iterates global batches without end, exactly from a position on; every rank gets the same number."""
+    """Iterates over global batches without end from a position on; all ranks get the same number."""
 
     def __init__(
         self,
@@ -93,15 +93,14 @@ class Loader:
         pin_memory: bool = False,
         stage_start: int = 0,
     ) -> None:
-        """Plan the epoch that `position` stands in.
+        """Plan the epoch of `position`.
 
         Args:
             shard_sets: the opened `data.components`, in their order.
-            stage: gives row length and batch sizes; `position.stage` is only passed on.
-            mlm_probability: share of tokens to predict after so many completed steps, at most
-                `data.max_mlm_probability`.
+            stage: sequence length and batch sizes; `position.stage` is only passed on.
+            mlm_probability: masking rate by the number of completed steps, at most `data.max_mlm_probability`.
             step: optimizer steps of the run completed at `position`.
-            stage_start: optimizer steps of the run before this stage, from which a batch warm-up counts.
+            stage_start: optimizer steps of the run before this stage, from which a batch-size ramp-up counts.
 
         Raises:
             UserError: the data set is empty or smaller than one global batch.
@@ -136,26 +135,26 @@ class Loader:
         return self._samples.num_samples(epoch)
 
     def pair_counts(self, epoch: int) -> PairCounts | None:
-        """What became of the sentences of an epoch (of a mixture: of the first component's first pass), with pairs."""
+        """Counts of the sentence pairs of an epoch (in a mixture: of the first component's first epoch)."""
         return self._samples.open_pass(epoch).pair_counts
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         with block_scheduler_signals():
             packed_batches = iter(self._data_loader())
-        for stretch in self._stretches():
+        for spec in self.specs():
             micro_batches = []
-            for _ in range(stretch.arithmetic.accumulation_steps):
+            for _ in range(spec.arithmetic.accumulation_steps):
                 packed = next(packed_batches)
                 if isinstance(packed, UserError):
                     raise packed
                 micro_batches.append(Batch.unpack(packed))
             yield GlobalBatch(
-                position=stretch.position,
-                next_position=stretch.next_position,
+                position=spec.position,
+                next_position=spec.next_position,
                 micro_batches=tuple(micro_batches),
-                first_slice=self._rank * stretch.arithmetic.accumulation_steps,
-                arithmetic=stretch.arithmetic,
-                skipped_samples=stretch.skipped_samples,
+                first_slice=self._rank * spec.arithmetic.accumulation_steps,
+                arithmetic=spec.arithmetic,
+                skipped_samples=spec.skipped_samples,
             )
 
     def _data_loader(self) -> DataLoader[torch.Tensor | UserError]:
@@ -165,20 +164,20 @@ class Loader:
             batch_size=None,
             sampler=_Slices(self),
             num_workers=workers,
-            # A whole global batch lies ready, since a step begins with the counts of all its micro-batches.
+            # A whole global batch is prefetched, since a step begins with the counts of all its micro-batches.
             prefetch_factor=-(-self.accumulation_steps // workers) + 1 if workers else None,
-            # A forked worker starts at once and has the plans already. It uses neither CUDA nor torch's threads
-            # (DataLoader sets one thread), which would not survive the fork.
+            # A forked worker starts at once and inherits the plans. It uses neither CUDA nor torch's threads
+            # (DataLoader sets one thread), which do not survive a fork.
             multiprocessing_context="fork" if workers else None,
             worker_init_fn=ignore_scheduler_signals,
             collate_fn=_as_it_is,
             pin_memory=self._pin_memory,
-            # Starting a DataLoader draws a seed: from here, so that the run's own random state stays as it is.
+            # Starting a DataLoader draws a seed: from this generator, so that the random state of the run is unchanged.
             generator=torch.Generator(),
         )
 
-    def _stretches(self) -> Iterator[GlobalBatchSpec]:
-        """The global batches from the position on, without end."""
+    def specs(self) -> Iterator[GlobalBatchSpec]:
+        """Yield the samples of the global batches from the position on, without end and without reading tokens."""
         position = self._position
         for step in itertools.count(self._step):
             tokens = global_batch_tokens(step - self._stage_start, self._stage)
@@ -195,17 +194,17 @@ class Loader:
             position = following
 
     def slices(self) -> Iterator[Slice]:
-        """The micro-batches of this rank, in order, without end."""
-        for stretch in self._stretches():
-            accumulation_steps = stretch.arithmetic.accumulation_steps
+        """Yield the micro-batches of this rank, in order, without end."""
+        for spec in self.specs():
+            accumulation_steps = spec.arithmetic.accumulation_steps
             for number in range(self._rank * accumulation_steps, (self._rank + 1) * accumulation_steps):
-                first, stop = (stretch.position.next_sample + row for row in stretch.arithmetic.slice_of(number))
-                yield Slice(stretch.position.epoch, first, stop, stretch.mlm_probability)
+                first, stop = (spec.position.next_sample + row for row in spec.arithmetic.slice_of(number))
+                yield Slice(spec.position.epoch, first, stop, spec.mlm_probability)
 
 
 @dataclass(frozen=True)
 class _Slices:
-    """What `DataLoader` calls a sampler."""
+    """The sampler of the `DataLoader`."""
 
     loader: Loader
 
@@ -214,5 +213,5 @@ class _Slices:
 
 
 def _as_it_is(value: Any) -> Any:
-    """Without a batch size `DataLoader` hands over single micro-batches, where its annotation says lists."""
+    """Return the micro-batch: without a batch size `DataLoader` passes single items."""
     return value

@@ -56,8 +56,9 @@ class Mixture:
         if not self.counts.all():
             number = int(np.argmin(self.counts))
             raise UsageError(
-                f"data.shards[{number}].weight={weights[number]} is less than one of {MIXTURE_PLACES} samples; "
-                "raise it or remove the component"
+                f"data.shards[{number}].weight={weights[number]} is less than 1/{MIXTURE_PLACES} of the samples",
+                fix="raise it or remove the component",
+                code="weight-too-small",
             )
         ranks = fold(key, np.arange(MIXTURE_PLACES))
         self.table = np.repeat(np.arange(len(self.counts)), self.counts)[np.argsort(ranks, kind="stable")]

@@ -53,8 +53,9 @@ def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:
         match = _RANGE.fullmatch(part.strip())
         if match is None or int(match[1]) >= int(match[2]) or int(match[2]) >= 1 << 63:
             raise UsageError(
-                f"{option} {text}: {part.strip()!r} is no range of samples; give A:B with A less than B for the "
-                "samples A to B - 1, several parted by commas"
+                f"{option} {text}: {part.strip()!r} is not a range of samples",
+                fix="give A:B with A less than B for samples A to B - 1, several separated by commas",
+                code="invalid-sample-range",
             )
         ranges.append((int(match[1]), int(match[2])))
     return ranges

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from data_prep.base.errors import UserError
-from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.data_settings import DataSettings
+from trainer.config.schedule import tokens_of_run
 from trainer.config.training_settings import Stage
+from trainer.data.components import check_budgets, components_of
 from trainer.data.epochs import RowSettings
 from trainer.data.masking import Masking
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace
-from trainer.data.shard_set import Shard, ShardSet, Split
+from trainer.data.shard_set import ShardSet
 from trainer.data.words import piece_kinds
 
 _PLAINLY_ENOUGH = 8
@@ -28,23 +29,15 @@ def row_settings(data: DataSettings, stage: Stage) -> RowSettings:
 
 
 def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, stage: Stage, seed: int) -> SampleSpace:
-    """The samples of the split 'train', or of the mixture of several.
+    """Return the samples of the split 'train', or of a mixture of data sets and sources.
 
     Raises:
-        UserError: a shard set holds no training document.
+        UserError: a data set contains no training document.
     """
-    components = [shards_of(shard_set, "train") for shard_set in shard_sets]
-    weights = component_weights(data, shard_sets)
-    return SampleSpace(components, weights, row_settings(data, stage), seed, Purpose.TRAINING)
-
-
-def component_weights(data: DataSettings, shard_sets: Sequence[ShardSet]) -> list[float]:
-    """Of each component, the one given, else its tokens tempered (Conneau et al. 2019, "XLM-R", section 3.1)."""
-    tokens = [shard_set.manifest.train.tokens for shard_set in shard_sets]
-    return [
-        component.weight if component.weight is not None else count**data.sampling_alpha
-        for component, count in zip(data.components, tokens, strict=True)
-    ]
+    settings = row_settings(data, stage)
+    components = components_of(data, shard_sets, settings)
+    shards, weights = [each.shards for each in components], [each.weight for each in components]
+    return SampleSpace(shards, weights, settings, seed, Purpose.TRAINING)
 
 
 def masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
@@ -62,21 +55,6 @@ def masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
     )
 
 
-def shards_of(shard_set: ShardSet, split: Split) -> list[Shard]:
-    """The shards of a split that hold a document.
-
-    Raises:
-        UserError: there is none.
-    """
-    shards = shard_set.shards(split)
-    if not shards:
-        raise UserError(
-            f"the shards {storage.redact(shard_set.url)} hold no document in the split '{split}'; prepare more text, "
-            "or another share of valid documents"
-        )
-    return shards
-
-
 def check_enough_rows(num_rows: int | None, stage: Stage) -> None:
     """`num_rows` of an epoch must hold one full global batch; None for a mixture, whose epochs do not end.
 
@@ -86,19 +64,26 @@ def check_enough_rows(num_rows: int | None, stage: Stage) -> None:
     length, tokens = stage.sequence_length, stage.global_batch_tokens
     if num_rows is not None and num_rows * length < tokens:
         raise UserError(
-            f"data.shards holds {num_rows} rows of {length} places, fewer than the {tokens // length} of "
-            f"one global batch (training.global_batch_tokens={tokens}); lower it to {num_rows * length} or less, or "
-            "prepare more text"
+            f"data.shards contains {num_rows} sequences of {length} tokens, fewer than the {tokens // length} of one "
+            f"global batch (training.global_batch_tokens={tokens})",
+            fix=f"set training.global_batch_tokens={num_rows * length} or less, or prepare more text",
+            code="less-than-one-batch",
         )
 
 
 def check_enough_data(shard_sets: Sequence[ShardSet], data: DataSettings, stages: Sequence[Stage], seed: int) -> None:
-    """Before anything is built: every stage has rows for a global batch; of large data sets, the counts are enough.
+    """Check before anything is built that every stage has rows for a global batch, and no source exceeds its budget.
+
+    Large data sets are judged by their counts.
 
     Raises:
-        UserError: a stage has not, or a shard set is empty.
+        UserError: a stage has too few rows, a data set is empty, or a source is used beyond its budget.
     """
     tokens = sum(shard_set.manifest.train.tokens for shard_set in shard_sets)
     for stage in stages:
         if tokens < _PLAINLY_ENOUGH * stage.global_batch_tokens:
             check_enough_rows(training_samples(shard_sets, data, stage, seed).num_samples(0), stage)
+    if any(shard_set.manifest.has_source_budgets for shard_set in shard_sets):
+        components = components_of(data, shard_sets, row_settings(data, stages[0]))
+        run_positions = tokens_of_run(stages, [stage.steps for stage in stages])
+        check_budgets(components, run_positions, stages[0].sequence_length)

@@ -82,9 +82,10 @@ class SampleSpace:
         opened = ComponentEpoch(shards, self._settings, root_key(self._key, epoch, component, number))
         if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(
-                f"the shards {storage.redact(shards[0].shard_set.url)} hold no sentence pair that can be labeled: "
-                "next_sentence needs two documents of two sentences in a shard, sentence_order needs two such pairs. "
-                "Fix: set data.sentence_pairs=none, or prepare more text"
+                f"the shards {storage.redact(shards[0].shard_set.url)} contain no sentence pair that can be labeled: "
+                "next_sentence needs two documents of two sentences in a shard, sentence_order needs two such pairs",
+                fix="set data.sentence_pairs=none, or prepare more text",
+                code="no-sentence-pairs",
             )
         return opened
 

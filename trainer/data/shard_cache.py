@@ -26,7 +26,7 @@ _OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; whatever else l
 
 
 class DamagedFile(UserError):
-    """A file whose bytes are not those that its manifest names, or that is not there."""
+    """A file that is missing, or whose bytes differ from its manifest."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,10 @@ class ShardCache:
                     if isinstance(error, UserError):
                         raise
                     raise UserError(
-                        f"the cache {self._folder} cannot be written: {error.strerror or error}; make space there for "
-                        "the shards that are read at once (two windows of 16), or set data.cache_dir to another folder"
+                        f"the cache {self._folder} cannot be written: {error.strerror or error}",
+                        fix="free space for the shards that are read at once (two windows of 16), or set "
+                        "data.cache_dir to another directory",
+                        code="unwritable-cache",
                     ) from None
             _check(file, partial)
             os.replace(partial, path)
@@ -154,7 +156,9 @@ class ShardCache:
             file = open(locks / name, "wb")
         except OSError as error:
             raise UserError(
-                f"the cache {self._folder} cannot be written: {error.strerror}; set data.cache_dir to a folder that can"
+                f"the cache {self._folder} cannot be written: {error.strerror}",
+                fix="set data.cache_dir to a writable directory",
+                code="unwritable-cache",
             ) from None
         with file:
             try:
@@ -169,17 +173,19 @@ class ShardCache:
 
 
 def _check(file: CachedFile, path: Path) -> None:
-    remedy = "upload it again, or make the shards again"
+    fix = "upload it again, or prepare the text again"
     if path.stat().st_size != file.bytes:
         raise DamagedFile(
-            f"{storage.redact(file.url)} is damaged: {path.stat().st_size} bytes came and the manifest says "
-            f"{file.bytes}; {remedy}"
+            f"{storage.redact(file.url)} is damaged: {path.stat().st_size} bytes, and {file.bytes} in the manifest",
+            fix=fix,
+            code="damaged-shard",
         )
     found = storage.sha256_of(path)
     if found != file.sha256:
         raise DamagedFile(
-            f"{storage.redact(file.url)} is damaged: its sha256 is {found} and the manifest says {file.sha256}; "
-            f"{remedy}"
+            f"{storage.redact(file.url)} is damaged: its sha256 is {found}, and {file.sha256} in the manifest",
+            fix=fix,
+            code="damaged-shard",
         )
 
 

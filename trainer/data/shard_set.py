@@ -1,4 +1,4 @@
-"""Opened shard sets: their manifest, their indexes, and their tokens without a copy."""
+"""Opened data sets: manifest, indexes, and tokens as memory maps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.counts import read_token_counts
-from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.shard_index import ShardIndex, read_index
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.hub_names import hub_download_command, hub_name
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.prefetch import Prefetcher
 from trainer.data.shard_cache import CachedFile, DamagedFile, ShardCache
@@ -33,7 +35,7 @@ Split = Literal["train", "valid"]
 
 
 class ShardSet:
-    """A data set that `read_manifest` accepted; shards are checked and mapped when they are first read."""
+    """A data set; shards are verified and mapped when they are first read."""
 
     def __init__(self, url: str, manifest: Manifest, cache_dir: Path | None, cache_bytes: int = _CACHE_BYTES) -> None:
         """Use `open_shard_set`."""
@@ -42,13 +44,13 @@ class ShardSet:
         self._cache = ShardCache(self._cache_dir, cache_bytes, _download)
         self._prefetcher = Prefetcher(self._cache) if storage.is_remote(url) else None
         self._records = {record.name: record for split in (manifest.train, manifest.valid) for record in split.shards}
-        # Those of this window of the order and the next; the map of another is dropped, and with it its disk space.
+        # Maps of this window of the sample order and the next; others are dropped, which frees their disk space.
         self._tokens_of = lru_cache(2 * WINDOW_SHARDS)(self._check_and_map)
         self._damaged: set[str] = set()
 
     @property
     def tokenizer_folder(self) -> str:
-        """Path or URL of the tokenizer that the shards carry."""
+        """Path or URL of the copy of the tokenizer beside the shards."""
         return storage.join(self.url, TOKENIZER_FOLDER)
 
     @property
@@ -56,39 +58,39 @@ class ShardSet:
         return np.dtype(self.manifest.tokenizer.token_dtype)
 
     def shards(self, split: Split) -> list[Shard]:
-        """The shards of a split that hold any document, in the manifest's order."""
+        """Return the non-empty shards of a split, in the order of the manifest."""
         return [Shard(self, record) for record in self.manifest.split(split).shards if record.documents]
 
     def read_tokens(self, record: ShardRecord) -> np.ndarray:
-        """The whole tar as (bytes / itemsize,) token ids, mapped; `ShardIndex.token_offsets` says where they are.
+        """Map the whole tar as (bytes / itemsize,) token ids; `ShardIndex.token_offsets` has the positions of records.
 
         Raises:
-            DamagedFile: it is missing, or its size or sha256 is not the manifest's; looked at when it is first read.
-            UserError: the store or the cache folder refuses.
+            DamagedFile: it is missing, or size or sha256 differ from the manifest; checked at the first read.
+            UserError: the storage or the cache directory is unusable.
         """
         return self._tokens_of(record.name)
 
     def is_readable(self, record: ShardRecord) -> bool:
-        """Whether the shard is sound; the first time that one is not, it is named on standard error."""
+        """Return whether the shard is intact; print a warning the first time that it is not."""
         if record.name in self._damaged:
             return False
         try:
             self.read_tokens(record)
         except DamagedFile as error:
-            print(f"warning: {error}; its rows are passed over and counted", file=sys.stderr, flush=True)
+            print(f"warning: {error.problem}; its rows are skipped and counted", file=sys.stderr, flush=True)
             self._damaged.add(record.name)
         return record.name not in self._damaged
 
     def prefetch(self, record: ShardRecord) -> None:
-        """Have a remote shard fetched in the background, which will be needed soon."""
+        """Download a remote shard in the background."""
         if self._prefetcher is not None and record.name not in self._damaged:
             self._prefetcher.ask(self._file(record))
 
     def token_counts(self, split: Split) -> np.ndarray:
-        """How often each token id stands in a split, (vocab_size,) int64.
+        """Return the frequency of each token id in a split, (vocab_size,) int64.
 
         Raises:
-            UserError: the file is not the one that the manifest names.
+            UserError: the file is not the one in the manifest.
         """
         return read_token_counts(self.url, self.manifest)[split]
 
@@ -98,18 +100,20 @@ class ShardSet:
             self._prefetcher.forget(self._file(record))
             return np.asarray(self._cache.map(self._file(record), self.token_dtype))
         path = storage.local_path(storage.join(self.url, name))
-        remedy = "restore it, or make the shards again; 'python -m data_prep verify' checks them all"
+        fix = "restore it, or prepare the text again; `python -m data_prep verify` checks all shards"
         if not path.is_file():
-            raise DamagedFile(f"shard {path} is missing; {remedy}")
+            raise DamagedFile(f"shard {path} is missing", fix=fix, code="missing-shard")
         if path.stat().st_size != record.bytes:
             raise DamagedFile(
-                f"shard {path} is damaged: it has {path.stat().st_size} bytes and the manifest says {record.bytes}; "
-                f"{remedy}"
+                f"shard {path} is damaged: it has {path.stat().st_size} bytes, and {record.bytes} in the manifest",
+                fix=fix,
+                code="damaged-shard",
             )
         if not is_sound(path, record.sha256, self._cache_dir / _VERIFIED):
             raise DamagedFile(
-                f"shard {path} is damaged: its sha256 is {storage.sha256_of(path)} and the manifest says "
-                f"{record.sha256}; {remedy}"
+                f"shard {path} is damaged: sha256 {storage.sha256_of(path)}, and {record.sha256} in the manifest",
+                fix=fix,
+                code="damaged-shard",
             )
         # A plain array over the map: slices of np.memmap cost microseconds each.
         return np.asarray(np.memmap(path, self.token_dtype, mode="r"))
@@ -143,18 +147,61 @@ class Shard:
         self.shard_set.prefetch(self.record)
 
 
+_TEXT_SUFFIXES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow", ".xml")
+_COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+
+
+def check_is_data_set(url: str) -> None:
+    """Check that a local path can be a data set, before its manifest is looked for.
+
+    Raises:
+        UserError: it does not exist, or is raw text; the fix has the commands that prepare it.
+    """
+    if storage.is_remote(url):
+        return
+    path = storage.local_path(url)
+    if not path.exists():
+        raise UserError(
+            f"data.shards={url} does not exist",
+            fix="correct the path, or prepare it with `python -m data_prep shards --output "
+            f"{quote(url)} --tokenizer TOKENIZER --input TEXT`",
+            code="missing-path",
+        )
+    if (path / MANIFEST_NAME).exists():
+        return
+    text = str(path) if path.is_file() and _is_text(path.name) else None
+    if path.is_dir() and (found := sorted(each.name for each in path.iterdir() if _is_text(each.name))):
+        suffix = "." + found[0].partition(".")[2] if "." in found[0] else ""
+        text = f"{path}/*{suffix}"
+    if text is not None:
+        raise UserError(
+            f"data.shards={url} is raw text, not prepared shards",
+            fix=f"run `python -m data_prep tokenizer --input {quote(text)} --output data/tokenizer` and `python -m "
+            f"data_prep shards --input {quote(text)} --tokenizer data/tokenizer --output data/shards`, then set "
+            "data.shards=data/shards",
+            code="shards-are-raw-text",
+        )
+
+
+def _is_text(name: str) -> bool:
+    for suffix in _COMPRESSIONS:
+        name = name.removesuffix(suffix)
+    return name.endswith(_TEXT_SUFFIXES)
+
+
 def open_shard_set(
     url: str, cache_dir: str | Path | None = None, cache_bytes: int = _CACHE_BYTES, digest: str | None = None
 ) -> ShardSet:
-    """Open the shard set at `url`; copies of remote shards are kept in `cache_dir`, of about `cache_bytes` in all.
+    """Open the data set at `url`; copies of remote shards are kept in `cache_dir`, about `cache_bytes` in total.
 
     Args:
         digest: of the version to open; by default the current one.
 
     Raises:
-        UserError: there is no manifest, or it is damaged or of another format.
-        UnknownVersion: no version that is kept has that digest.
+        UserError: the path is missing or raw text, or the manifest is missing, damaged or of another format.
+        UnknownVersion: no version has that digest.
     """
+    check_is_data_set(url)
     return ShardSet(url, read_manifest(url, digest), None if cache_dir is None else Path(cache_dir), cache_bytes)
 
 
@@ -167,20 +214,22 @@ def _download(url: str, path: Path) -> None:
         OSError: the path cannot be written.
     """
     if not storage.exists(url):
-        raise DamagedFile(f"shard {storage.redact(url)} is missing; restore it, or make the shards again")
+        raise DamagedFile(
+            f"shard {storage.redact(url)} is missing", fix="restore it, or prepare the text again", code="missing-shard"
+        )
     with storage.open_read(url) as source, open(path, "wb") as target:
         shutil.copyfileobj(source, target, _COPY_BYTES)
 
 
 def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer_folder: str | None, vocab_size: int) -> None:
-    """Refuse shards whose ids mean something else than the tokenizer's, or lie beyond the model's embeddings.
+    """Check that all shards were made with the run's tokenizer, and that the model has embeddings for its tokens.
 
     Args:
-        tokenizer_folder: the run's own tokenizer; None takes the copy that the shards carry.
+        tokenizer_folder: `data.tokenizer`; None uses the copy beside the shards.
         vocab_size: `model.vocab_size`.
 
     Raises:
-        UsageError: names both sides.
+        UsageError: they differ; states both sides.
     """
     first = shard_sets[0]
     expected = first.manifest.tokenizer.fingerprint
@@ -188,35 +237,60 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer_folder: str | None
         if other.manifest.tokenizer.fingerprint != expected:
             raise UsageError(
                 f"data.shards mixes tokenizers: {storage.redact(first.url)} has fingerprint {expected} and "
-                f"{storage.redact(other.url)} has {other.manifest.tokenizer.fingerprint}; "
-                "make the shards of all components with one tokenizer"
+                f"{storage.redact(other.url)} has {other.manifest.tokenizer.fingerprint}",
+                fix="prepare all components with one tokenizer",
+                code="mixed-tokenizers",
             )
     if tokenizer_folder is not None:
-        found = Tokenizer.load(tokenizer_folder).fingerprint
+        found = _load_tokenizer(tokenizer_folder).fingerprint
         if found != expected:
             raise UsageError(
                 f"data.tokenizer={tokenizer_folder} has fingerprint {found} and the shards {storage.redact(first.url)} "
-                f"were made with {expected}; name that tokenizer, leave data.tokenizer out, or make the shards again"
+                f"were made with {expected}",
+                fix="remove data.tokenizer (the shards contain their tokenizer), or prepare the text again",
+                code="another-tokenizer",
             )
     needed = first.manifest.tokenizer.vocab_size
     if needed > vocab_size:
         raise UsageError(
-            f"model.vocab_size={vocab_size} is less than the {needed} pieces of the tokenizer "
-            f"of the shards {storage.redact(first.url)}; raise it to {needed}"
+            f"model.vocab_size={vocab_size} is less than the {needed} tokens of the tokenizer "
+            f"of the shards {storage.redact(first.url)}",
+            fix=f"set model.vocab_size={needed}",
+            code="vocabulary-too-small",
         )
 
 
-def check_own_tokenizer(shard_set: ShardSet) -> None:
-    """Refuse a shard set on a local disk whose copy of the tokenizer is not the one that made its ids.
+def _load_tokenizer(path: str) -> Tokenizer:
+    """Load `data.tokenizer`.
 
     Raises:
-        UserError: names both fingerprints.
+        UserError: it is damaged, missing, or the name of a Hub model.
+    """
+    is_missing = not storage.is_remote(path) and not Path(path).exists()
+    if is_missing and hub_name(path) is not None:
+        raise UsageError(
+            f"data.tokenizer={path} does not exist; as a Hub name it is not needed here",
+            fix=f"remove data.tokenizer: the shards contain their tokenizer (to prepare text with that of the Hub: "
+            f"`{hub_download_command(path)}` and `python -m data_prep shards --tokenizer {path.rpartition('/')[2]}`)",
+            code="hub-name-as-tokenizer",
+        )
+    if is_missing:
+        raise UsageError(f"data.tokenizer={path} does not exist", fix="remove it or correct it", code="missing-path")
+    return Tokenizer.load(path)
+
+
+def check_own_tokenizer(shard_set: ShardSet) -> None:
+    """Check that a local data set's copy of the tokenizer is the one that made its token ids.
+
+    Raises:
+        UserError: the fingerprints differ.
     """
     if storage.is_remote(shard_set.url):
         return
     expected, found = shard_set.manifest.tokenizer.fingerprint, Tokenizer.load(shard_set.tokenizer_folder).fingerprint
     if found != expected:
         raise UserError(
-            f"{shard_set.tokenizer_folder} has fingerprint {found} and the shards beside it were made with {expected}; "
-            "put that tokenizer back, or make the shards again"
+            f"{shard_set.tokenizer_folder} has fingerprint {found} and the shards beside it were made with {expected}",
+            fix="restore that tokenizer, or prepare the text again",
+            code="another-tokenizer",
         )

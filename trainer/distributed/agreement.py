@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.distributed.exit import ToldByEveryRank
+from trainer.distributed.exit import PrintedByEveryRank
 from trainer.distributed.process_group import Ranks, broadcast_bytes, gather_bytes
 
 _DIGEST_BYTES = 32
@@ -24,15 +24,15 @@ _MOST_NAMES = 12
 _NOT_SET = "not set"
 
 
-class RanksDiffer(ToldByEveryRank, UsageError):
-    """Ranks of one run were started with different settings, data, code or libraries."""
+class RanksDiffer(PrintedByEveryRank, UsageError):
+    """Ranks of one run have different settings, data, code or libraries."""
 
 
-class RankCannotRun(ToldByEveryRank):
-    """Something is wrong for some ranks and not for others, such as data that one host lacks."""
+class RankCannotRun(PrintedByEveryRank):
+    """Some ranks cannot run and others can, such as with data that one host lacks."""
 
-    def __init__(self, message: str, exit_status: int) -> None:
-        super().__init__(message)
+    def __init__(self, problem: str, exit_status: int, code: str) -> None:
+        super().__init__(problem, code=code)
         self.exit_status = exit_status
 
 
@@ -58,14 +58,15 @@ class Facts:
 
 
 class _Variant(NamedTuple):
-    """Facts that some ranks share, as the first of them told them."""
+    """Facts that some ranks share, as the first of them stated them."""
 
     ranks: list[int]
     host: str
     facts: dict[str, list[str]]
-    """By name: a digest of the value, and what is shown of it."""
+    """By name: a digest of the value, and its display."""
     problem: str | None
     exit_status: int
+    code: str
 
 
 def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
@@ -82,18 +83,19 @@ def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
     variants = _variants([each[:_DIGEST_BYTES] for each in digests], facts.equal, facts.problem, ranks)
     if differences := describe_differences(variants):
         raise RanksDiffer(
-            f"the ranks do not run the same: {differences}. Fix: start every rank with the same configuration, command "
-            "line, data, code and library versions"
+            f"the ranks do not run the same: {differences}",
+            fix="start every rank with the same configuration, command line, data, code and library versions",
+            code="ranks-differ",
         )
     if any(each.problem is None for each in variants):
         for each in variants:
             if each.problem is not None:
-                raise RankCannotRun(f"{who(each.ranks, each.host)}: {each.problem}", each.exit_status)
+                raise RankCannotRun(f"{who(each.ranks, each.host)}: {each.problem}", each.exit_status, each.code)
     if facts.problem is not None:
         raise facts.problem
     per_host = _variants([each[_DIGEST_BYTES:] for each in digests], facts.per_host, None, ranks)
     if ranks.is_first and (differences := describe_differences(per_host)):
-        warn(f"the ranks differ in what may differ between hosts: {differences}")
+        warn(f"hosts differ, which is allowed here: {differences}")
 
 
 def describe_differences(variants: Sequence[_Variant]) -> str:
@@ -113,7 +115,7 @@ def who(ranks: Sequence[int], host: str) -> str:
     return f"rank {ranks[0]} ({host}){more}"
 
 
-def told_by_the_different(digests: Sequence[bytes], text: str, ranks: Ranks) -> list[tuple[list[int], str]]:
+def texts_of_different(digests: Sequence[bytes], text: str, ranks: Ranks) -> list[tuple[list[int], str]]:
     """For each different digest (of the first few) its ranks, and the text of the first of them; in order of ranks.
 
     All ranks together, each with its own text and the same digests, one per rank.
@@ -147,8 +149,9 @@ def _variants(
         "facts": {name: [_digest(fact.value).hex(), fact.shown] for name, fact in facts.items()},
         "problem": None if problem is None else str(problem),
         "exit_status": 0 if problem is None else problem.exit_status,
+        "code": "" if problem is None else problem.code,
     }
-    texts = told_by_the_different(digests, json.dumps(told), ranks)
+    texts = texts_of_different(digests, json.dumps(told), ranks)
     return [_Variant(members, **json.loads(text)) for members, text in texts]
 
 

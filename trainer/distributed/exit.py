@@ -1,6 +1,6 @@
-"""How a rank ends without hanging anyone: its error told once over all ranks, its exit status the one that it means.
+"""How a rank ends without blocking others: an error is printed once over all ranks, with its exit status.
 
-An error ends a rank at once, without waiting for collectives, so that the others' fail instead of hanging.
+An error ends a rank at once, without waiting for collectives, so that those of other ranks fail instead of hanging.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_LEAVING_SECONDS = 5.0
+_EXCHANGE_SECONDS = 5.0
 _LAST_MESSAGE = "clozeworks/last_message"
 _OF_ANOTHER = re.compile(r"rank \d+ ended the run: ")
 # What gloo, NCCL and the TCPStore of torch 2.11 and 2.13 say where another process or its host is gone.
@@ -39,8 +39,8 @@ _LOST_PEER = re.compile(
 )
 
 
-class ToldByEveryRank(UserError):
-    """An error that each rank prints, because no single log may be the one that is read."""
+class PrintedByEveryRank(UserError):
+    """An error that every rank prints, because the user may read any of the logs."""
 
 
 def run_rank(command: Callable[[], int]) -> NoReturn:
@@ -52,22 +52,26 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     ignore_broken_pipe()
     try:
         status = command()
-    except RankIsMissing as error:  # who speaks for the others may be the one that is missing
-        _print(f"error: {paragraph(error)}", int(os.environ.get("RANK", "0")))
+    except RankIsMissing as error:  # rank 0, which speaks for the others, may be the missing one
+        _print(_message(error), int(os.environ.get("RANK", "0")))
         end_process(error.exit_status)
     except UserError as error:
-        _leave(f"error: {paragraph(error)}", error.exit_status, isinstance(error, ToldByEveryRank))
+        _abort(_message(error), error.exit_status, isinstance(error, PrintedByEveryRank))
     except KeyboardInterrupt:
-        _leave("interrupted", 130)
+        _abort("interrupted", 130)
     except OSError as error:
-        if (told := unusable_name(error)) is None:
-            _leave(_explain(error), 1)
-        _leave(f"error: {paragraph(told)}", told.exit_status)
+        if (named := unusable_name(error)) is None:
+            _abort(_explain(error), 1)
+        _abort(_message(named), named.exit_status)
     except SystemExit as error:
         end_process(error.code if isinstance(error.code, int) else int(error.code is not None))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
-        _leave(_explain(error), LOST_RANK_EXIT_STATUS if is_lost_peer(error) else 1)
+        _abort(_explain(error), LOST_RANK_EXIT_STATUS if is_lost_peer(error) else 1)
     end_process(status)
+
+
+def _message(error: UserError) -> str:
+    return f"error: {paragraph(error)}{f' [{error.code}]' if error.code else ''}"
 
 
 def ignore_broken_pipe() -> None:
@@ -99,10 +103,10 @@ class _Unbreakable(io.FileIO):
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone or did not answer in time."""
-    return isinstance(error, RuntimeError) and torch.distributed.is_initialized() and tells_of_lost_peer(str(error))
+    return isinstance(error, RuntimeError) and torch.distributed.is_initialized() and reports_lost_peer(str(error))
 
 
-def tells_of_lost_peer(message: str) -> bool:
+def reports_lost_peer(message: str) -> bool:
     """Whether the message of a communication library says that another process is gone or does not answer."""
     return _LOST_PEER.search(message) is not None
 
@@ -131,7 +135,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _leave(message: str, exit_status: int, every_rank_tells: bool = False) -> NoReturn:
+def _abort(message: str, exit_status: int, every_rank_prints: bool = False) -> NoReturn:
     """Print the message, unless rank 0 prints the same one and one log is enough, then end the process."""
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -140,9 +144,9 @@ def _leave(message: str, exit_status: int, every_rank_tells: bool = False) -> No
         if os.environ.get("LOCAL_RANK", "0") == "0" or not message.startswith("error: "):
             _print(message, rank)
         end_process(exit_status)
-    heard = _exchange(message, rank, world_size) if message.startswith("error: ") else []
-    speaks = rank == 0 or every_rank_tells or exit_status == LOST_RANK_EXIT_STATUS
-    if speaks or not heard or heard[0] != message:
+    received = _exchange(message, rank, world_size) if message.startswith("error: ") else []
+    speaks = rank == 0 or every_rank_prints or exit_status == LOST_RANK_EXIT_STATUS
+    if speaks or not received or received[0] != message:
         _print(message, rank)
     end_process(exit_status)
 
@@ -155,7 +159,7 @@ def _exchange(message: str, rank: int, world_size: int) -> list[str]:
         # Rank 0 holds the store: it waits for the others, the others for rank 0.
         awaited = range(1, world_size) if rank == 0 else (0,)
         keys = [f"{_LAST_MESSAGE}/{number}" for number in awaited]
-        deadline = time.monotonic() + _LEAVING_SECONDS
+        deadline = time.monotonic() + _EXCHANGE_SECONDS
         while not store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.05)
         if rank == 0:

@@ -1,4 +1,4 @@
-"""How much memory a rank has needed at most, and what to say where there is too little of it."""
+"""Peak memory of a rank, and the error for too little memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.distributed.process_group import Ranks, gather_objects
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has held so far: on CUDA what torch reserved there, else its resident set."""
+    """Return the peak memory of this process: on CUDA the memory reserved by torch, else the resident set."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else _peak_resident_bytes()
 
 
@@ -26,7 +26,7 @@ def peak_memory_of_ranks(ranks: Ranks) -> list[int]:
 
 @contextlib.contextmanager
 def explain_out_of_memory(ranks: Ranks, when: str) -> Iterator[None]:
-    """Turn what the device, or Python itself, says when there is too little memory into what to lower.
+    """Turn out-of-memory errors of the device or Python into a `UserError` that says what to lower.
 
     Raises:
         UserError: there was too little memory in the block.
@@ -36,10 +36,11 @@ def explain_out_of_memory(ranks: Ranks, when: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        said = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"rank {ranks.rank} ran out of memory on {ranks.device} {when} ({said[0]}); lower "
-            "training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage"
+            f"rank {ranks.rank} ran out of memory on {ranks.device} {when} ({lines[0]})",
+            fix="lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage",
+            code="out-of-memory",
         ) from None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import os
 import platform
 import socket
@@ -23,7 +24,7 @@ import torch.distributed
 from data_prep.base.errors import UsageError, UserError
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed.allocator import keep_freed_memory
-from trainer.distributed.exit import end_process, first_line, tells_of_lost_peer
+from trainer.distributed.exit import end_process, first_line, reports_lost_peer
 from trainer.distributed.rendezvous import RankIsMissing, interface_to_others, meet
 from trainer.distributed.stacks import flight_recorder_environment
 
@@ -76,13 +77,15 @@ def initialize_distributed(
     if use_cuda:
         if local_rank >= (there := torch.cuda.device_count()):
             raise UserError(
-                f"rank {rank} is number {local_rank} of its host (from 0), which has {there} GPUs; start one rank a GPU"
+                f"rank {rank} is number {local_rank} of its host (from 0), which has {there} GPUs",
+                fix="start one rank per GPU",
+                code="more-ranks-than-gpus",
             )
         torch.cuda.set_device(local_rank)
     else:
+        keep_freed_memory()
         # Left alone, the first start would compile a shared-memory op for minutes, and fail without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        keep_freed_memory()
     host_group = _start_groups("nccl" if use_cuda else "gloo", rank, world_size, settings)
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     return Ranks(rank, world_size, local_rank, device, host_group)
@@ -103,14 +106,14 @@ def _start_groups(
         if backend != "gloo" and world_size > 1:
             host_group = torch.distributed.new_group(backend="gloo", timeout=timeout, group_desc="hosts")
     except RuntimeError as error:
-        if not isinstance(error, torch.distributed.DistError) and not tells_of_lost_peer(str(error)):
+        if not isinstance(error, torch.distributed.DistError) and not reports_lost_peer(str(error)):
             raise
         interface = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
         raise RankIsMissing(
             "a rank was lost, or cannot be reached, between the ranks' meeting and their group: they did not connect "
             f"within distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}). "
-            "Fix: see the message of the rank that ended, and start the same command again; where none ended, set "
-            f"{interface} to the network interface by which the hosts see each other"
+            "Fix: read the message of the rank that ended, and rerun the same command; if none ended, set "
+            f"{interface} to the network interface that connects the hosts"
         ) from None
     del store  # the group has its own
     set_timeout_on_all_groups(settings.timeout_seconds)
@@ -222,6 +225,20 @@ def leave_groups(ranks: Ranks) -> None:
         torch.distributed.destroy_process_group()
 
 
+def forget_groups() -> None:
+    """Destroy the groups of a process that outlives its run, in a world of one, so that another run may follow.
+
+    deepspeed 0.19.8 keeps its groups in module globals, which would name destroyed ones.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    import deepspeed.comm.comm
+    import deepspeed.utils.groups
+
+    deepspeed.comm.comm.cdb = None
+    importlib.reload(deepspeed.utils.groups)
+
+
 def shut_down(ranks: Ranks, exit_status: int = 0) -> NoReturn:
     """Leave together once the engine is destroyed: barrier, destroy the groups, end the process.
 
@@ -244,14 +261,19 @@ def _complete_environment() -> None:
     missing = [name for name in needed if name not in os.environ]
     if missing:
         raise UsageError(
-            f"the environment sets RANK or WORLD_SIZE but not {', '.join(missing)}; start the ranks with the deepspeed "
-            "launcher or torchrun, or unset them for a single process"
+            f"the environment sets RANK or WORLD_SIZE but not {', '.join(missing)}",
+            fix="start the ranks with the deepspeed launcher or torchrun, or unset them for a single process",
+            code="incomplete-rank-environment",
         )
     wrong = [
         f"{name}={os.environ[name]}" for name in needed if name != "MASTER_ADDR" and not os.environ[name].isdigit()
     ]
     if wrong:
-        raise UsageError(f"{', '.join(wrong)} in the environment is no number; start the ranks with a launcher")
+        raise UsageError(
+            f"{', '.join(wrong)} in the environment is not a number",
+            fix="start the ranks with a launcher",
+            code="invalid-rank-environment",
+        )
 
 
 def extensions_folder() -> Path:

@@ -1,12 +1,12 @@
-"""The ranks' meeting before their process group: who does not come is named, within a time that can be set.
+"""Rendezvous of all ranks before their process group: missing ranks are listed, within a configurable time.
 
-Each rank first looks for the launcher's address itself: a name that does not resolve and a host that does not answer
-are retried for `distributed.connect_timeout_seconds`.
+Each rank first connects to the launcher's address: a name that does not resolve and a host that does not answer are
+retried for `distributed.connect_timeout_seconds`.
 
-Left to itself a group that lacks one rank waits for the timeout of its collectives, and says how many have come, but
-not who is missing. Here every rank notes in the store of the launcher's address that it has come; rank 0 sees when all
-have, and whoever waits too long names the missing to all. In one process the group's own store later finds the port in
-use and shares it (`multi_tenant`).
+torch's own rendezvous waits for the timeout of its collectives, and reports how many ranks have come, but not which
+are missing. Here every rank registers in the store at the launcher's address; rank 0 sees when all have, and a rank
+that waits too long lists the missing ones for all. In one process the group's own store later finds the port in use
+and shares it (`multi_tenant`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.config.training_settings import DistributedSettings
 from trainer.distributed.interface import common_peer, interface_towards, source_address
 
 LOST_RANK_EXIT_STATUS = 76
-"""A rank was lost or hung (EX_PROTOCOL of sysexits.h): the same command goes on from the last checkpoint."""
+"""A rank crashed or hung (EX_PROTOCOL of sysexits.h): the same command resumes from the last checkpoint."""
 
 _PREFIX = "clozeworks/meeting"
 _KEEPER = f"{_PREFIX}/keeper"
@@ -35,9 +35,12 @@ _NAMED = 16
 
 
 class RankIsMissing(UserError):
-    """Not every rank came to the meeting."""
+    """Not all ranks joined the run."""
 
     exit_status = LOST_RANK_EXIT_STATUS
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, code="rank-missing")
 
 
 def meet(rank: int, world_size: int, settings: DistributedSettings) -> torch.distributed.Store:
@@ -57,7 +60,7 @@ def meet(rank: int, world_size: int, settings: DistributedSettings) -> torch.dis
         raise
     except torch.distributed.DistError:
         raise RankIsMissing(
-            "rank 0 left before all ranks had met, see its own message; start the same command again"
+            "rank 0 left before all ranks had met, see its own message; rerun the same command"
         ) from None
     return store
 
@@ -119,8 +122,9 @@ def _keep_store(port: int, world_size: int, timeout: timedelta) -> torch.distrib
     except torch.distributed.DistError as error:
         if "in use" in str(error):
             raise UserError(
-                f"port {port} of {os.environ['MASTER_ADDR']} is taken, as by another run on this host; give the "
-                "launcher another --master_port"
+                f"port {port} of {os.environ['MASTER_ADDR']} is in use, maybe by another run on this host",
+                fix="give the launcher another --master_port",
+                code="port-in-use",
             ) from None
         raise
     store.set(_KEEPER, "here")
@@ -172,7 +176,7 @@ def wait_for_answer(address: str, port: int, seconds: float) -> OSError | None:
 def _unreachable(error: Exception, address: str, port: int, seconds: float, is_own: bool) -> str:
     """What a rank says that did not reach the launcher's address; `is_own` on rank 0, which listens there."""
     within = f"on host {socket.gethostname()} within distributed.connect_timeout_seconds={seconds}"
-    again = "start the same command again; raise the setting where names and hosts appear late"
+    again = "rerun the same command; raise the setting where names and hosts appear late"
     if isinstance(error, socket.gaierror):
         return (
             f"MASTER_ADDR={address} did not resolve {within} ({error.strerror}). Fix: give the launcher a name or an "
@@ -197,7 +201,7 @@ def _first_line(error: Exception) -> str:
 def _missing(ranks: list[int], world_size: int, timeout_seconds: int) -> str:
     more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
     return (
-        f"rank {', '.join(map(str, ranks[:_NAMED]))}{more} of {world_size} did not come within "
-        f"distributed.meeting_timeout_seconds={timeout_seconds}: ended before (see its own message), or its host is "
-        "not there; start the same command again"
+        f"rank {', '.join(map(str, ranks[:_NAMED]))}{more} of {world_size} did not join within "
+        f"distributed.meeting_timeout_seconds={timeout_seconds}: it ended before (see its own message), or its host is "
+        "down. Fix: rerun the same command"
     )

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.distributed.agreement import told_by_the_different, who
-from trainer.distributed.exit import ToldByEveryRank
+from trainer.distributed.agreement import texts_of_different, who
+from trainer.distributed.exit import PrintedByEveryRank
 from trainer.distributed.process_group import Ranks, broadcast_bytes, gather_bytes
 
 PREFIX = ".shared-folder-"
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.25
 _MOST_HOSTS = 4
 
 
-class FolderIsNotShared(ToldByEveryRank, UsageError):
+class FolderIsNotShared(PrintedByEveryRank, UsageError):
     """Not every rank sees what rank 0 wrote into the output directory."""
 
 
@@ -43,12 +43,12 @@ def refuse_unshared(folder: str, ranks: Ranks) -> None:
         written = broadcast_bytes(json.dumps(_write_nonce(folder)).encode() if ranks.is_first else b"", ranks, 0)
         nonce, problem = json.loads(written)
         if problem is not None:
-            raise UserError(problem)
+            raise UserError(problem, fix="free space there, or choose another output_dir", code="unwritable-output-dir")
         reason = _why_unseen(Path(folder, PREFIX + nonce), nonce)
         own = json.dumps({"host": socket.gethostname(), "folder": str(Path(folder).absolute()), "reason": reason})
         # All that see it are one group, whatever their hosts.
         digests = gather_bytes(hashlib.sha256(own.encode() if reason else b"").digest(), ranks)
-        told = [(members, json.loads(text)) for members, text in told_by_the_different(digests, own, ranks)]
+        told = [(members, json.loads(text)) for members, text in texts_of_different(digests, own, ranks)]
     finally:
         if ranks.is_first:
             _remove_nonces(folder)
@@ -60,9 +60,11 @@ def refuse_unshared(folder: str, ranks: Ranks) -> None:
     if unseen:
         first = told[0][1]
         raise FolderIsNotShared(
-            f"output_dir={folder} is not one folder that all hosts share: rank 0 ({first['host']}) wrote a file into "
-            f"{first['folder']}, and {', '.join(unseen[:_MOST_HOSTS])}. Fix: mount one folder at output_dir on every "
-            "host, or set checkpoint.upload_to to a store that all hosts reach"
+            f"output_dir={folder} is not a directory that all hosts share: rank 0 ({first['host']}) wrote a file into "
+            f"{first['folder']}, and {', '.join(unseen[:_MOST_HOSTS])}",
+            fix="mount one directory at output_dir on every host, or set checkpoint.upload_to to a storage that all "
+            "hosts reach",
+            code="output-dir-not-shared",
         )
 
 
@@ -75,7 +77,7 @@ def _write_nonce(folder: str) -> tuple[str, str | None]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return nonce, f"output_dir={folder} cannot be written ({error.strerror}). Fix: make room there, or name another"
+        return nonce, f"output_dir={folder} cannot be written ({error.strerror})"
     return nonce, None
 
 

@@ -1,10 +1,9 @@
-"""A polite request to stop: SIGTERM, SIGINT, SIGUSR1 or SIGHUP asks for a checkpoint, a second one ends at once.
+"""Requests to stop: SIGTERM, SIGINT, SIGUSR1 or SIGHUP asks for a checkpoint, a second one ends the process at once.
 
-A SIGHUP that is ignored already, as under nohup, stays so. The loss of the launcher asks for a checkpoint too
+A SIGHUP that is ignored already, as under nohup, stays ignored. The loss of the launcher asks for a checkpoint too
 (`trainer/distributed/launcher.py`). Until the ranks have their group the first signal ends the process: there is
-nothing to save, and a rank whose peer is lost would wait for it. A rank waits for another outside Python, at the
-meeting as in a collective, where no handler runs; so the interpreter writes the signal's number to a pipe, and a thread
-reads it and judges.
+nothing to save, and a rank would wait for a lost one. A rank waits for others outside Python, at the rendezvous as in a
+collective, where no handler runs; so the interpreter writes the signal's number to a pipe, which a thread reads.
 """
 
 from __future__ import annotations
@@ -16,19 +15,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from data_prep.base.terminal import counted
 from trainer.distributed.launcher import watch_launcher
 
 STOPPED_EXIT_STATUS = 75
-"""Saved and left on a signal (EX_TEMPFAIL of sysexits.h): start the same command again."""
+"""Stopped by a signal after saving (EX_TEMPFAIL of sysexits.h): rerun the same command."""
 
 REPEAT_SECONDS = 2.0
-"""Within these a signal is the first one again: on Ctrl-C a terminal signals launcher and ranks alike, and the launcher
-(deepspeed, torchrun) passes it on to the ranks once more, as SIGTERM."""
+"""Within this time a signal counts as the first one: on Ctrl-C a terminal signals launcher and ranks, and the launcher
+(deepspeed, torchrun) forwards it to the ranks as SIGTERM."""
 
 FORCED_END_SECONDS = 2.0
-"""How long a second signal waits for the end of the run to be noted on a disk that may hang."""
+"""How long a second signal waits for the record of the end on a disk that may hang."""
 
 _NAMED = 3
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -37,37 +37,55 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 class StopSignal:
     """Whether this process was asked to stop; all ranks then agree on the step in `trainer/loop/step.py`.
 
-    Made in the main thread as early as possible; `group_ready` once they can agree.
+    Created in the main thread as early as possible (in another thread it receives no signals); `group_ready` once ranks
+    can agree.
     """
 
     def __init__(self) -> None:
         self.asked = False
         self.request: str | None = None
-        """Who asked and why, where it is this rank: "rank 1 (host-b): its launcher was lost"."""
+        """Who asked and why, if it was this rank: "rank 1 (host-b): its launcher was lost"."""
         self.cause = "a signal to another rank"
-        """Who asked of all ranks, once they have agreed (`describe_requests`)."""
+        """Who asked among all ranks, once they have agreed (`describe_requests`)."""
         self.on_forced_end: Callable[[str], None] | None = None
         """Called with the cause when a second signal ends the process; it gets `FORCED_END_SECONDS`."""
         self._name = f"rank {os.environ.get('RANK', '0')} ({socket.gethostname()})"
         self._asked_at = 0.0
         self._is_alone = True
-        self._leaving = threading.Lock()  # taken by the first of the threads that hear of a signal and of a loss
+        self._leaving = threading.Lock()  # taken by the first of the threads that see a signal or a loss
         self._stderr: int | None = None
-        with contextlib.suppress(OSError):  # a process may have no standard error
-            self._stderr = os.dup(2)  # deepspeed sends its own to nowhere while it looks what can be compiled
+        with contextlib.suppress(OSError):  # the process may have no standard error
+            self._stderr = os.dup(2)  # deepspeed redirects its own while it probes for compilers
+        self._handlers: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            self._install()
+        watch_launcher(lambda: self._ask("its launcher was lost"))
+
+    def _install(self) -> None:
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         threading.Thread(target=self._read, args=(reading,), name="stop-signal", daemon=True).start()
-        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)  # first, or a signal would be lost between
+        # First, or a signal would be lost between.
+        self._wakeup_fd = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not this process's
         for number in _NUMBERS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # under nohup
-            signal.signal(number, lambda *_: None)  # the number of a signal without a handler is not written
-        watch_launcher(lambda: self._ask("its launcher was lost"))
+            # The number of a signal without a handler is not written to the pipe.
+            self._handlers[number] = signal.signal(number, lambda *_: None)
+
+    def close(self) -> None:
+        """Restore the signal handlers of a process that outlives the run."""
+        if not self._handlers:
+            return
+        signal.set_wakeup_fd(self._wakeup_fd)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+        os.close(self._writing)  # ends the thread that reads
 
     def group_ready(self) -> None:
-        """From here on a request is granted after the next step, by all ranks together."""
+        """From now on all ranks together grant a request after the next step."""
         self._is_alone = False
 
     def _ask(self, cause: str) -> None:
@@ -100,19 +118,18 @@ class StopSignal:
             return
         if os.environ.get("LOCAL_RANK", "0") == "0":
             self._say(
-                f"stopped by {self._name}: {cause} before the first step: there is nothing to save, and the same "
-                "command goes on\n"
+                f"stopped by {self._name}: {cause} before the first step; nothing to save; rerun the same command\n"
             )
         os._exit(STOPPED_EXIT_STATUS)
 
     def _say(self, text: str) -> None:
         if self._stderr is not None:
-            with contextlib.suppress(OSError):  # not `print`, in which a signal may have come; its reader may be gone
+            with contextlib.suppress(OSError):  # not `print`, which a signal may interrupt; the reader may be gone
                 os.write(self._stderr, text.encode())
 
 
 def describe_requests(requests: Sequence[str | None]) -> str:
-    """Who asked for a stop and why, of what each rank has as its `request`, in the order of ranks."""
+    """State who asked for a stop and why, given the `request` of each rank in their order."""
     asked = [request for request in requests if request is not None]
     more = f" and {counted(len(asked) - _NAMED, 'more rank')}" if len(asked) > _NAMED else ""
     return ", ".join(asked[:_NAMED]) + more

@@ -24,9 +24,9 @@ from trainer.finetuning.fit import predict
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import Prediction, Task, TaskName
 from trainer.inference.batches import Collator
+from trainer.inference.export_origin import PROVENANCE_FILE, read_provenance
 from trainer.inference.model_folder import FINETUNE_FILE, read_json
 from trainer.inference.pretrained import SHORTEST, Preprocessor, load_config, load_pretrained
-from trainer.inference.provenance import PROVENANCE_FILE, read_provenance
 from trainer.model.quiet_transformers import quiet_transformers
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")

@@ -1,7 +1,7 @@
-"""Going on from an earlier checkpoint on another course: `pretrain.py --resume-from STEP --skip-samples A:B`.
+"""Branching from an earlier checkpoint: `pretrain.py --resume-from STEP --skip-samples A:B`.
 
-The new course is a new MLflow run that names the old one as its parent. Its first checkpoint replaces the one that it
-began with, and says so: the same command again, after a crash or a requeue, goes on and does not go back once more.
+The branch is a new MLflow run whose parent is the old one. Its first checkpoint replaces the one it started from, and
+records the branch: the same command again, after a crash or a requeue, resumes it and does not branch once more.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from trainer.tracking.tracker import Tracker
 
 
 def is_on(state: TrainState, branch: Branch) -> bool:
-    """Whether a run at `state` has taken this branch already."""
+    """Return whether a run at `state` is on this branch already."""
     skipped = {(r.first, r.stop) for r in state.skipped_samples if branch.epoch in (None, r.epoch)}
     return state.branched_at == branch.step and {*branch.skip} <= skipped
 
 
 def branched(state: TrainState, branch: Branch) -> TrainState:
-    """The state of the checkpoint that is gone back to, as the beginning of the new course.
+    """Return the first state of a branch, given the state of the checkpoint that it starts from.
 
     Raises:
-        UsageError: a range lies before the samples that are still to come.
+        UsageError: a range of `--skip-samples` lies before the next sample.
     """
     epoch = state.epoch if branch.epoch is None else branch.epoch
     for first, stop in branch.skip:
         if (epoch, stop) <= (state.epoch, state.next_sample):
             raise UsageError(
                 f"--skip-samples {first}:{stop} of epoch {epoch} lies before sample {state.next_sample:,} of epoch "
-                f"{state.epoch}, where step {state.step:,} ends; resume from an earlier step"
+                f"{state.epoch}, where step {state.step:,} ends",
+                fix="resume from an earlier step",
+                code="skipped-samples-are-past",
             )
     new = (SampleRange(stage=state.stage, epoch=epoch, first=first, stop=stop) for first, stop in branch.skip)
     return state.model_copy(
@@ -46,11 +48,11 @@ def branched(state: TrainState, branch: Branch) -> TrainState:
     )
 
 
-def leave_stored_course(url: str, step: int) -> None:
-    """Remove from the store the checkpoints of later steps, or an empty disk would resume from one of them.
+def remove_later_steps(url: str, step: int) -> None:
+    """Remove the checkpoints of later steps from remote storage: a run on an empty disk would resume from them.
 
     Raises:
-        UserError: the store refuses.
+        UserError: the storage denies it.
     """
     for later in stored_steps(url):
         if later > step:
@@ -60,7 +62,7 @@ def leave_stored_course(url: str, step: int) -> None:
 def begin_mlflow_run(
     settings: TrackingSettings, output_dir: Path, state: TrainState, warn: Callable[[str], None]
 ) -> Tracker:
-    """Close the old course's MLflow run, put its record aside, and open a new one that names it as its parent."""
+    """Close the old MLflow run, move its journal to `tracking-N`, and open a new run whose parent is the old one."""
     old = Tracker.open(settings, output_dir, warn)
     old.close("KILLED")
     number = 1

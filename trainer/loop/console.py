@@ -1,60 +1,62 @@
-"""Lines for people: what rank 0 prints while training. Pure functions from numbers to text."""
+"""Log lines of training on rank 0, and its progress bar. The lines are pure functions from numbers to text."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+import tqdm
 
 from data_prep.base.terminal import duration
 from trainer.evaluation.validation_loss import perplexity
 
 NOTABLE_WAIT = 0.1
-"""Share of the time spent waiting for data from which on a line tells it."""
+"""Share of the time spent on data loading from which on a line shows it."""
 SHOWN_GROUPS = 8
-"""Sources, or lengths, whose losses a line tells; MLflow has them all."""
+"""Maximum number of sources, or lengths, in a line; MLflow has all."""
+PAIR_TASKS = {"next_sentence": "nsp", "sentence_order": "sop"}
 
 
-def step_line(step: int, max_steps: int, epoch: float, metrics: dict[str, float], seconds_left: float) -> str:
-    """One line on the step just taken; `metrics` are those of MLflow, `epoch` counts from 0 with its fraction."""
-    if "train/loss" in metrics:
-        loss = f"loss {metrics['train/loss']:.4f}"
-        if "train/pair_loss" in metrics:
-            loss += f" (mlm {metrics['train/mlm_loss']:.4f}, pairs {metrics['train/pair_loss']:.4f})"
-        loss += f"  ppl {perplexity(metrics['train/mlm_loss']):,.1f}"
-    else:
-        loss = "all samples skipped"
-    speed = f"{metrics['train/tokens_per_second']:,.0f} tokens/s"
+def step_line(
+    step: int, max_steps: int, epoch: float, metrics: Mapping[str, float], seconds_left: float, pairs: str = "pairs"
+) -> str:
+    """Format the log line of a step.
+
+    Args:
+        epoch: from 0, with its fraction.
+        metrics: under their MLflow names.
+        pairs: short name of the sentence-pair task (`PAIR_TASKS`).
+    """
+    parts = [f"step {step}/{max_steps}", f"epoch {epoch:.2f}", _loss(metrics, pairs)]
+    parts += [f"lr {scientific(metrics['train/learning_rate'])}", _speed(metrics)]
     if "train/mfu" in metrics:
-        speed += f"  mfu {metrics['train/mfu']:.1%}"
+        parts.append(f"MFU {metrics['train/mfu']:.1%}")
     if metrics.get("train/data_wait_share", 0.0) >= NOTABLE_WAIT:
-        speed += f"  waiting for data {metrics['train/data_wait_share']:.0%}"
-    return (
-        f"epoch {epoch:.2f}  step {step:,}/{max_steps:,}  {loss}  "
-        f"lr {metrics['train/learning_rate']:.2e}  {speed}  left {duration(seconds_left)}"
-    )
+        parts.append(f"data loading {metrics['train/data_wait_share']:.0%} of the time")
+    return " | ".join([*parts, f"ETA {duration(seconds_left)}"])
 
 
 def evaluation_line(
-    step: int, metrics: dict[str, float], unigram_entropy: float | None, pair_task: str = "sentence-pair"
+    step: int, metrics: Mapping[str, float], unigram_entropy: float | None, pairs: str = "pairs"
 ) -> str:
-    """One line on an evaluation, beside the loss of a model that knows only how frequent each piece is.
-
-    Args:
-        pair_task: what the sentence pairs are judged for, such as "next-sentence".
-    """
-    text = (
-        f"valid at step {step:,}: mlm loss {metrics['valid/mlm_loss']:.4f}  "
-        f"accuracy {metrics['valid/mlm_accuracy']:.1%} (top 5 {metrics['valid/mlm_accuracy_top5']:.1%})  "
-        f"perplexity {metrics['valid/mlm_perplexity']:,.1f}"
-    )
+    """Format the line of an evaluation, with the loss of a model that knows only how frequent each token is."""
+    parts = [
+        f"valid at step {step}",
+        f"mlm loss {metrics['valid/mlm_loss']:.3f}"
+        + (f" (unigram entropy {unigram_entropy:.3f})" if unigram_entropy is not None else ""),
+        f"accuracy {metrics['valid/mlm_accuracy']:.1%} (top 5 {metrics['valid/mlm_accuracy_top5']:.1%})",
+        f"perplexity {metrics['valid/mlm_perplexity']:,.1f}",
+    ]
     if "valid/pair_accuracy" in metrics:
-        text += f"  {pair_task} accuracy {metrics['valid/pair_accuracy']:.1%}"
+        parts.append(f"{pairs} accuracy {metrics['valid/pair_accuracy']:.1%}")
     if "valid/minimal_pairs_accuracy" in metrics:
-        text += f"  minimal pairs {metrics['valid/minimal_pairs_accuracy']:.1%}"
-    if unigram_entropy is not None:
-        text += f"  (unigram entropy {unigram_entropy:.4f})"
-    return text
+        parts.append(f"minimal pairs {metrics['valid/minimal_pairs_accuracy']:.1%}")
+    return " | ".join(parts)
 
 
-def groups_line(metrics: dict[str, float]) -> str | None:
-    """The MLM loss by component, source and length; None where there are no two groups of a kind."""
+def groups_line(metrics: Mapping[str, float]) -> str | None:
+    """Format the MLM loss by component, source and length; None unless a kind has two groups."""
     parts = []
     for kind in ("component", "source", "length"):
         prefix, suffix = f"valid/{kind}/", "/mlm_loss"
@@ -64,6 +66,72 @@ def groups_line(metrics: dict[str, float]) -> str | None:
             if name.startswith(prefix) and name.endswith(suffix)
         }
         if len(losses) > 1:
-            shown = [f"{name} {loss:.4f}" for name, loss in list(losses.items())[:SHOWN_GROUPS]]
-            parts.append(f"by {kind}: " + ", ".join(shown) + (" ..." if len(losses) > SHOWN_GROUPS else ""))
-    return "  mlm loss " + "; ".join(parts) if parts else None
+            listed = [f"{name} {loss:.3f}" for name, loss in list(losses.items())[:SHOWN_GROUPS]]
+            parts.append(f"by {kind}: " + ", ".join(listed) + (" ..." if len(losses) > SHOWN_GROUPS else ""))
+    return "  mlm loss " + " | ".join(parts) if parts else None
+
+
+def scientific(value: float) -> str:
+    """Format a number as `2.0e-3`."""
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if value else "0"
+
+
+def compact(number: float) -> str:
+    """Format a number with three digits and its unit: 950, 13.8k, 1.05M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            scaled = number / size
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{unit}"
+    return f"{number:.0f}"
+
+
+def _loss(metrics: Mapping[str, float], pairs: str) -> str:
+    if "train/loss" not in metrics:
+        return "all samples skipped"
+    if "train/pair_loss" not in metrics:
+        return f"loss {metrics['train/loss']:.3f} (ppl {perplexity(metrics['train/mlm_loss']):,.1f})"
+    mlm, pair = metrics["train/mlm_loss"], metrics["train/pair_loss"]
+    return f"loss {metrics['train/loss']:.3f} (mlm {mlm:.3f}, {pairs} {pair:.3f})"
+
+
+def _speed(metrics: Mapping[str, float]) -> str:
+    return f"{compact(metrics['train/tokens_per_second'])} tokens/s"
+
+
+class StepBar:
+    """Progress bar of a run on a terminal; shows nothing elsewhere."""
+
+    def __init__(self, is_shown: bool, step: int, max_steps: int) -> None:
+        """`step` is the number of completed steps."""
+        self._bar: tqdm.tqdm[NoReturn] | None = None
+        if is_shown and sys.stderr.isatty():
+            self._bar = tqdm.tqdm(
+                total=max_steps,
+                initial=step,
+                file=sys.stderr,
+                leave=False,
+                bar_format="{percentage:3.0f}%|{bar:24}| step {n_fmt}/{total_fmt}{desc}",
+            )
+
+    def advance(self) -> None:
+        """Count a completed step."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def describe(self, metrics: Mapping[str, float], seconds_left: float) -> None:
+        """Show the newest loss, throughput and ETA."""
+        if self._bar is not None:
+            loss = f"loss {metrics['train/loss']:.3f} | " if "train/loss" in metrics else ""
+            self._bar.set_description_str(f" | {loss}{_speed(metrics)} | ETA {duration(seconds_left)}")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def print_line(text: str) -> None:
+    """Print a line, above the progress bar where there is one."""
+    tqdm.tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()

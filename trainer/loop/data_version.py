@@ -1,4 +1,4 @@
-"""Which version of its data a run reads: the one that it began with, whatever was added or removed since."""
+"""The data version of a run: the one it started with, whatever was added or removed since."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainer.data.shard_set import ShardSet, open_shard_set
 
 
 def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
-    """The shard sets of the run: its own versions where it has a checkpoint, else (or `allow_change`) the current ones.
+    """Open the data sets of a run: the versions of its checkpoint, else (or with `allow_change`) the current ones.
 
     Raises:
-        UserError: a shard set is missing or damaged, or the run's version of it was deleted.
+        UserError: a data set is missing or damaged, or the run's version of it was deleted.
     """
     data, output_dir = config.data, Path(config.output_dir)
     digests: Sequence[str | None] = () if allow_change else begun_with(output_dir, config.checkpoint.upload_to)
-    if len(digests) != len(data.components):  # another mixture, which the check of the checkpoint names
+    if len(digests) != len(data.components):  # another mixture, which `check_compatible` reports
         digests = [None] * len(data.components)
     try:
         return [
@@ -31,22 +31,23 @@ def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
         ]
     except UnknownVersion as error:
         raise UserError(
-            f"the run in {output_dir} reads data that is not there any more: {error}. Restore it, begin a new run in "
-            "another output_dir, or give --allow-change to go on with the current version"
+            f"the data version of the run in {output_dir} is missing: {error.problem}",
+            fix="restore it, start a new run in another output_dir, or give --allow-change to use the current version",
+            code="missing-data-version",
         ) from None
 
 
 def begun_with(output_dir: str | Path, remote: str | None = None) -> tuple[str, ...]:
-    """Manifest digests of the run's data, from its newest checkpoint that can be read; empty where there is none.
+    """Return the manifest digests of the run's data from its newest readable checkpoint; empty without one.
 
     Args:
-        remote: `checkpoint.upload_to`, which is asked where this node's disk has none, as after a move to another node.
+        remote: `checkpoint.upload_to`, searched if this node's disk has no checkpoint, as after a move to another node.
     """
     for step in list_steps(output_dir)[0]:
         try:
             return read_state(step_folder(output_dir, step)).data.manifest_digests
         except UserError:
-            continue  # resuming warns of it, and takes an earlier one too
+            continue  # resuming warns and uses an earlier one too
     return () if remote is None else _begun_with_in_store(remote)
 
 
@@ -56,13 +57,13 @@ def _begun_with_in_store(remote: str) -> tuple[str, ...]:
             if (saved := stored_state(remote, step)) is not None:
                 return saved.data.manifest_digests
     except UserError:
-        pass  # resuming asks the store too, and does not begin afresh where it does not answer
+        pass  # resuming searches the storage too, and fails if it does not answer
     return ()
 
 
 def describe_versions(shard_sets: Sequence[ShardSet]) -> Iterator[str]:
-    """Say of each shard set which version is read, and whether there is a newer one."""
+    """Yield one line per data set: its version, and a newer one if it exists."""
     for shard_set in shard_sets:
         manifest, newest = shard_set.manifest, read_manifest(shard_set.url).version
-        newer = f"; the current version is {newest}, and a run keeps its own" if newest != manifest.version else ""
+        newer = f" (the newest is {newest}; a run keeps its own)" if newest != manifest.version else ""
         yield f"data {storage.redact(shard_set.url)}: version {manifest.version} ({manifest.digest[:16]}){newer}"

@@ -1,6 +1,6 @@
-"""What a rank runs, as facts that all ranks compare before the first step (`trainer/distributed/agreement.py`).
+"""Facts about what a rank runs, which all ranks compare before the first step (`trainer/distributed/agreement.py`).
 
-Weights of `init_from` are not among them: rank 0 alone reads them and hands them to the others.
+Weights of `init_from` are not among them: rank 0 reads them and broadcasts them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ PER_HOST = {
     "logging.peak_flops_per_device": "hosts may have other devices; rank 0's counts",
     "logging.gpu_hour_price": "hosts may have other prices; rank 0's counts",
 }
-"""Settings, or sections of them, that may differ between hosts, and why; places in lists are left out of the name."""
+"""Settings and sections that may differ between hosts, and why; names have no list indices."""
 
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
 LIBRARIES = ("torch", "deepspeed", "numpy")
-"""Libraries by whose numbers the ranks' work fits together."""
+"""Libraries that must have one version on all ranks."""
 
-_LONGEST_SHOWN = 80
+_MAX_DISPLAY = 80
 
 
 def facts_of(
     config: RunConfig, allow_change: bool, branch: Branch | None, opened: Sequence[ShardSet] | UserError
 ) -> Facts:
-    """State what this rank runs; `opened` is the run's data, or why this rank cannot read it."""
+    """Collect the facts of this rank; `opened` is the run's data, or why this rank cannot read it."""
     equal, per_host = _facts_of_settings(config)
     equal |= {name: _fact(value) for name, value in _flags(allow_change, branch).items()}
     if not isinstance(opened, UserError):
@@ -65,7 +65,7 @@ def _digest_of_pairs(path: str) -> str:
 
 
 def source_digests() -> Iterator[tuple[str, str]]:
-    """Name and sha256 of every source file of this project that is installed here, and of the script that runs."""
+    """Yield name and sha256 of every installed source file of this project, and of the running script."""
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
@@ -77,24 +77,24 @@ def source_digests() -> Iterator[tuple[str, str]]:
 
 
 def may_differ(name: str) -> bool:
-    """Whether a setting (dotted name, with the places of lists' items) may differ between hosts."""
+    """Return whether a setting (dotted name, with list indices) may differ between hosts."""
     plain = re.sub(r"\.\d+(?=\.|$)", "", name)
     return any(plain == each or plain.startswith(f"{each}.") for each in PER_HOST)
 
 
 def _facts_of_settings(config: RunConfig) -> tuple[dict[str, Fact], dict[str, Fact]]:
-    """The resolved settings that have to be equal, and those that may differ; without secrets."""
-    shown = without_secrets(config)
-    values = shown.model_dump(mode="json")
-    # One component may be given by its URL alone, or as a list of one.
-    values["data"]["shards"] = [each.model_dump(mode="json") for each in shown.data.components]
+    """Return the resolved settings that must be equal, and those that may differ; without secrets."""
+    public = without_secrets(config)
+    values = public.model_dump(mode="json")
+    # A single component may be written as a URL or as a list.
+    values["data"]["shards"] = [each.model_dump(mode="json") for each in public.data.components]
     facts = {name: _fact(value) for name, value in _flatten(values)}
     per_host = {name: fact for name, fact in facts.items() if may_differ(name)}
     return {name: fact for name, fact in facts.items() if name not in per_host}, per_host
 
 
 def _flags(allow_change: bool, branch: Branch | None) -> dict[str, Any]:
-    """What of the command line changes a run, besides its settings."""
+    """Return the options of the command line that change a run."""
     return {
         "--allow-change": allow_change,
         "--resume-from": branch and branch.step,
@@ -104,7 +104,7 @@ def _flags(allow_change: bool, branch: Branch | None) -> dict[str, Any]:
 
 
 def _facts_of_data(shard_sets: Sequence[ShardSet]) -> dict[str, Fact]:
-    """The training and evaluation data, and the tokenizer that all components share."""
+    """Return the digests of all data, and of the tokenizer that all components share."""
     facts = {
         f"the manifest of data.shards.{number}": Fact(
             each.manifest.digest, f"{each.manifest.digest[:12]} ({storage.redact(each.url)})"
@@ -116,14 +116,14 @@ def _facts_of_data(shard_sets: Sequence[ShardSet]) -> dict[str, Fact]:
 
 def _fact(value: Any) -> Fact:
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
-    shown = storage.hide_secrets(text)
-    if len(shown) > _LONGEST_SHOWN:
-        shown = f"{shown[:_LONGEST_SHOWN]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
-    return Fact(text, shown)
+    display = storage.hide_secrets(text)
+    if len(display) > _MAX_DISPLAY:
+        display = f"{display[:_MAX_DISPLAY]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+    return Fact(text, display)
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted name, those within lists of sections too."""
+    """Yield settings by dotted name, including those in lists of sections."""
     items: Any = ()
     if isinstance(value, dict):
         items = value.items()

@@ -1,4 +1,4 @@
-"""The curve of a run: what the steps gave, summed over ranks and turned into metrics when it is read.
+"""The metrics of steps: results summed over ranks, and turned into metrics when they are flushed.
 
 Loss sums stay on the device until `flush`, so that no step waits for the step before. They are summed over ranks in
 float64, where sums of a few float32 numbers are exact in any order.
@@ -20,7 +20,7 @@ from trainer.metrics.throughput import Interval, RankWork, WorkClock
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """The metrics of one optimizer step under their MLflow names; `step` counts completed steps, from 1."""
+    """Metrics of one optimizer step under their MLflow names; `step` counts completed steps, from 1."""
 
     step: int
     samples: SampleRange
@@ -28,7 +28,7 @@ class StepMetrics:
 
 
 class Recorder:
-    """Collects step results; all ranks call it alike."""
+    """Collects step results; all ranks make the same calls."""
 
     def __init__(self, ranks: Ranks, step: int) -> None:
         """`step` is the number of steps completed before this process's first."""
@@ -45,11 +45,11 @@ class Recorder:
         self._tokens += result.counts.tokens
 
     def restart_clock(self) -> None:
-        """Leave out of the next interval what has passed since the last flush (an evaluation, a checkpoint)."""
+        """Exclude the time since the last flush (an evaluation, a checkpoint) from the next interval."""
         self._flushed_at = time.perf_counter()
 
     def flush(self) -> tuple[list[StepMetrics], Interval]:
-        """The metrics of every step since the last flush, of which there is one at least, and how fast they went."""
+        """Return the metrics of every step since the last flush (at least one), and their speed."""
         own = torch.stack(
             [torch.stack([r.mlm_loss_sum, r.nsp_loss_sum, r.nsp_correct]) for *_, r in self._pending]
         )  # (num_steps, 3)
@@ -66,7 +66,7 @@ class Recorder:
         return lines, interval
 
     def global_losses(self, result: StepResult) -> tuple[float, float]:
-        """MLM and next-sentence loss of one step over all ranks; all ranks call it, and each waits for its device."""
+        """Return MLM and pair loss of one step over all ranks; a collective that waits for the device."""
         sums = all_reduce_sum(torch.stack([result.mlm_loss_sum, result.nsp_loss_sum]), self._ranks).tolist()
         return sums[0] / max(result.counts.masked, 1), sums[1] / max(result.counts.pairs, 1)
 
@@ -83,7 +83,7 @@ def _metrics(sums: list[float], learning_rate: float, result: StepResult) -> dic
     metrics = {"train/learning_rate": learning_rate}
     if counts.unreadable_rows:
         metrics["train/unreadable_rows"] = float(counts.unreadable_rows)
-    if counts.is_empty:  # a loss of 0 would be a lie
+    if counts.is_empty:  # no loss, rather than 0
         return metrics
     mlm_loss = sums[0] / max(counts.masked, 1)
     metrics |= {"train/loss": mlm_loss, "train/mlm_loss": mlm_loss, "train/grad_norm": float(result.grad_norm)}

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: curves to MLflow, lines to the console, where it stands to the disk."""
+"""Reports of a run: metrics to MLflow, lines to the console, status and history to the disk."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainer.data.evaluation_batches import EvaluationBatch, evaluation_batches,
 from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_signal import describe_requests
 from trainer.evaluation.validation_loss import evaluate
-from trainer.loop.console import evaluation_line, groups_line, step_line
+from trainer.loop.console import evaluation_line, groups_line, print_line, step_line
 from trainer.loop.run import Progress, Run, warn_of_disk
 from trainer.metrics.status import State, append_history, last_sign, read_status
 from trainer.metrics.throughput import Interval, flops_per_place, peak_flops
 
 
 def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[TrainState, Progress]:
-    """Hand the metrics of all steps since the last time to MLflow, print the newest and what is wrong.
+    """Send the metrics of all steps since the last call to MLflow, print the newest and the health warnings.
 
     `epoch` is the epoch with its fraction.
     """
@@ -50,13 +50,14 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
             "train_seconds": state.train_seconds + interval.seconds,
         }
     )
-    run.say(step_line(newest.step, run.config.max_steps, epoch, metrics, left))
+    run.log(step_line(newest.step, run.config.max_steps, epoch, metrics, left, run.pair_task))
+    run.bar.describe(metrics, left)
     report_status(run, state, progress, "running")
     return state, progress
 
 
 def interval_metrics(run: Run, state: TrainState, interval: Interval) -> dict[str, float]:
-    """Speed and health since the last log line."""
+    """Return speed and health since the last log line."""
     stage = run.config.stages[state.stage]
     peak = peak_flops(run.config, run.ranks.device)
     speed = interval.metrics(stage, flops_per_place(run.config, stage), peak)
@@ -64,7 +65,7 @@ def interval_metrics(run: Run, state: TrainState, interval: Interval) -> dict[st
 
 
 def seconds_left(config: RunConfig, state: TrainState, interval: Interval) -> float:
-    """Until the end of the run, by places and not by steps: a global batch may grow, and stages differ in theirs."""
+    """Estimate the time to the end of the run by tokens: the global batch may grow, and differs between stages."""
     places = interval.rows * config.stages[state.stage].sequence_length
     left = tokens_of_run(config.stages, config.steps_by_stage, state.step)
     return interval.seconds / places * left
@@ -88,13 +89,12 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
     is_last = state.step == run.config.max_steps
     if run.minimal_pairs is not None and (is_last or state.step % run.config.evaluation.pairs_every_steps == 0):
         metrics |= run.minimal_pairs.evaluate(run.engine, stage, run.ranks, run.watchdog.mark)
-    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no word for others
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no NaN
     run.tracker.log(state.step, metrics)
     entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]
-    pair_task = run.config.data.sentence_pairs.replace("_", "-")
-    run.say(evaluation_line(state.step, metrics, entropies[0] if len(entropies) == 1 else None, pair_task))
+    run.log(evaluation_line(state.step, metrics, entropies[0] if len(entropies) == 1 else None, run.pair_task))
     if (groups := groups_line(metrics)) is not None:
-        run.say(groups)
+        run.log(groups)
     on_disk(run, lambda: append_history(run.output_dir, "evaluated", {"step": state.step, "metrics": metrics}))
     state = state.model_copy(update={"evaluation": finite})
     progress = replace(progress, metrics={**progress.metrics, **metrics})
@@ -103,14 +103,14 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
 
 
 def _marked(batches: Iterable[EvaluationBatch], run: Run, state: TrainState) -> Iterator[EvaluationBatch]:
-    """The same; the watchdog sees that the evaluation gets on, however long it takes."""
+    """Yield the batches; the watchdog sees the progress of the evaluation, however long it takes."""
     for number, batch in enumerate(batches):
         run.watchdog.mark(f"evaluating after step {state.step}: micro-batch {number}")
         yield batch
 
 
 def report_start(run: Run, state: TrainState, progress: Progress, launched_at: float) -> None:
-    """Note the start in history and status, with what the last start left, so that an end without a word is seen.
+    """Record the start in history and status, with the last status of the start before, so that a crash is visible.
 
     `launched_at` is when this process began to set up the run, in seconds since 1970: that time is paid for too.
     """
@@ -128,14 +128,14 @@ def report_start(run: Run, state: TrainState, progress: Progress, launched_at: f
     }
     on_disk(run, lambda: append_history(run.output_dir, "started", values))
     if (status := run.status) is not None:
-        # Whatever ends this process and still runs code says so on disk.
+        # An end of this process that still runs code is recorded on disk.
         run.watchdog.on_leaving = lambda cause: status.end("failed", cause, run.recorder.last_step)
         run.stop_signal.on_forced_end = run.watchdog.on_leaving
     report_status(run, state, progress, "running")
 
 
 def report_status(run: Run, state: TrainState, progress: Progress, how: State) -> None:
-    """Have `status.json` written on rank 0."""
+    """Write `status.json` on rank 0."""
     if run.status is None:
         return
     values = {
@@ -160,21 +160,21 @@ def report_status(run: Run, state: TrainState, progress: Progress, how: State) -
 
 
 def report_stop(run: Run, checkpoint: str) -> None:
-    """Print on every rank who asked for the stop and why, and what `checkpoint` says; all ranks call it alike."""
+    """Print on every rank who requested the stop, why, and what was saved; a collective."""
     cause = describe_requests(gather_objects(run.stop_signal.request, run.ranks))
     run.stop_signal.cause = cause
     speaker = "" if run.ranks.is_first else f"rank {run.ranks.rank}: "
-    print(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume", flush=True)
+    print_line(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume")
 
 
 def report_end(run: Run, how: State, cause: str | None) -> None:
-    """Write how the run ended to status and history on rank 0."""
+    """Record the end of the run in status and history on rank 0."""
     if (status := run.status) is not None:
         on_disk(run, lambda: status.end(how, cause, run.recorder.last_step))
 
 
 def on_disk(run: Run, write: Callable[[], None]) -> None:
-    """Write to the run's folder on rank 0; where that fails, training goes on."""
+    """Write to the output directory on rank 0; if that fails, training continues."""
     if not run.ranks.is_first:
         return
     try:

@@ -1,4 +1,4 @@
-"""A run: what it works with, which is frozen after set-up, and its progress, which functions return."""
+"""A run: its parts, which are frozen after set-up, and its progress, which functions return."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
 from trainer.evaluation.pairs_in_training import MinimalPairs
+from trainer.loop.console import PAIR_TASKS, StepBar, print_line
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.status import RunStatus
@@ -28,28 +29,28 @@ from trainer.tracking.tracker import MetricLog
 
 @dataclass(frozen=True)
 class Progress:
-    """What changes during a run beside the training state that a checkpoint holds (`TrainState`)."""
+    """What changes during a run beside the training state in a checkpoint (`TrainState`)."""
 
     nonfinite: NonFiniteSteps
     saved_at: float = field(default_factory=time.monotonic)
-    """Clock reading of this process's last checkpoint, or of its start."""
+    """Clock reading at this process's last checkpoint, or at its start."""
     saved_step: int | None = None
-    """Step of the checkpoint from which the same command would resume."""
+    """Step of the checkpoint from which the same command resumes."""
     save_is_deferred: bool = False
-    """Whether a checkpoint was due at a step that was not finite, and has not been saved since."""
+    """Whether a checkpoint was due at a non-finite step and has not been saved since."""
     failed_saves: int = 0
-    """Number of this process's saves that failed."""
+    """Failed saves of this process."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The newest value of each metric."""
     seconds_per_step: float | None = None
     flops_per_device: float | None = None
-    """Operations per second that each device reached between the last two log lines."""
+    """FLOP/s of each device between the last two log lines."""
     seconds_left: float | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run works with. `recorder`, `tracker`, `status` and `health` take what the loop reports to them."""
+    """The parts of a run. The loop reports to `recorder`, `tracker`, `status`, `health` and `bar`."""
 
     config: RunConfig
     ranks: Ranks
@@ -63,11 +64,12 @@ class Run:
     minimal_pairs: MinimalPairs | None = None
     uploader: Uploader | None = None
     registrar: Registrar | None = None
-    """On rank 0, where the run registers its model."""
+    """On rank 0 of a run that registers its model."""
     status: RunStatus | None = None
     """On rank 0."""
     system: SystemMetrics | None = None
-    """Of rank 0's machine, on rank 0."""
+    """On rank 0, of its host."""
+    bar: StepBar = field(default_factory=lambda: StepBar(False, 0, 0))
     started_at: float = field(default_factory=time.time)
 
     @property
@@ -82,10 +84,15 @@ class Run:
     def num_parameters(self) -> int:
         return num_parameters(self.config.model, self.config.data.has_sentence_pairs)
 
-    def say(self, text: str) -> None:
+    @property
+    def pair_task(self) -> str:
+        """Short name of the sentence-pair task in log lines: nsp or sop."""
+        return PAIR_TASKS.get(self.config.data.sentence_pairs, "pairs")
+
+    def log(self, text: str) -> None:
         """Print a line on rank 0."""
         if self.ranks.is_first:
-            print(text, flush=True)
+            print_line(text)
 
     def warn(self, text: str) -> None:
         """Print a warning on rank 0."""
@@ -94,12 +101,12 @@ class Run:
 
 
 def warn_of_disk(output_dir: Path, error: OSError) -> None:
-    """Warn that the run's folder cannot be written."""
-    warn_on_stderr(f"{output_dir} cannot be written ({error.strerror}); training goes on")
+    """Warn that the output directory cannot be written."""
+    warn_on_stderr(f"{output_dir} cannot be written ({error.strerror}); training continues")
 
 
 def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
-    """Exactly which data the run reads."""
+    """Return the identity of the run's data."""
     return DataIdentity(
         manifest_digests=tuple(shard_set.manifest.digest for shard_set in shard_sets),
         tokenizer_fingerprint=shard_sets[0].manifest.tokenizer.fingerprint,

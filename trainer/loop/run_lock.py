@@ -1,7 +1,7 @@
-"""One training at a time in an output folder: rank 0 holds the folder's lock for the run's life.
+"""One run at a time in an output directory: rank 0 holds the lock of the directory as long as the run lives.
 
-Two at once would write each other's checkpoints, curves and status. The lock ends with rank 0 however that ends, so a
-killed run hinders no restart.
+Two runs would overwrite each other's checkpoints, metrics and status. The lock ends with the process of rank 0, so a
+killed run does not block a restart.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
 
 PATIENCE_SECONDS = 120
-"""The run before, as of a job that was requeued, may still be saving, or its host be lost: NFS keeps the lock of a lost
-host for another 90 seconds (by default of Linux)."""
+"""The previous run of a requeued job may still be saving, or its host may be lost: NFS keeps the lock of a lost host
+for another 90 seconds (Linux default)."""
 LOOK_SECONDS = 1.0
 
 
 class IsHeldElsewhere(IsHeld):
-    """A process of another host holds the folder still, maybe one that is lost: a later try may do."""
+    """A process on another host, maybe a lost one, still holds the directory: a later attempt may succeed."""
 
     exit_status = LOST_RANK_EXIT_STATUS
 
 
 @contextlib.contextmanager
 def only_training(output_dir: str, ranks: Ranks, mark: Callable[[str], None]) -> Iterator[None]:
-    """Keep other runs from the folder while the block runs; all ranks call it alike.
+    """Lock the output directory during the block; a collective.
 
-    `mark` hears of every second of waiting, in which no rank stays in a collective.
+    `mark` is called every second of waiting, and no rank waits inside a collective.
 
     Raises:
-        IsHeld: another training works there still after `PATIENCE_SECONDS`; on all ranks, as the next.
-        UserError: the folder cannot be written.
+        IsHeld: another run still works there after `PATIENCE_SECONDS`; on all ranks, as the next.
+        UserError: the directory cannot be written.
     """
     path = Path(output_dir)
     made = [folder for folder in (path, *path.parents) if ranks.is_first and not folder.exists()]
@@ -52,25 +52,28 @@ def only_training(output_dir: str, ranks: Ranks, mark: Callable[[str], None]) ->
                 if not isinstance(error, IsHeld) or not looks_left:
                     raise error
                 if looks_left == looks and ranks.is_first:
-                    warn_on_stderr(f"{error}. Waiting for up to {PATIENCE_SECONDS} s, as it may be about to end")
-                mark("waiting for another training to leave output_dir")
+                    warn_on_stderr(f"{error.problem}; waiting up to {PATIENCE_SECONDS} s for its end")
+                mark("waiting for another run in output_dir to end")
                 time.sleep(LOOK_SECONDS)
             yield
     finally:
-        for folder in made:  # a run that is refused leaves none
+        for folder in made:  # a rejected run leaves no directory
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def _take(held: contextlib.ExitStack, output_dir: str) -> UserError | None:
-    """Take the lock, to be kept with `held`; what stands in the way, and how to free the folder of a lost host."""
+    """Take the lock and keep it in `held`; return the error instead of raising it."""
     try:
         held.enter_context(hold_lock(output_dir))
     except IsHeld as error:
         process, _, host = error.holder.rpartition(" on ")
         kind = IsHeldElsewhere if process and host != socket.gethostname() else IsHeld
-        fix = f"{error.fix}; if no training runs there, remove {Path(output_dir, LOCK_NAME)}"
-        return kind(error.problem, error.holder, fix=fix)
+        return kind(
+            error.problem,
+            error.holder,
+            fix=f"wait for it to end; if no run works there, remove {Path(output_dir, LOCK_NAME)}",
+        )
     except UserError as error:
         return error
     return None

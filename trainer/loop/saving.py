@@ -1,4 +1,4 @@
-"""Saving a checkpoint of a run: what goes with it, and what becomes of the run where it fails."""
+"""Saving a checkpoint of a run: its records, and how the run continues if saving fails."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import replace
 from data_prep.base.errors import UserError
 from trainer.checkpoint import writer
 from trainer.checkpoint.format import TrainState, step_folder
-from trainer.loop.branch import leave_stored_course
+from trainer.loop.branch import remove_later_steps
 from trainer.loop.reporting import on_disk
 from trainer.loop.run import Progress, Run
 from trainer.metrics.status import append_history
 
+_RESUME_AFTER_FIX = "fix the cause and rerun the same command, which resumes from the last good checkpoint"
+
 
 def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progress:
-    """Save a checkpoint; where that fails, the last good one stays, and training goes on if there is more to do.
+    """Save a checkpoint; if that fails, the last good one stays, and training continues if steps are left.
 
     Raises:
-        UserError: it could not be saved, and the run ends here, is to stop then, or saved nothing at its second try.
+        UserError: saving failed, and the run ends here, `checkpoint.on_failed_save` is stop, or no save succeeded yet.
     """
     run.watchdog.mark(f"saving after step {state.step}")
     progress = replace(progress, save_is_deferred=False)
@@ -29,7 +31,7 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
     if saved is not None:
         progress = replace(progress, saved_step=saved.step)
         seconds = time.perf_counter() - started_at
-        run.say(f"saved {saved.folder} in {seconds:.1f} s")
+        run.log(f"saved {saved.folder} in {seconds:.1f} s")
         values = {"step": saved.step, "seconds": round(seconds, 3)}
         on_disk(run, lambda: append_history(run.output_dir, "saved", values))
         if run.uploader is not None:
@@ -38,71 +40,74 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
             run.registrar.submit(saved.step, saved.folder)
     elif is_end:
         raise UserError(
-            f"the run ends after step {state.step:,} and its last checkpoint was not saved, for the reason warned "
-            "of; see to it and start the same command again, which goes on from the last good one"
+            f"the run ends after step {state.step:,} and its last checkpoint was not saved (see the warning above)",
+            fix=_RESUME_AFTER_FIX,
+            code="checkpoint-not-saved",
         )
     elif run.config.checkpoint.on_failed_save == "stop":
         raise UserError(
-            f"the checkpoint of step {state.step:,} was not saved, for the reason warned of, and "
-            "checkpoint.on_failed_save=stop; see to it and start the same command again, which goes on from the last "
-            "good one"
+            f"the checkpoint of step {state.step:,} was not saved (see the warning above), and "
+            "checkpoint.on_failed_save=stop",
+            fix=_RESUME_AFTER_FIX,
+            code="checkpoint-not-saved",
         )
     elif progress.saved_step is None and progress.failed_saves > 1:
         raise UserError(
-            f"the checkpoint of step {state.step:,} was not saved, for the reason warned of, and neither was any "
-            "before it: the run would lose all its work whatever checkpoint.on_failed_save says. Fix: see to the "
-            "reason and start the same command again"
+            f"the checkpoint of step {state.step:,} was not saved (see the warning above), nor was any before it, so "
+            "the run would lose all its work",
+            fix=_RESUME_AFTER_FIX,
+            code="checkpoint-not-saved",
         )
     return replace(progress, saved_at=time.monotonic())
 
 
 def defer_save(run: Run, state: TrainState, progress: Progress, is_last: bool) -> Progress:
-    """Leave the checkpoints as they are after a step that was not finite; the next finite one saves.
+    """Postpone a checkpoint that is due at a non-finite step to the next finite step.
 
     Raises:
-        UserError: there is no next one.
+        UserError: the run has no further step.
     """
     if is_last:
         why = f", and the run ends with step {state.step:,}, which is not saved; {last_good_checkpoint(run, progress)}"
-        raise UserError(progress.nonfinite.describe(why, progress.saved_step))
+        raise progress.nonfinite.error(why, progress.saved_step)
     if not progress.save_is_deferred:
-        step = f"step {state.step:,}, which is not finite"
         run.warn(
-            f"the checkpoint due at {step}, is saved after the next finite step; {last_good_checkpoint(run, progress)}"
+            f"the checkpoint due at step {state.step:,}, which is not finite, is saved after the next finite step; "
+            f"{last_good_checkpoint(run, progress)}"
         )
     return replace(progress, save_is_deferred=True)
 
 
 def state_of_checkpoint(run: Run, state: TrainState, progress: Progress, is_saved: bool) -> str:
-    """Whether a stop after this step saved it, and else what there is to resume from, as a clause."""
+    """State as a clause whether a stop after this step saved it, and else what the run resumes from."""
     if is_saved:
         return f"checkpoint saved at step {state.step:,}"
     return f"step {state.step:,} is not finite, so nothing is saved; {last_good_checkpoint(run, progress)}"
 
 
 def last_good_checkpoint(run: Run, progress: Progress) -> str:
-    """Which checkpoint the same command would resume from, as a clause."""
+    """State as a clause which checkpoint the same command resumes from."""
     if progress.saved_step is None:
-        return "there is no checkpoint yet"
+        return "no checkpoint exists yet"
     return f"the last good checkpoint is {step_folder(run.config.output_dir, progress.saved_step)}"
 
 
 def finish_previous_start(run: Run, state: TrainState, progress: Progress) -> Progress:
-    """Do what an earlier start left to be done before the first step of this one."""
-    progress = settle_branch(run, state, progress)
+    """Do what an earlier start left undone, before the first step of this one."""
+    progress = save_branch(run, state, progress)
     if run.registrar is not None:
         run.registrar.submit_missed()
     return progress
 
 
-def settle_branch(run: Run, state: TrainState, progress: Progress) -> Progress:
-    """Where the run has just gone back to this step, save it as the beginning of the new course; the old one's go."""
+def save_branch(run: Run, state: TrainState, progress: Progress) -> Progress:
+    """Save the first checkpoint of a new branch; later checkpoints of the old one are removed."""
     if state.branched_at != state.step or state.mlflow_run_id is not None:
         return progress
     if run.config.checkpoint.upload_to is not None and run.ranks.is_first:
-        leave_stored_course(run.config.checkpoint.upload_to, state.step)
+        remove_later_steps(run.config.checkpoint.upload_to, state.step)
     if run.registrar is not None:
         run.registrar.go_back(state.step)
     skipped = ", ".join(str(range_) for range_ in state.skipped_samples) or "none"
-    run.say(f"a new course from step {state.step:,}; skipped: {skipped}; checkpoints of later steps go")
+    run.log(f"branching from step {state.step:,} | skipped samples: {skipped} | removing checkpoints of later steps")
     return save(run, state, progress, is_end=False)

@@ -1,4 +1,4 @@
-"""Set-up of a run: data, model, engine, checkpoint and tracking, opened in the right order."""
+"""Set-up of a run: data, model, engine, checkpoint and tracking, in this order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from trainer.checkpoint.restore import find_latest, load
 from trainer.checkpoint.upload import Uploader
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.batch_arithmetic import batch_arithmetic
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import RunConfig, without_registry
+from trainer.config.schedule import rate_jump_warning
 from trainer.config.training_settings import Stage
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
@@ -32,6 +33,7 @@ from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
 from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
 from trainer.loop.branch import begin_mlflow_run, branched, is_on
+from trainer.loop.console import StepBar, print_line
 from trainer.loop.data_version import describe_versions
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
@@ -47,7 +49,7 @@ from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 
 COMPILATION_SECONDS = 3600
-"""How long all compilation of a set-up may take on a rank while the others wait; a cold one takes minutes."""
+"""How long all compilation of a set-up may take on a rank while the others wait; a cold cache takes minutes."""
 
 
 def set_up(
@@ -59,7 +61,7 @@ def set_up(
     allow_change: bool,
     branch: Branch | None = None,
 ) -> tuple[Run, TrainState, Progress]:
-    """Build model and engine, and put them where the newest checkpoint stands, or at the beginning."""
+    """Build model and engine, and load the newest checkpoint if there is one."""
     config, warning = with_compilation_decided(config, ranks)
     if warning and ranks.is_first:
         warn_on_stderr(warning)
@@ -78,11 +80,11 @@ def set_up(
         model.set_output_bias(torch.from_numpy(training_counts(config.data, shard_sets)))
     notes: list[str] = []
     earlier = latest.saved.data_lineage if latest else ()
-    if config.init_from is not None and latest is None:  # a checkpoint wins
+    if config.init_from is not None and latest is None:  # a checkpoint has precedence
         notes, earlier = load_initial_weights(
             model, config.init_from, ranks, config.tracking.uri, data.tokenizer_fingerprint
         )
-    if ranks.is_first:  # after the checks: a refused run leaves the folder as it was
+    if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
     if config.training.compile is True:
         model.compile_blocks()
@@ -113,13 +115,16 @@ def set_up(
         health=Health(config.health, training_entropy_nats(config.data, shard_sets)),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         uploader=uploader,
-        registrar=Registrar(config, warn_on_stderr, say) if ranks.is_first and config.registry.name else None,
+        registrar=Registrar(config, warn_on_stderr, print_line) if ranks.is_first and config.registry.name else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
+        bar=StepBar(ranks.is_first, state.step, config.max_steps),
     )
     for note in notes:
-        run.say(note)
+        run.log(note)
     log_run_summary(run, state, changes)
+    if latest and (warning := rate_jump(latest, config, state)):
+        run.warn(warning)
     return run, state, progress
 
 
@@ -136,10 +141,6 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | N
     return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
 def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[Checkpoint | None, Branch | None]:
     """The checkpoint to go on from, and the branch that is to be taken there, unless it was before.
 
@@ -154,7 +155,7 @@ def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[
 
 
 def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool) -> MetricLog:
-    """The run's MLflow record on rank 0; with `begin` that of a new course, beside the old one's."""
+    """Open the run's MLflow journal on rank 0; `begin` starts a new one for a branch."""
     if not ranks.is_first:
         return NullTracker()
     if begin:
@@ -165,10 +166,10 @@ def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool
 def warmup_step(
     engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks, step: int, watchdog: Watchdog
 ) -> None:
-    """One step at the run's largest micro-batch that changes nothing: meets out-of-memory before the first real one.
+    """Take one step at the largest micro-batch that changes nothing, so that out-of-memory errors come first.
 
-    Where blocks are compiled, all graphs of the steps after `step` are made here, those of evaluation too. No later
-    step waits for a compiler, so that the timeouts of steps need not allow for one.
+    With compilation all graphs of the steps after `step` are compiled here, those of evaluation too: the timeouts of
+    steps need no allowance for a compiler.
     """
     ahead, is_compiled = stages_after(step, config), config.training.compile is True
     shapes = one_of_each_shape([_as_cut(stage, ranks.world_size) for stage in ahead])
@@ -190,25 +191,25 @@ def warmup_step(
 
 
 def stages_after(step: int, config: RunConfig) -> list[Stage]:
-    """The stages that the run still has after `step` steps; at its end, its last one."""
+    """Return the remaining stages after `step` steps; at the end of the run, the last one."""
     taken = zip(config.stages, config.steps_by_stage, itertools.accumulate(config.steps_by_stage), strict=True)
     stages = [(stage, end) for stage, steps, end in taken if steps]
     return [stage for stage, end in stages if end > step] or [stages[-1][0]]
 
 
 def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
-    """A stage for each shape of micro-batch, the largest first."""
+    """Return one stage per shape of micro-batch, the largest first."""
     by_shape = {(stage.micro_batch_tokens, stage.sequence_length): stage for stage in stages}
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
 
 
 def _as_cut(stage: Stage, world_size: int) -> Stage:
-    """The stage with the size of the micro-batches that training takes on so many ranks; evaluation takes full ones."""
+    """Return the stage with the micro-batch size of training on that many ranks; evaluation uses the full size."""
     return stage.model_copy(update={"micro_batch_tokens": batch_arithmetic(stage, world_size).micro_batch_tokens})
 
 
 def _first_batch(stage: Stage, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> Batch:
-    """A micro-batch of the stage's shape, of valid data, on the rank's device."""
+    """Return a micro-batch of valid data in the stage's shape, on the rank's device."""
     batches = evaluation_batches(
         shard_sets, config.data, stage, config.training.seed, ranks.rank, ranks.world_size, stage.micro_batch_tokens
     )
@@ -224,40 +225,48 @@ def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
 
 
 def log_run_summary(run: Run, state: TrainState, changes: list[str]) -> None:
-    """Say how the run begins, and give MLflow what describes it."""
+    """Log how the run starts, and send its description to MLflow."""
     config = run.config
     stage = config.stages[min(state.stage, len(config.stages) - 1)]
-    run.say(f"{run.num_parameters:,} parameters; {batch_arithmetic(stage, run.ranks.world_size)}")
+    run.log(f"{run.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
-        run.say(f"the global batch grows from {grows} over the stage's first {warmup.steps:,} steps")
-    run.say(
+        run.log(f"batch-size ramp-up: {grows} over the first {warmup.steps:,} steps of the stage")
+    run.log(
         f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
         if state.step
-        else f"beginning {config.max_steps:,} steps in {config.output_dir}"
+        else f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
     )
     if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":
-        run.say("model.attention_probs_dropout_prob is over 0: attention takes the reference path, which is slower")
+        run.log("model.attention_probs_dropout_prob is above 0: using the reference attention, which is slower")
     for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():
-        run.say(line)
+        run.log(line)
     for change in changes:
-        (run.warn if change.startswith(CHANGES_NUMERICS) else run.say)(f"changed since the checkpoint: {change}")
+        (run.warn if change.startswith(CHANGES_NUMERICS) else run.log)(f"changed since the checkpoint: {change}")
     if run.ranks.is_first:
         describe_run(run.tracker, config, run.shard_sets, state.data_lineage)
 
 
+def rate_jump(latest: Checkpoint, config: RunConfig, state: TrainState) -> str | None:
+    """Warn if `training.max_steps` changed since the checkpoint so that the learning rate jumps; else None."""
+    before = RunConfig.model_validate(without_registry(latest.saved.config)).max_steps
+    if before == config.max_steps or not 0 < state.step < config.max_steps:
+        return None
+    return rate_jump_warning(state.step, before, config.max_steps, config.optimizer.learning_rate, config.schedule)
+
+
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:
-    """Digests of the run's data, of what that grew from, and of what the weights saw `earlier`; rank 0's, for all."""
+    """Return the digests of the run's data, its earlier versions, and all data the weights saw before, from rank 0."""
     urls, digests = [each.url for each in shard_sets], data_identity(shard_sets).manifest_digests
     seen: tuple[str, ...] = broadcast_object(all_lineages(urls, digests, earlier) if ranks.is_first else None, ranks)
     return seen
 
 
 def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
-    """Keep the tokenizer with the run, so that a checkpoint can be exported wherever the run's folder is.
+    """Copy the tokenizer into the output directory unless it is there, so that the directory can be exported alone.
 
     Raises:
-        UserError: it is damaged, or the run's folder cannot be written; one that is there already is left as it is.
+        UserError: the tokenizer is damaged, or the output directory cannot be written.
     """
     source, folder = config.data.tokenizer or shard_set.tokenizer_folder, Path(config.output_dir) / TOKENIZER_FOLDER
     tokenizer = Tokenizer.load(source)
@@ -266,7 +275,7 @@ def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
 
 
 def is_tokenizer(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder holds the whole tokenizer of that fingerprint."""
+    """Return whether the directory has a complete tokenizer with that fingerprint."""
     try:
         return Tokenizer.load(folder).fingerprint == fingerprint
     except UserError:

@@ -1,4 +1,4 @@
-"""The training run from its start to its end: check, set up, loop, finish.
+"""A training run from start to end: check, set up, loop, finish.
 
 The loop reads: fetch, step, record, log if due, evaluate if due, save if due, stop if asked. What changes is returned:
 the training state, which a checkpoint holds, and the progress of this process (`trainer/loop/run.py`). To understand a
@@ -11,10 +11,9 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
@@ -29,7 +28,6 @@ from trainer.data.sample_settings import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
 from trainer.data.workers import explain_lost_workers
 from trainer.distributed.agreement import agree
-from trainer.distributed.exit import end_process
 from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory, peak_memory_of_ranks
 from trainer.distributed.process_group import (
     Ranks,
@@ -63,26 +61,53 @@ from trainer.preflight.preflight import cheap_findings
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended on this rank."""
+
+    state: State
+    step: int
+    """Completed optimizer steps."""
+    metrics: Mapping[str, float]
+    """The newest value of each metric, on rank 0."""
+    mlflow_run_id: str | None
+    view_hint: str
+    """Command and URL that show the run in MLflow."""
+    all_registered: bool
+    """Whether everything that was to be registered was."""
+
+    @property
+    def exit_status(self) -> int:
+        return STOPPED_EXIT_STATUS if self.state == "stopped" else int(not self.all_registered)
+
+
 def train(
     config: RunConfig,
     allow_change: bool = False,
     branch: Branch | None = None,
     stop_signal: StopSignal | None = None,
-) -> NoReturn:
-    """Begin or resume the run of `config.output_dir`, and end the process with the run's exit status.
+    watched: contextlib.ExitStack | None = None,
+) -> Ended:
+    """Start or resume the run of `config.output_dir`; returns once all ranks have left their groups.
 
-    `branch` goes back to an earlier checkpoint first (`trainer/loop/branch.py`); `stop_signal` listens now.
+    Args:
+        branch: a checkpoint to branch from first (`trainer/loop/branch.py`).
+        stop_signal: one that was installed earlier; else one is installed once the ranks have their group.
+        watched: gets what has to be closed if the process outlives an error of the run (`trainer/loop/api.py`).
 
     Raises:
-        UserError: data, tokenizer, checkpoints or DeepSpeed's settings do not fit, another training is running, or the
-            ranks do not run the same.
+        UserError: data, tokenizer, checkpoints or DeepSpeed's settings contradict each other, another run is active in
+            `output_dir`, or the ranks do not run the same.
     """
     launched_at = time.time()
     opened = open_or_explain(config, allow_change)
-    stop_signal = stop_signal or StopSignal()
     ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
+    stop_signal = stop_signal or StopSignal()
     stop_signal.group_ready()
     watchdog = watch(config, ranks)
+    if watched is not None:
+        watched.callback(stop_signal.close)
+        watched.callback(watchdog.close)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
@@ -97,27 +122,28 @@ def train(
         with closed_if_it_fails(run), watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "in training"):
             progress = finish_previous_start(run, state, progress)
             with explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run):
-                ended = training_loop(run, state, progress)
+                ended, state, progress = training_loop(run, state, progress)
         with reported_if_it_fails(run):
             all_registered = finish(run, ended)
-    end_process(STOPPED_EXIT_STATUS if ended == "stopped" else int(not all_registered))
+    tracker = run.tracker
+    return Ended(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
 
 
 def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | UserError:
-    """Check the run as far as one rank can and open its data; of several ranks' the error, for all ranks to compare.
+    """Check the run as far as one rank can and open its data; of several ranks, return the error for all to compare.
 
-    A rank that ended here alone would have the others wait for it until `distributed.meeting_timeout_seconds`.
+    If a rank ended here alone, the others would wait for it until `distributed.meeting_timeout_seconds`.
 
     Raises:
-        UserError: this is the only rank, and something does not fit.
+        UserError: this is the only rank, and a check failed.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     try:
-        storage.configure(config.storage_options)  # first: messages leave out the secrets that are known by it
+        storage.configure(config.storage_options)  # first: it makes its secrets known, which messages hide
         check_precision(config, device_type())
         check_sections(config, world_size, device_type())
         check_upload_wait(config, world_size)
-        resolve_tracking_uri(config.tracking.uri)  # here, for rank 0 alone opens it
+        resolve_tracking_uri(config.tracking.uri)  # here: rank 0 alone opens it later
         shard_sets = open_data(config, allow_change)
         check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
         check_own_tokenizer(shard_sets[0])
@@ -134,43 +160,43 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
 def agreed(
     config: RunConfig, allow_change: bool, branch: Branch | None, opened: list[ShardSet] | UserError, ranks: Ranks
 ) -> list[ShardSet]:
-    """The run's data, once all ranks have found that they run the same; before anything else that they do together.
+    """Return the run's data once all ranks have proved that they run the same; their first common operation.
 
     Raises:
-        UserError: they do not (`RanksDiffer`), or one of them cannot run at all.
+        UserError: the ranks differ (`RanksDiffer`), or one of them cannot run at all.
     """
     if ranks.world_size > 1:
         agree(facts_of(config, allow_change, branch, opened), ranks, warn_on_stderr)
-    assert not isinstance(opened, UserError), "what one rank cannot do ends all"
+    assert not isinstance(opened, UserError), "an error of one rank ends all"
     return opened
 
 
 def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
-    """Rank 0: what the cheap part of `launch/doctor.py` finds."""
+    """Print on rank 0 the findings of the cheap checks of `launch/doctor.py`."""
     if ranks.is_first:
         decided = with_own_precision(config, ranks.device.type)
         for finding in cheap_findings(decided, ranks.world_size, ranks.device):
             if finding.level != "ok":
-                warn_on_stderr(f"{finding.name}: {finding.text} (launch/doctor.py tells more)")
+                warn_on_stderr(f"{finding.name}: {finding.text} (details: launch/doctor.py)")
 
 
 def own_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog) -> None:
-    """Check that all ranks see the output directory, and from now on note in it how this process ends.
+    """Check that all ranks see the output directory, and from now on record in it how this process ends.
 
     Raises:
-        UserError: a rank sees another directory, and no remote storage is set.
+        UserError: a rank sees another directory, and `checkpoint.upload_to` is not set.
     """
     if config.checkpoint.upload_to is None:
         refuse_unshared(config.output_dir, ranks)
-    if ranks.is_first:  # not before: the folder may be another run's
+    if ranks.is_first:  # not before: the directory may belong to another run
         watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
 
 
-def training_loop(run: Run, state: TrainState, progress: Progress) -> State:
-    """Take the steps that are left; returns how the run ended.
+def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[State, TrainState, Progress]:
+    """Take the remaining steps; returns how the run ended, and its last state and progress.
 
     Raises:
-        UserError: the run ends and its last checkpoint could not be saved, or too many steps were not finite.
+        UserError: the last checkpoint could not be saved, or too many steps were non-finite.
     """
     batches = GlobalBatches(run, state)
     while state.step < run.config.max_steps:
@@ -178,6 +204,7 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> State:
         result = step(run, batch, state, progress)
         state = advanced(state, batch, result)
         run.recorder.add(state.step, samples_of(batch), rate_of_step(run.config, state.step), result)
+        run.bar.advance()
         progress = replace(progress, nonfinite=counted(run, batch, result, state, progress))
         due = what_is_due(run.config, state, progress, result)
         if due.log:
@@ -193,18 +220,18 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> State:
             run.recorder.restart_clock()
         if due.stop:
             report_stop(run, state_of_checkpoint(run, state, progress, due.save))
-            return "stopped"
-    return "finished"
+            return "stopped", state, progress
+    return "finished", state, progress
 
 
 def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch:
-    """The next global batch; the recorder's clock counts the time."""
+    """Return the next global batch; the recorder's clock counts the time."""
     run.watchdog.mark(f"step {state.step + 1}: fetching")
     return run.recorder.clock.fetch(batches)
 
 
 def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) -> StepResult:
-    """One optimizer step on a global batch (`trainer/loop/step.py`)."""
+    """Take one optimizer step on a global batch (`trainer/loop/step.py`)."""
     return take_step(
         engine=run.engine,
         global_batch=batch,
@@ -219,31 +246,31 @@ def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) ->
 
 
 def rate_of_step(config: RunConfig, step: int) -> float:
-    """The learning rate of a step, counted from 1."""
+    """Return the learning rate of a step, counted from 1."""
     return learning_rate(step - 1, config.max_steps, config.optimizer.learning_rate, config.schedule)
 
 
 @dataclass(frozen=True)
 class Due:
-    """What follows a step; the same on all ranks."""
+    """Actions after a step; the same on all ranks."""
 
     log: bool
     evaluation: bool
     save: bool
     deferred_save: bool
-    """A checkpoint is due and is not saved, since the step is not finite."""
+    """A checkpoint is due and postponed, since the step is non-finite."""
     stop: bool
     end: bool
 
 
 def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result: StepResult) -> Due:
-    """Whatever is saved or evaluated has been logged; the last step is all of it, and a stop is saved.
+    """Decide what follows a step: a saved or evaluated step is logged too, the last step is all three, a stop is saved.
 
-    A stage's last step is logged, because throughput is computed from the length of a row, which differs by stage. So
-    is a step that ends the run because too many steps were not finite.
+    The last step of a stage is logged, because throughput is computed from the sequence length, which differs between
+    stages; so is a step that ends the run because too many steps were non-finite.
 
-    Nothing is saved in a streak of non-finite steps. A skipped step outside of one (`NonFiniteSteps.is_probe`) defers
-    a save, too, unless the run ends with it.
+    Nothing is saved in a streak of non-finite steps. A skipped step outside a streak (`NonFiniteSteps.is_probe`) also
+    postpones a save, unless the run ends with it.
     """
     step, nonfinite = state.step, progress.nonfinite
     last, stop = step == config.max_steps, result.counts.stop
@@ -258,16 +285,16 @@ def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result
 
 
 def requests_of(run: Run, progress: Progress) -> StepRequests:
-    """What this rank asks for: a stop where it was signalled, and on rank 0 a checkpoint where its time has come."""
+    """Return the requests of this rank: a stop after a signal, and on rank 0 a checkpoint after `every_minutes`."""
     minutes = run.config.checkpoint.every_minutes
     is_time = minutes is not None and time.monotonic() - progress.saved_at >= 60 * minutes
     return StepRequests(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
 
 
 def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState, progress: Progress) -> NonFiniteSteps:
-    """The steps in a row that were skipped because loss or gradient was not finite; all ranks alike.
+    """Return the consecutive steps with a non-finite loss or gradient; the same on all ranks.
 
-    A step that only showed that fp16's loss scale was too large is not one of them.
+    A step that only showed that fp16's loss scale was too large does not count.
     """
     nonfinite = progress.nonfinite
     if result.applied:
@@ -284,7 +311,7 @@ def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState,
 
 
 def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> TrainState:
-    """The state after a step on `batch`."""
+    """Return the state after a step on `batch`."""
     position = batch.next_position
     return state.model_copy(
         update={
@@ -305,7 +332,7 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
 
 @contextlib.contextmanager
 def recorded_if_it_fails(output_dir: Path, ranks: Ranks) -> Iterator[None]:
-    """Note on disk, by rank 0, that a start failed while it was set up; a refusal leaves the folder as it was."""
+    """Record on disk, by rank 0, that set-up failed; a rejected run leaves the directory unchanged."""
     try:
         yield
     except Exception as error:
@@ -318,7 +345,7 @@ def recorded_if_it_fails(output_dir: Path, ranks: Ranks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reported_if_it_fails(run: Run) -> Iterator[None]:
-    """Write to status and history, by rank 0, that the run failed and why."""
+    """Record in status and history, by rank 0, that the run failed and why."""
     try:
         yield
     except Exception as error:
@@ -333,13 +360,14 @@ def closed_if_it_fails(run: Run) -> Iterator[None]:
         with reported_if_it_fails(run):
             yield
     except Exception:
+        run.bar.close()
         run.tracker.log_pictures()
         run.tracker.close("FAILED")
         raise
 
 
 def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
-    """Start the watchdog of this rank; on rank 1 it notes on disk that rank 0, which notes all else, was lost."""
+    """Start the watchdog of this rank; that of rank 1 records on disk if rank 0, which records all else, is lost."""
     output_dir = Path(config.output_dir)
     watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
     if ranks.rank == 1:
@@ -349,27 +377,28 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
 
 
 def finish(run: Run, ended: State) -> bool:
-    """Say how it went, and let go of what the run works with; whether all that was to be registered was."""
+    """Report the end and release all resources; returns whether everything that was to be registered was."""
     peaks = ", ".join(f"{peak / (1 << 30):.2f}" for peak in peak_memory_of_ranks(run.ranks))
-    where = "on the GPU" if run.ranks.device.type == "cuda" else "resident"
-    run.say(f"peak memory of the ranks: {peaks} GiB ({where})")
+    where = "GPU" if run.ranks.device.type == "cuda" else "resident set"
+    run.bar.close()
+    run.log(f"peak memory per rank: {peaks} GiB ({where})")
     run.tracker.log_pictures()
     run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
-    run.say(f"curves: {run.tracker.view_hint}")
+    run.log(f"metrics: {run.tracker.view_hint}")
     if run.uploader is not None:
         run.uploader.close(run.watchdog.mark)
     report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
     if run.registrar is not None and ended == "stopped":
-        # Before the others leave: a launcher ends a rank that outlives a stopped one.
+        # Before the other ranks end: a launcher kills a rank that outlives a stopped one.
         run.registrar.stop_after_current(run.watchdog.mark)
-    run.watchdog.mark("waiting for the other ranks to be done")
+    run.watchdog.mark("waiting for the other ranks to finish")
     with run.watchdog.report_lost_ranks():
-        barrier(run.ranks)  # watched until all are done: what a rank still copies may take its time
+        barrier(run.ranks)  # watched until all have finished: an upload of one rank may take long
     run.watchdog.close()
     run.engine.destroy()
-    leave_groups(run.ranks)  # no rank waits in it for what rank 0 registers
+    leave_groups(run.ranks)  # no rank waits in it while rank 0 registers
     if run.registrar is None or ended == "stopped":
         return True
-    # A run that was stopped before its last checkpoint was registered does it now.
+    # A run that was stopped before it registered its last checkpoint does so now.
     run.registrar.submit(run.recorder.last_step, step_folder(run.output_dir, run.recorder.last_step))
     return run.registrar.close()

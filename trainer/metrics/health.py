@@ -1,6 +1,6 @@
-"""Whether a run is well: losses that are not finite, spikes, a plateau at the unigram entropy, suspicious pairs.
+"""Health of a run: non-finite losses, spikes, a plateau at the unigram entropy, suspicious pair accuracy.
 
-Everything here goes from numbers to judgments and sentences; `trainer/loop/train.py` prints, logs and stops.
+Pure functions from numbers to warnings; `trainer/loop/train.py` prints, logs and stops.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trainer.data.sample_range import SampleRange
 from trainer.metrics.throughput import slow_rank
 
 MIN_HISTORY = 20
-"""Steps before a median says anything; with fewer the window's spread is chance."""
+"""Minimum steps in a window: with fewer its spread is chance."""
 
 SLOW_INTERVALS = 3
-"""Log intervals in a row in which a rank must be slow before it is named."""
+"""Consecutive log intervals in which a rank must be slow before a warning."""
 
 MAX_PROBES = 4
-"""Overflows of fp16 in a row that are the search for a loss scale: DeepSpeed lets one pass (`fp16.hysteresis`), then
+"""Consecutive fp16 overflows that count as the search for a loss scale: DeepSpeed ignores one (`fp16.hysteresis`), then
 halves the scale with each."""
 
 _MAD_TO_DEVIATION = 1.4826
@@ -31,34 +31,34 @@ _MAD_TO_DEVIATION = 1.4826
 
 
 class SpikeDetector:
-    """Tells losses that stand out above the running median, by a spread that single outliers do not widen."""
+    """Detects losses far above the running median, by a spread that is robust to single outliers."""
 
     def __init__(self, window_steps: int, threshold: float) -> None:
         self._window: deque[float] = deque(maxlen=window_steps)
         self._threshold = threshold
 
     def judge(self, loss: float) -> float | None:
-        """How many standard deviations a loss lies above the median, where that is a spike; remembers the loss."""
+        """Add a loss; return its standard deviations above the median if it is a spike, else None."""
         deviations = None
         if len(self._window) >= MIN_HISTORY:
             median = statistics.median(self._window)
             spread = _MAD_TO_DEVIATION * statistics.median(abs(value - median) for value in self._window)
-            # Of a curve that has come to rest any ripple would stand out.
+            # On a flat curve any ripple would be a spike.
             deviations = (loss - median) / max(spread, 1e-3 * abs(median), 1e-12)
         self._window.append(loss)
         return deviations if deviations is not None and deviations > self._threshold else None
 
     @property
     def median(self) -> float:
-        """Of the window; NaN where it is empty."""
+        """Median of the window; NaN if it is empty."""
         return statistics.median(self._window) if self._window else math.nan
 
 
 @dataclass(frozen=True)
 class NonFiniteSteps:
-    """The steps in a row whose loss or gradient is not finite: a streak, in which nothing is saved.
+    """Consecutive steps with a non-finite loss or gradient: a streak, during which nothing is saved.
 
-    So a checkpoint is never of a streak, and a resumed run counts from 0.
+    A checkpoint is never part of a streak, so a resumed run counts from 0.
     """
 
     max_in_a_row: int
@@ -68,76 +68,77 @@ class NonFiniteSteps:
 
     @property
     def in_streak(self) -> bool:
-        """Whether no step has been finite since one that was not."""
+        """Whether the last step was non-finite."""
         return bool(self.streak)
 
     def is_probe(self, losses: tuple[float, float], scale_can_fall: bool, is_first_update: bool) -> bool:
-        """Whether a skipped step shows only that fp16's loss scale was too large.
+        """Return whether a skipped step only shows that fp16's loss scale was too large.
 
         Args:
             losses: of the step, over all ranks.
-            scale_can_fall: DeepSpeed lowers the scale, which is above its minimum.
-            is_first_update: the optimizer has made no step: the scale is still searched for, however long.
+            scale_can_fall: DeepSpeed can lower the scale, which is above its minimum.
+            is_first_update: the optimizer has made no step: the search for the scale may take any number of steps.
         """
         if self.in_streak or not scale_can_fall or not all(map(math.isfinite, losses)):
             return False
         return is_first_update or self.num_probes < MAX_PROBES
 
     def after_probe(self) -> NonFiniteSteps:
-        """The count with a probe more."""
+        """Return the count with one more probe."""
         return replace(self, num_probes=self.num_probes + 1)
 
     def after(self, step: int, samples: SampleRange, losses: tuple[float, float]) -> NonFiniteSteps:
-        """The streak with a step more, which changed neither weights nor optimizer state."""
+        """Return the streak with one more step, which changed neither weights nor optimizer state."""
         what = "loss" if not all(map(math.isfinite, losses)) else "gradient"
         return replace(self, streak=(*self.streak, (step, samples)), what=what)
 
     def after_finite(self) -> NonFiniteSteps:
-        """The count after a step that was finite."""
+        """Return the count after a finite step."""
         return NonFiniteSteps(self.max_in_a_row)
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the run has to end."""
+        """Whether the run must end."""
         return len(self.streak) > self.max_in_a_row
 
     def warning(self) -> str:
-        """The warning about the last step of the streak."""
+        """Return the warning about the last step of the streak."""
         step, samples = self.streak[-1]
         return (
-            f"the {self.what} of step {step:,} ({samples}) is not finite; the step changed nothing "
-            f"({len(self.streak)} in a row; the run ends after more than {self.max_in_a_row})"
+            f"the {self.what} of step {step:,} ({samples}) is not finite; step skipped "
+            f"({len(self.streak)} in a row, at most {self.max_in_a_row} allowed)"
         )
 
     def check(self, saved_step: int | None) -> None:
         """End a run whose streak is too long; `saved_step` is that of the last good checkpoint.
 
         Raises:
-            UserError: it is too long; names steps and samples.
+            UserError: the streak is too long; lists steps and samples.
         """
         if self.is_too_long:
-            raise UserError(self.describe(f", more than health.max_nonfinite_steps={self.max_in_a_row}", saved_step))
+            raise self.error(f", more than health.max_nonfinite_steps={self.max_in_a_row}", saved_step)
 
-    def describe(self, why_it_ends: str, saved_step: int | None) -> str:
-        """The streak that ends a run, its steps and samples, and how to train on from the last good checkpoint."""
+    def error(self, why_it_ends: str, saved_step: int | None) -> UserError:
+        """Create the error that ends a run, with steps, samples, and how to resume from the last good checkpoint."""
         (first, _), (last, samples) = self.streak[0], self.streak[-1]
         of_epoch = [found for _, found in self.streak if (found.stage, found.epoch) == (samples.stage, samples.epoch)]
         steps = ", ".join(f"{number:,} ({range_})" for number, range_ in self.streak[-5:])
         skip = f"--skip-samples {of_epoch[0].first}:{samples.stop} --skip-epoch {samples.epoch}"
         again = "" if saved_step is None else f", or resume with pretrain.py --resume-from {saved_step} {skip}"
-        return (
+        return UserError(
             f"the {self.what} was not finite in {len(self.streak)} steps in a row{why_it_ends}: steps {first:,} to "
-            f"{last:,}, the last of them {steps}. Weights and optimizer state are those before step {first:,}. Fix: "
-            f"look at the rows with launch/show_batch.py {samples.as_options(last)}; then lower "
-            f"optimizer.learning_rate{again}"
+            f"{last:,}, the last of them {steps}. Weights and optimizer state are those before step {first:,}",
+            fix=f"look at the samples with launch/show_batch.py {samples.as_options(last)}; then lower "
+            f"optimizer.learning_rate{again}",
+            code="nonfinite-steps",
         )
 
 
 class Health:
-    """Watches the metrics of a run, step by step in their order."""
+    """Checks the metrics of a run, step by step."""
 
     def __init__(self, settings: HealthSettings, unigram_entropy_nats: float | None) -> None:
-        """`unigram_entropy_nats` is that of the training data (`unigram.py`); None leaves the plateau unwatched."""
+        """`unigram_entropy_nats` is that of the training data (`unigram.py`); None disables the plateau check."""
         self._settings = settings
         self._entropy = unigram_entropy_nats
         self._losses = SpikeDetector(settings.spike_window_steps, settings.spike_threshold or math.inf)
@@ -148,9 +149,9 @@ class Health:
         self.num_spikes = 0
 
     def observe(self, step: int, samples: SampleRange, metrics: Mapping[str, float]) -> list[str]:
-        """Return the warnings about the metrics of a step: each trouble once, spikes every time."""
+        """Return the warnings about the metrics of a step: each kind once, spikes every time."""
         loss = metrics.get("train/loss", math.nan)
-        if not math.isfinite(loss):  # counted where the step was taken; no part of any median
+        if not math.isfinite(loss):  # counted by the loop; not part of any median
             return []
         self._mlm_losses.append(metrics["train/mlm_loss"])
         if "train/pair_accuracy" in metrics:
@@ -161,8 +162,8 @@ class Health:
         if deviations is not None:
             self.num_spikes += 1
             warnings.append(
-                f"loss spike: {loss:.4f} in step {step:,} is {deviations:.0f} deviations above the running median "
-                f"{median:.4f}; its rows: launch/show_batch.py {samples.as_options(step)}"
+                f"loss spike: {loss:.4f} in step {step:,} is {deviations:.0f} standard deviations above the running "
+                f"median {median:.4f}; show its samples: launch/show_batch.py {samples.as_options(step)}"
             )
         if len(self._mlm_losses) >= MIN_HISTORY:
             warnings += self._once("plateau", plateau_warning(step, self._mlm_loss, self._entropy, self._settings))
@@ -172,7 +173,7 @@ class Health:
         return warnings
 
     def observe_speed(self, work_seconds: Sequence[float]) -> list[str]:
-        """What is to be said of the ranks' seconds of work a step: one that is slow time and again is named once."""
+        """Return the warning about the ranks' seconds of work per step: a rank that stays slow is reported once."""
         rank = slow_rank(work_seconds, self._settings.slow_rank_ratio)
         before, times = self._slow_for
         self._slow_for = (-1, 0) if rank is None else (rank, times + 1 if rank == before else 1)
@@ -180,14 +181,14 @@ class Health:
             return []
         return self._once(
             f"slow rank {rank}",
-            f"rank {rank} takes {work_seconds[rank]:.3f} s a step for data and forward passes, over "
-            f"health.slow_rank_ratio={self._settings.slow_rank_ratio} times the others' median; all wait for it: look "
-            "at its host",
+            f"rank {rank} takes {work_seconds[rank]:.3f} s per step for data and forward passes, more than "
+            f"health.slow_rank_ratio={self._settings.slow_rank_ratio} times the median; all ranks wait for it. Check "
+            "its host",
         )
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The state of health under its MLflow names."""
+        """Health under its MLflow names."""
         values = {"health/loss_spikes": float(self.num_spikes)}
         if self._entropy is not None and self._mlm_losses:
             values["health/nats_below_unigram_entropy"] = self._entropy - self._mlm_loss
@@ -205,27 +206,26 @@ class Health:
 
 
 def plateau_warning(step: int, mlm_loss: float, entropy: float | None, settings: HealthSettings) -> str | None:
-    """Where the loss should have left the unigram entropy by this step and has not: what to say."""
+    """Warn if the loss is still at the unigram entropy after `plateau_steps`; else None."""
     if entropy is None or step < settings.plateau_steps or mlm_loss < entropy - settings.plateau_margin_nats:
         return None
     return (
-        f"after {step:,} steps the MLM loss {mlm_loss:.4f} has not left the unigram entropy {entropy:.4f} of the "
-        "corpus: the model predicts how frequent each piece is and uses no context; raise optimizer.learning_rate, "
-        "lengthen the warm-up, or look at the rows with launch/show_batch.py"
+        f"the MLM loss {mlm_loss:.4f} is still at the unigram entropy {entropy:.4f} after {step:,} steps: the model "
+        "predicts token frequencies and ignores context. Raise optimizer.learning_rate, lengthen the warmup, or check "
+        "the samples with launch/show_batch.py"
     )
 
 
 def pair_warning(step: int, accuracy: float, settings: HealthSettings) -> str | None:
-    """Where the accuracy on sentence pairs is no better than chance for too long, or too good too soon: what to say."""
+    """Warn if the pair accuracy stays at chance for too long, or is too good too soon; else None."""
     if step >= settings.plateau_steps and abs(accuracy - 0.5) <= settings.chance_margin:
         return (
-            f"after {step:,} steps the accuracy on sentence pairs is {accuracy:.1%}, as by chance; raise "
+            f"the pair accuracy is {accuracy:.1%} after {step:,} steps, which is chance. Raise "
             "optimizer.learning_rate, or set data.sentence_pairs=none"
         )
     if step <= settings.plateau_steps // 10 and accuracy >= settings.suspicious_pair_accuracy:
         return (
-            f"the accuracy on sentence pairs is {accuracy:.1%} after only {step:,} steps; look with "
-            "launch/show_batch.py for something that gives the answer away, such as near-duplicates or a corpus whose "
-            "documents have nothing in common"
+            f"the pair accuracy is {accuracy:.1%} after only {step:,} steps. Check with launch/show_batch.py for a "
+            "leak, such as near-duplicates or documents that have nothing in common"
         )
     return None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.config.data_settings import DataSettings
-from trainer.data.sample_settings import component_weights
+from trainer.data.components import data_set_weights
 from trainer.data.shard_set import ShardSet
 
 
@@ -35,7 +35,7 @@ def training_counts(data: DataSettings, shard_sets: Sequence[ShardSet]) -> np.nd
         UserError: a component's counts are damaged.
     """
     counts = [shard_set.token_counts("train") for shard_set in shard_sets]
-    return mixed_counts(counts, component_weights(data, shard_sets))
+    return mixed_counts(counts, data_set_weights(data, shard_sets))
 
 
 def mixed_counts(counts: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:

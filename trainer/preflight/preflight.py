@@ -58,7 +58,7 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
     for number, stage in enumerate(config.stages):
         arithmetic = batch_arithmetic(stage, world_size)
         where = f"stage {number}: " if len(config.stages) > 1 else ""
-        if arithmetic.filling_share > NOTABLE_FILLING:
+        if arithmetic.padding_share > NOTABLE_FILLING:
             text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or micro_batch_tokens lower"
             yield Finding("warn", "batch", text)
         else:

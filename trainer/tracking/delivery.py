@@ -160,8 +160,10 @@ class Delivery:
             self.advance(run_id=run.info.run_id, experiment_id=run.info.experiment_id)
         if run.info.lifecycle_stage == "deleted":
             raise UserError(
-                f"the MLflow run {run.info.run_id} was deleted; 'mlflow runs restore --run-id {run.info.run_id}' "
-                f"brings it back, or remove {self._journal.folder / 'run.json'} before the next start for a new one"
+                f"the MLflow run {run.info.run_id} was deleted",
+                fix=f"restore it with `mlflow runs restore --run-id {run.info.run_id}`, or remove "
+                f"{self._journal.folder / 'run.json'} before the next start for a new run",
+                code="mlflow-run-deleted",
             )
         if run.info.status != record.status and (record.status == "RUNNING" or not self._lacks(record, "status")):
             self._set_status(record)
@@ -314,7 +316,9 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
                 raise
     if experiment.lifecycle_stage == "deleted":
         raise UserError(
-            f"the MLflow experiment {name!r} was deleted; 'mlflow experiments restore --experiment-id "
-            f"{experiment.experiment_id}' brings it back, or choose another name in tracking.experiment"
+            f"the MLflow experiment {name!r} was deleted",
+            fix=f"restore it with `mlflow experiments restore --experiment-id {experiment.experiment_id}`, or set "
+            "another tracking.experiment",
+            code="mlflow-experiment-deleted",
         )
     return experiment.experiment_id

@@ -1,4 +1,4 @@
-"""Pictures of models and of their fitting, as PNG; the trainer's one module that knows matplotlib.
+"""Figures of models and training, as PNG; the only module of the trainer that imports matplotlib.
 
 Figures are made by matplotlib's objects, without pyplot: no window, no global state.
 """
@@ -16,26 +16,89 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+RAW_COLOR, SMOOTH_COLOR, VALID_COLOR = "#cfd3d9", "#5b6470", "#d1495b"
+SMOOTHED_SHARE = 0.02
+SMOOTHED_STEPS = 50
+"""Minimum number of points for limits of the axis that ignore outliers."""
 COLORS = ("#2f6f9f", "#d1495b", "#3a8f5c", "#8a8f98")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one quantity: `x` and `y` of equal length, `spread` the lowest and highest of several runs."""
+    """Points of one quantity.
+
+    `x` and `y` have equal length; `spread` are the minimum and maximum over several runs.
+    """
 
     x: Sequence[float]
     y: Sequence[float]
     spread: tuple[Sequence[float], Sequence[float]] | None = None
 
 
+@dataclass(frozen=True)
+class TrainingPanel:
+    """One pair of axes of a training run; `baseline` is (label, y) of a dotted line."""
+
+    label: str
+    train: Curve | None
+    valid: Curve | None
+    baseline: tuple[str, float] | None = None
+
+
+def draw_training(panels: Sequence[TrainingPanel], x_label: str, title: str) -> bytes:
+    """Draw panels side by side: train in light gray with a smoothed line, valid in color with markers."""
+    figure = _figure(5.2 * len(panels), 4.2)
+    figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
+    for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+        _style(axes)
+        axes.set_xlabel(x_label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel(panel.label)
+        if panel.train is not None:
+            axes.plot(panel.train.x, panel.train.y, color=RAW_COLOR, linewidth=0.8, label="train")
+            smoothed = smooth(panel.train.y)
+            axes.plot(panel.train.x, smoothed, color=SMOOTH_COLOR, linewidth=1.5, label="train, smoothed")
+            if np.ndim(smoothed) and len(smoothed) >= SMOOTHED_STEPS:
+                _limit(axes, panel)
+        if panel.valid is not None:
+            axes.plot(
+                panel.valid.x, panel.valid.y, color=VALID_COLOR, linewidth=1.8, marker="o", markersize=4, label="valid"
+            )
+        if panel.baseline is not None:
+            label, value = panel.baseline
+            axes.axhline(value, color="#333333", linestyle=":", linewidth=1.4, label=label)
+        axes.legend(fontsize=8, frameon=False)
+    return _png(figure)
+
+
+def smooth(values: Sequence[float]) -> np.ndarray:
+    """Return the moving average over `SMOOTHED_SHARE` of the points, centered and shorter at the ends."""
+    found = np.asarray(values, dtype=np.float64)
+    half = max(1, round(len(found) * SMOOTHED_SHARE / 2))
+    sums = np.concatenate([[0.0], np.cumsum(found)])
+    stops = np.minimum(np.arange(len(found)) + half + 1, len(found))
+    starts = np.maximum(np.arange(len(found)) - half, 0)
+    return (sums[stops] - sums[starts]) / (stops - starts)
+
+
+def _limit(axes: Axes, panel: TrainingPanel) -> None:
+    """Let single outliers of the raw curve leave the picture rather than flatten all other curves."""
+    assert panel.train is not None
+    shown = [*np.quantile(panel.train.y, [0.002, 0.998])]
+    shown += panel.valid.y if panel.valid is not None else []
+    shown += [panel.baseline[1]] if panel.baseline is not None else []
+    margin = 0.05 * max(max(shown) - min(shown), 1e-12)
+    axes.set_ylim(min(shown) - margin, max(shown) + margin)
+
+
 def draw_curves(panels: Sequence[tuple[str, Mapping[str, Mapping[str, Curve]]]], x_label: str, title: str) -> bytes:
-    """Panels beside each other, each (label of y, {name: {"train" or "valid": Curve}}); train is dashed."""
+    """Draw panels side by side, each (label of y, {name: {"train" or "valid": Curve}}); train is dashed."""
     figure = _figure(5.2 * len(panels), 4.2)
     figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=12)
     for axes, (label, curves) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
         _style(axes)
         axes.set_xlabel(x_label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no quarter of a step, and few of an epoch
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # no fractions of a step
         axes.set_ylabel(label)
         for color, (name, kinds) in zip(COLORS, curves.items(), strict=False):
             for kind, curve in kinds.items():
@@ -45,7 +108,7 @@ def draw_curves(panels: Sequence[tuple[str, Mapping[str, Mapping[str, Curve]]]],
 
 
 def draw_heads(weights: np.ndarray, tokens: Sequence[str], titles: Sequence[str], columns: int) -> bytes:
-    """A grid of attention maps: `weights` (num_maps, length, length), darker where more is looked at."""
+    """Draw a grid of attention maps: `weights` (num_maps, length, length), darker for more attention."""
     rows = -(-len(weights) // columns)
     side = min(max(1.8, 0.17 * len(tokens) + 0.9), 8.0)
     figure = _figure(side * columns, side * rows)
@@ -91,12 +154,12 @@ def _style(axes: Axes) -> None:
 
 
 def _plain(token: str) -> str:
-    return token.replace("$", r"\$")  # two dollars would begin a formula
+    return token.replace("$", r"\$")  # two dollar signs enclose a formula
 
 
 def _png(figure: Figure) -> bytes:
     picture = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box is drawn for it, which says enough
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # matplotlib draws a box
         figure.savefig(picture, format="png", metadata={"Software": None})
     return picture.getvalue()

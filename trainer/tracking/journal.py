@@ -26,6 +26,8 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_va
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 
+ENTROPY_PARAM = "data.unigram_entropy_nats"
+"""Parameter with the unigram entropy of the valid split, which figures and readers compare losses with."""
 GIT_TAG = "clozeworks.git_revision"
 LINEAGE_TAG = "clozeworks.data_lineage"
 """Tag of the run with the manifest digests of all data that its weights saw, separated by commas."""
@@ -117,7 +119,11 @@ class Journal:
         """
         record = read_record(folder)
         if record is None:
-            raise UserError(f"{folder} holds no {RECORD_NAME}, so no run was tracked there; give a run's OUTPUT_DIR")
+            raise UserError(
+                f"{folder} has no {RECORD_NAME}: no run was tracked there",
+                fix="give the OUTPUT_DIR of a run",
+                code="nothing-tracked",
+            )
         return cls(folder, record)
 
     @property
@@ -272,8 +278,9 @@ def read_record(folder: Path) -> RunRecord | None:
         return RunRecord.model_validate_json(path.read_bytes())
     except ValidationError:
         raise UserError(
-            f"{path} is damaged, so the MLflow run of this folder cannot be found again; remove it, and the "
-            "points kept beside it are sent to a new run"
+            f"{path} is damaged, so its MLflow run is unknown",
+            fix=f"remove {path}; the metrics beside it are then sent to a new run",
+            code="damaged-tracking-record",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The door to MLflow: which server, how patiently it is asked, and what may be said to it.
+"""Access to MLflow: the server, limits of requests, names that it accepts, and URLs of its pages.
 
 mlflow is imported only when a client is made: it takes seconds, and most ranks never need one. The fluent API and
 autolog are not used: their state is global, and autolog patches classes that DeepSpeed uses.
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote as url_quote
 from urllib.parse import urlsplit
 
 from data_prep.base.errors import UsageError, UserError
@@ -35,6 +36,9 @@ UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
 REQUIREMENT = "mlflow>=3.17,<4"
 MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000
+DEFAULT_UI = "http://127.0.0.1:5000"
+"""Where `mlflow ui` listens by default."""
+TRAINING_VIEW = "?workflowType=machine_learning"
 _DIGEST_DIGITS = 12
 _NOT_IN_NAMES = re.compile(r"[^\w./ -]|/(?=[/.])")
 
@@ -43,25 +47,25 @@ SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 _limits_lock = threading.Lock()
 _open_limits: list[dict[str, int]] = []
-"""The limits of every block of `request_limits` that has begun and not ended."""
+"""Limits of all open blocks of `request_limits`."""
 _limits_of_user: set[str] = set()
-"""Which were set by the user before the first of these blocks began."""
+"""Limits that the user had set before the first of these blocks."""
 
 
 class MlflowNotInstalled(UsageError):
     """MLflow is not installed."""
 
     def __init__(self) -> None:
-        super().__init__(f"mlflow is not installed. Fix: pip install {quote(REQUIREMENT)}")
+        super().__init__("mlflow is not installed", fix=f"pip install {quote(REQUIREMENT)}", code="mlflow-missing")
 
 
 def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> str:
-    """The server to talk to: the setting, else MLFLOW_TRACKING_URI, else the embedded sqlite file.
+    """Return the tracking URI: the setting, else MLFLOW_TRACKING_URI, else the embedded sqlite file.
 
-    `recorded` is where the run was tracked before: an embedded file is found again from another folder.
+    `recorded` is where the run was tracked before: an embedded file is found again from another directory.
 
     Raises:
-        UsageError: the URI is a plain path or of an unknown kind.
+        UsageError: the URI is a plain path or has an unknown scheme.
     """
     uri, source = setting, "the tracking URI"
     if not uri:
@@ -72,10 +76,11 @@ def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> st
         return f"sqlite:///{Path(EMBEDDED_DATABASE).absolute()}"
     scheme = "databricks" if uri == "databricks" else urlsplit(uri).scheme.partition("+")[0]
     if scheme not in DATABASES + SERVERS:
-        remedy = f"for a file write sqlite:///{Path(uri).absolute()}.db" if not scheme else "file stores are retired"
+        file = f"sqlite:///{Path(uri).absolute()}.db" if not scheme else "sqlite:///mlflow.db"
         raise UsageError(
-            f"{source} {storage.hide_secrets(uri)!r} is no MLflow address; give the address of a server, such as "
-            f"http://127.0.0.1:5000, or of a database, such as sqlite:///mlflow.db ({remedy})"
+            f"{source} {storage.hide_secrets(uri)!r} is not an MLflow URI",
+            fix=f"give the URL of a server, such as http://127.0.0.1:5000, or of a database, such as {file}",
+            code="invalid-tracking-uri",
         )
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
@@ -83,11 +88,11 @@ def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> st
 
 
 def connect(tracking_uri: str) -> MlflowClient:
-    """A client of that server, of which nothing is asked yet, or of that database, which is opened or made.
+    """Create a client of a server, without a request, or of a database, which is opened or created.
 
     Raises:
-        MlflowNotInstalled: there is no MLflow.
-        UserError: the database cannot be opened, or is half made; MLflow asks one that is away again for 100 s.
+        MlflowNotInstalled: MLflow is missing.
+        UserError: the database cannot be opened, or is incomplete; MLflow retries an unreachable one for 100 s.
     """
     import_mlflow()
     from mlflow import MlflowClient
@@ -101,16 +106,16 @@ def connect(tracking_uri: str) -> MlflowClient:
     # ImportError: its driver is not installed; ValueError: a port of letters.
     except (SQLAlchemyError, MlflowException, ImportError, ValueError, OSError) as error:
         cause, where = short(error), storage.hide_secrets(tracking_uri)
-        remedy = (
-            "if no other command makes it just now, one was killed as it did: remove that file"
+        fix = (
+            "remove that file, unless another command creates it right now (one was killed while it did)"
             if "already exists" in cause
-            else "see to that database and its address"
+            else "check the database and its URI"
         )
-        raise UserError(f"{where} cannot be opened by MLflow: {cause}; {remedy}") from error
+        raise UserError(f"MLflow cannot open {where} ({cause})", fix=fix, code="unusable-tracking-database") from error
 
 
 def _make_database(path: Path) -> None:
-    """Make a new database beside its place, and put it there whole: a kill may come in the seconds that it takes."""
+    """Create a new database under a temporary name and rename it: creation takes seconds, and may be killed."""
     if path.exists() or not path.parent.is_dir():
         return
     from mlflow import MlflowClient
@@ -123,18 +128,18 @@ def _make_database(path: Path) -> None:
         try:
             os.link(whole, path)
         except FileExistsError:
-            return  # another process was faster
+            return  # another process created it
         except OSError:  # a file system without links
             os.rename(whole, path)
 
 
 def import_mlflow() -> None:
-    """Import MLflow as all of this project uses it: it reports to nobody and tells little.
+    """Import MLflow without telemetry and with few log lines.
 
     Raises:
-        MlflowNotInstalled: there is none. An installation that cannot be imported raises its own ImportError.
+        MlflowNotInstalled: MLflow is missing. A broken installation raises its own ImportError.
     """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # training reports to nobody else
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # no reports to third parties
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     # At the end of a run MLflow prints its address, with the password where the URL has one; `view_hint` has none.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -151,7 +156,7 @@ def import_mlflow() -> None:
 
 @contextlib.contextmanager
 def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator[MlflowClient]:
-    """A client, with MLflow's global address set for the block (its registry reads that), and errors for people."""
+    """Yield a client, with MLflow's global URI set (its registry reads it), and turn its errors into `UserError`."""
     client = connect(uri)
     import mlflow
     from mlflow.exceptions import MlflowException
@@ -161,37 +166,38 @@ def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator
     before, variable = _tracking_service.utils._tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
     logger = logging.getLogger("mlflow")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it misses model cards, licenses and hub pages in long warnings
+    logger.setLevel(logging.ERROR)  # it warns at length of missing model cards, licenses and hub pages
     mlflow.set_tracking_uri(uri)
     try:
         with request_limits(UPLOAD_RETRIES, UPLOAD_TIMEOUT_SECONDS):
             yield client
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        unmoved = ". No alias was moved" if moves_alias else ""
+        unmoved = "; no alias was moved" if moves_alias else ""
         raise UserError(
-            f"{doing} at {storage.hide_secrets(uri)} failed: {short(error)}{unmoved}; fix that and run the "
-            "same command again"
+            f"{doing} at {storage.hide_secrets(uri)} failed ({short(error)}){unmoved}",
+            fix="check the server and rerun the same command",
+            code="registry-request-failed",
         ) from error
     finally:
         logger.setLevel(level)
-        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None: as it was before anybody set one
-        if variable is not None:  # which that takes away
+        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None: as before
+        if variable is not None:  # set_tracking_uri removes it
             os.environ["MLFLOW_TRACKING_URI"] = variable
 
 
 _NO_ANSWER = {
-    "Connection refused": "nothing answers there (connection refused)",
-    "Failed to resolve": "there is no host of that name",
-    "error responses": "the server answers with errors, also when asked again",
+    "Connection refused": "connection refused",
+    "Failed to resolve": "the host name does not resolve",
+    "error responses": "the server answers with errors, also after retries",
     "timed out": "the server does not answer in time",
 }
-"""Signs in urllib3's text of several lines' length, and what they mean."""
+"""Parts of urllib3's long messages, and what they mean."""
 
 
 def short(error: Exception) -> str:
-    """The beginning of an error's text on one line, without secrets; what befell a connection in plain words.
+    """Return the beginning of an error's text on one line, without secrets; a failed connection in short.
 
-    Of SQLAlchemy's it is the database's own word, without the statement.
+    An error of SQLAlchemy gives the database's own message, without the statement.
     """
     text = storage.hide_secrets(" ".join(str(getattr(error, "orig", None) or error).split()))
     if "Max retries exceeded" in text:
@@ -202,24 +208,37 @@ def short(error: Exception) -> str:
 
 
 def view_hint(tracking_uri: str, experiment_id: str | None, run_id: str | None) -> str:
-    """Where a person looks at the run: an address, or the command that serves one."""
+    """Return how to see the metrics of a run: the URL of a server, or the `mlflow ui` command and the URL it serves.
+
+    The URL opens MLflow's view of model training: its start page shows tools for GenAI and none of the metrics.
+    """
+    path = f"#/experiments/{experiment_id}/runs/{run_id}/model-metrics{TRAINING_VIEW}" if run_id else ""
+    return _hint_for(tracking_uri, path)
+
+
+def registry_view_hint(tracking_uri: str, name: str, version: str | int | None = None) -> str:
+    """The same for a registered model, or for one of its versions."""
+    path = f"#/models/{url_quote(name, safe='')}"
+    return _hint_for(tracking_uri, (path if version is None else f"{path}/versions/{version}") + TRAINING_VIEW)
+
+
+def _hint_for(tracking_uri: str, path: str) -> str:
+    shown = storage.hide_secrets(tracking_uri)
     if tracking_uri.startswith(("http://", "https://")):
-        path = f"/#/experiments/{experiment_id}/runs/{run_id}" if run_id else ""
-        return storage.hide_secrets(tracking_uri.rstrip("/")) + path
-    if tracking_uri.startswith("sqlite:"):
-        return f"mlflow ui --backend-store-uri {quote(storage.hide_secrets(tracking_uri))}"
-    return storage.hide_secrets(tracking_uri)
+        return f"{shown.rstrip('/')}/{path}".rstrip("/")
+    if urlsplit(tracking_uri).scheme.partition("+")[0] not in DATABASES:
+        return shown
+    return f"mlflow ui --backend-store-uri {quote(shown)}, then open {DEFAULT_UI}/{path}"
 
 
 @contextlib.contextmanager
 def request_limits(max_retries: int, timeout_seconds: int) -> Iterator[None]:
-    """Within the block MLflow's requests end after these; what the user set in the environment goes first.
+    """Limit MLflow's requests within the block; limits that the user set in the environment take precedence.
 
-    MLflow reads the limits from the environment of the process at each request, and several threads of a training make
-    requests at once (its curves, its registrations), so that none may set or take away what another goes by.
-
-    Where the blocks of several threads overlap, the most patient limits hold for all. MLflow's defaults are 7 retries
-    of 120 seconds: a server that is down would hold a caller for minutes.
+    MLflow reads the limits from the process environment at each request, and several threads of a run send requests at
+    once (metrics, registrations), so no thread may change the limits of another. Where the blocks of several threads
+    overlap, the largest limits hold for all. MLflow's defaults are 7 retries of 120 seconds: a server that is down
+    would block a caller for minutes.
     """
     limits = {RETRIES: max_retries, SECONDS: timeout_seconds}
     with _limits_lock:
@@ -245,7 +264,7 @@ def _apply_limits() -> None:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as MLflow parameters: dotted names, values as text, without secrets."""
+    """Return nested settings as MLflow parameters: dotted names, values as text, without secrets."""
     flat: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -257,9 +276,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _param_name(name: str) -> str:
-    """The name as MLflow takes it, for one that it refuses (of storage_options it holds a URL) would hold up the rest.
+    """Return the name in MLflow's alphabet: an invalid one (storage_options has URLs) would block all the others.
 
-    Of a longer one the end is a digest, by which it is still told from others.
+    The end of a long name is replaced by a digest, which keeps it distinct.
     """
     taken = _NOT_IN_NAMES.sub("_", name)
     if len(taken) <= MAX_NAME_LENGTH:

@@ -1,4 +1,4 @@
-"""What a training tells MLflow of itself once, at each of its starts: settings, data, source and machine."""
+"""Description of a run for MLflow, logged at each start: settings, data, source revision and machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from data_prep.dataset.manifest import Manifest, list_versions
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.shard_set import ShardSet
-from trainer.tracking.journal import GIT_TAG, LINEAGE_TAG, DataSetInput
+from trainer.tracking.journal import ENTROPY_PARAM, GIT_TAG, LINEAGE_TAG, DataSetInput
 from trainer.tracking.tracker import MetricLog
 
 LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
@@ -38,6 +38,8 @@ def describe_run(
     settings = config.model_dump(mode="json")
     settings["training"]["max_steps"] = config.max_steps
     tracker.log_params(settings)
+    if len(shard_sets) == 1:
+        tracker.log_params({ENTROPY_PARAM: shard_sets[0].manifest.valid.unigram_entropy_nats})
     tracker.log_artifact_text("config.yaml", to_yaml(config))
     digests = [shard_set.manifest.digest for shard_set in shard_sets]
     for number, shard_set in enumerate(shard_sets):

@@ -1,7 +1,7 @@
-"""Sending what a run has tracked from another machine, such as a login node where compute nodes reach no server.
+"""Sending the metrics of a run from another machine, such as a login node if compute nodes reach no server.
 
-Every tracking folder below the run's is sent: the run's own, those of courses that it has left, those of single fits.
-The training may be going on; what it writes meanwhile is sent by the next call.
+Every tracking folder below the output directory is sent: that of the run, of branches it has left, of single fits.
+The run may be active; what it writes meanwhile is sent by the next call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUEST_TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Synced:
-    """What was sent of one folder."""
+    """What was sent from one folder."""
 
     folder: Path
     run_id: str
@@ -33,7 +33,7 @@ class Synced:
 
 
 def tracking_folders(output_dir: Path) -> list[Path]:
-    """The tracking folders in a run's folder, a run before those that stand under it.
+    """Return the tracking folders in an output directory, a run before its children.
 
     Raises:
         UserError: there is none.
@@ -41,7 +41,9 @@ def tracking_folders(output_dir: Path) -> list[Path]:
     found = [path.parent for path in output_dir.rglob(RECORD_NAME) if (path.parent / "artifacts").is_dir()]
     if not found:
         raise UserError(
-            f"{output_dir} holds no tracking/{RECORD_NAME}, so nothing was tracked there; give an OUTPUT_DIR"
+            f"{output_dir} has no tracking/{RECORD_NAME}: no run was tracked there",
+            fix="give the OUTPUT_DIR of a run",
+            code="nothing-tracked",
         )
     return sorted(found, key=_started_at)
 
@@ -53,11 +55,10 @@ def _started_at(folder: Path) -> tuple[int, int]:
 
 
 def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]) -> Iterator[Synced]:
-    """Send what the server lacks of every tracking folder; yields each as it is done.
+    """Send what the server lacks of every tracking folder; yields each folder once it is sent.
 
     Raises:
-        UserError: there is nothing to send, or the server does not take it; what was sent is noted, and the same call
-            goes on there.
+        UserError: there is nothing to send, or the server fails; the same call continues where it ended.
     """
     uri = resolve_tracking_uri(tracking_uri)
     for folder in tracking_folders(output_dir):
@@ -70,8 +71,9 @@ def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]
             raise
         except Exception as error:  # whatever a server, a database or a network does
             raise UserError(
-                f"{folder} was not sent to {storage.hide_secrets(uri)} whole ({short(error)}); see to the server "
-                "and run the same command again, which goes on where this one ended"
+                f"{folder} was not completely sent to {storage.hide_secrets(uri)} ({short(error)})",
+                fix="check the server and rerun the same command, which continues where this one ended",
+                code="metrics-not-sent",
             ) from error
         cursor = delivery.cursor
         assert cursor.run_id is not None, "everything was sent to a run"

@@ -1,4 +1,4 @@
-"""MLflow tracking as the training loop sees it: calls that return at once, whatever the server does.
+"""MLflow tracking for the training loop: calls return at once, whatever the server does.
 
 `Tracker` writes to the journal on disk (journal.py); a thread sends it (delivery.py). Only rank 0 has a `Tracker`.
 """
@@ -34,11 +34,11 @@ FLUSH_SECONDS = 2.0  # a batch costs about 4 ms of CPU, and 0.1 ms a point
 MAX_BACKOFF_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 10.0
 CLOSE_SECONDS = 15.0
-REQUEST_TIMEOUT_SECONDS = 30  # a slow server is waited for, in the thread; retries are the thread's own
+REQUEST_TIMEOUT_SECONDS = 30  # the thread waits for a slow server, and retries itself
 
 
 class MetricLog(Protocol):
-    """What the training loop asks of tracking."""
+    """The interface of tracking for the training loop."""
 
     @property
     def run_id(self) -> str | None: ...
@@ -57,7 +57,7 @@ class MetricLog(Protocol):
 
 
 class NullTracker:
-    """Tracks nothing: for the other ranks and for tests."""
+    """Tracks nothing: for other ranks and for tests."""
 
     run_id: str | None = None
     tracking_uri: str | None = None
@@ -82,7 +82,7 @@ class Tracker:
         self._warn: Callable[[str], None] = lambda message: warn(storage.hide_secrets(message))
         self._delivery = Delivery(journal, tracking_uri, self._warn)
         self.server_answers = False
-        """Whether the last word with the server went well."""
+        """Whether the last request succeeded."""
         self._reported: str | None = None  # the last failure that was reported, so that each is reported once
         self._disk_reported = False
         self._deadline = math.inf
@@ -90,9 +90,9 @@ class Tracker:
         self._tried = threading.Event()
         self._thread: threading.Thread | None = None  # none without MLflow: points are only kept
         try:
-            import_mlflow()  # here, and not in the thread, where it would take from the time for the first word
+            import_mlflow()  # not in the thread, where it would use up the time for the first request
         except MlflowNotInstalled as error:
-            self._warn(f"{error}. Training goes on; {self._kept_points}")
+            self._warn(f"{error.problem} ({error.fix}). Training continues; {self._kept_points}")
             return
         self._thread = threading.Thread(target=self._deliver_until_closed, name="mlflow-delivery", daemon=True)
         self._thread.start()
@@ -107,12 +107,12 @@ class Tracker:
         patience_seconds: float = FIRST_CONTACT_SECONDS,
         parent_uuid: str | None = None,
     ) -> Tracker:
-        """Begin the run of `output_dir`, or go on with it; it stands under the run of `parent_uuid` if one is given.
+        """Start or resume the MLflow run of `output_dir`, as a child of the run of `parent_uuid` if given.
 
-        Waits for the first word with the server, at most `patience_seconds`; after that nothing here waits for it.
+        Waits at most `patience_seconds` for the first request; nothing after it waits for the server.
 
         Raises:
-            UsageError: the tracking URI is none.
+            UsageError: the tracking URI is invalid.
             UserError: `output_dir`/tracking is damaged or cannot be written.
         """
         warn = print_warning if warn is None else warn
@@ -121,72 +121,73 @@ class Tracker:
             run_name = settings.run_name or Path(output_dir).resolve().name
             journal = JournalWriter(folder, storage.hide_secrets(settings.experiment), storage.hide_secrets(run_name))
         except OSError as error:
-            raise UserError(f"{folder} cannot be written ({error.strerror}); metrics are kept there") from None
+            raise UserError(
+                f"{folder} cannot be written ({error.strerror}), and metrics are stored there",
+                fix="free space or correct its permissions",
+                code="unwritable-tracking-folder",
+            ) from None
         before = journal.record.tracking_uri
         tracking_uri = resolve_tracking_uri(settings.uri, before or None)
         shown_uri = storage.hide_secrets(tracking_uri)
         if before not in ("", shown_uri):
-            warn(f"the run was tracked at {before} before; {shown_uri} gets what it lacks, in a run of its own")
+            warn(f"tracking URI changed from {before} to {shown_uri}: all metrics are sent to a new run there")
         if journal.copied_from is not None:
-            warn(
-                f"{folder} is a copy of {journal.copied_from}, whose MLflow run goes on there; this one begins an "
-                "MLflow run of its own, with the points so far"
-            )
+            warn(f"{folder} is a copy of {journal.copied_from}: starting a new MLflow run with the metrics so far")
         if journal.num_damaged_lines:
-            warn(f"{journal.points_path} holds {journal.num_damaged_lines} damaged lines, which are left out")
+            warn(f"{journal.points_path} has {journal.num_damaged_lines} damaged lines, which are skipped")
         parent_uuid = parent_uuid or journal.record.parent_uuid
         journal.update(status="RUNNING", parent_uuid=parent_uuid, tracking_uri=shown_uri)
         return cls(journal, tracking_uri, warn, patience_seconds)
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run; None until a server has been reached."""
+        """Id of the MLflow run; None until the server has answered."""
         return self._delivery.cursor.run_id
 
     @property
     def run_uuid(self) -> str:
-        """The run's own name, which is known before any server is reached."""
+        """Id of the run in its journal, known before the server has answered."""
         return self._journal.record.run_uuid
 
     @property
     def tracking_uri(self) -> str:
-        """The server, without secrets."""
+        """Tracking URI without secrets."""
         return storage.hide_secrets(self._tracking_uri)
 
     @property
     def _kept_points(self) -> str:
-        """Where the points are without MLflow, and what sends them."""
+        """State where metrics are without MLflow, and the command that sends them."""
         output_dir = quote(str(self._journal.folder.parent))
         return (
-            f"points are kept in {self._journal.folder}, and `python launch/sync_tracking.py {output_dir}` sends them "
+            f"metrics are kept in {self._journal.folder}; send them with `python launch/sync_tracking.py {output_dir}` "
             "where mlflow is installed"
         )
 
     @property
     def view_hint(self) -> str:
-        """Where a person looks at the curves: an address, or the command that serves one."""
+        """How to see the metrics: a URL, or the command that serves it."""
         if self._thread is None:
             return self._kept_points
         return view_hint(self._tracking_uri, self._delivery.cursor.experiment_id, self.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the values of a step; what an earlier process recorded for a key and step is not taken again."""
+        """Record the metrics of a step; values that an earlier process recorded for the same step are kept."""
         try:
             self._journal.append(step, dict(metrics))
             self._disk_reported = False
         except OSError as error:
             if not self._disk_reported:
-                self._warn(f"{self._journal.points_path} cannot be written ({error.strerror}); training goes on")
+                self._warn(f"{self._journal.points_path} cannot be written ({error.strerror}); training continues")
             self._disk_reported = True
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record settings, nested ones under dotted names; a run keeps the first value of each."""
+        """Record parameters, nested ones under dotted names; a run keeps the first value of each."""
         known = self._journal.record.params
         flat = flatten(params)
         changed = sorted(name for name, value in flat.items() if known.get(name, value) != value)
         if changed:
             listed = ", ".join(f"{name} (was {known[name]}, is {flat[name]})" for name in changed[:5])
-            self._warn(f"MLflow keeps the first value of {listed}; the run goes on with the new one")
+            self._warn(f"changed parameters: {listed}; MLflow shows the first value, the run uses the new one")
         if new := {name: value for name, value in flat.items() if name not in known}:
             self._best_effort(lambda: self._journal.update(params={**known, **new}))
 
@@ -196,39 +197,36 @@ class Tracker:
         self._best_effort(lambda: self._journal.update(tags={**self._journal.record.tags, **new}))
 
     def log_artifact_text(self, name: str, text: str) -> None:
-        """Keep a text as an artifact of the run; `name` may have folders, and a later text replaces the earlier."""
+        """Log a text as an artifact; `name` may have folders, and a later text replaces an earlier one."""
         self._best_effort(lambda: self._journal.put_artifact(name, storage.hide_secrets(text).encode()))
 
     def log_artifact(self, name: str, data: bytes) -> None:
-        """The same of a file that is no text, such as a picture."""
+        """Log a binary file, such as a picture, as an artifact."""
         self._best_effort(lambda: self._journal.put_artifact(name, data))
 
     def log_data_set(self, data_set: DataSetInput) -> None:
-        """Set a data set as an input of the run."""
+        """Log a data set as an input of the run."""
         self._best_effort(lambda: self._journal.put_data_set(data_set))
 
     def log_pictures(self) -> None:
-        """Draw the curves so far, of every start of the run, and keep them as PNG artifacts under curves/.
-
-        What cannot be drawn is warned of.
-        """
+        """Draw the curves of the whole run and log them as PNG artifacts under curves/; failures are warnings."""
         try:
             from trainer.tracking.curves import draw_run  # matplotlib takes half a second to import
 
             pictures = draw_run(self._journal)
-        except Exception as error:  # noqa: BLE001 - a picture neither hides why a run failed nor fails one that is done
-            self._warn(f"the curves of {self._journal.folder} cannot be drawn ({short(error)}); their points are kept")
+        except Exception as error:  # noqa: BLE001 - a picture must not fail a run
+            self._warn(f"the curves of {self._journal.folder} cannot be drawn ({short(error)}); the metrics are kept")
             return
         for name, picture in pictures.items():
             self.log_artifact(name, picture)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the server has all of it."""
+        """Whether the server has everything."""
         return self._delivery.is_complete
 
     def close(self, status: RunStatus, timeout_seconds: float = CLOSE_SECONDS, tell: bool = True) -> None:
-        """Set the run's status and send what is left, at most for `timeout_seconds`; what is left then is reported."""
+        """Set the status and send the rest for at most `timeout_seconds`; with `tell` warn if something is unsent."""
         if self._closing.is_set():
             return
         self._best_effort(lambda: self._journal.update(status=status, ended_at=now()))
@@ -240,9 +238,8 @@ class Tracker:
         self._thread.join(timeout_seconds)
         if tell and not self.is_complete:
             self._warn(
-                f"not everything was sent to {self.tracking_uri}: {self._delivery.unsent_bytes:,} bytes of points wait "
-                f"in {self._journal.points_path}; launch/sync_tracking.py sends them, and so does a pretraining that "
-                "is started again"
+                f"not everything was sent to {self.tracking_uri}: {self._delivery.unsent_bytes:,} bytes of metrics wait "
+                f"in {self._journal.points_path}; send them with launch/sync_tracking.py, or rerun the same command"
             )
         if not self._thread.is_alive():
             self._journal.close()
@@ -266,17 +263,17 @@ class Tracker:
     def _deliver(self) -> bool:
         try:
             self._delivery.send()
-        except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does: the training goes on
+        except Exception as error:  # noqa: BLE001 - no failure of a server or network ends training
             kind = str(error) if isinstance(error, UserError) else type(error).__name__
             if kind != self._reported:
                 self._warn(
-                    f"tracking at {self.tracking_uri}: {short(error)}. Training goes on; points are kept in "
-                    f"{self._journal.folder} and sent as soon as that is fixed"
+                    f"tracking at {self.tracking_uri} failed ({short(error)}). Training continues; metrics are kept in "
+                    f"{self._journal.folder} and sent once it works again"
                 )
             self._reported = kind
             return False
         if self._reported is not None:
-            self._warn(f"tracking at {self.tracking_uri} works again; everything kept was sent")
+            self._warn(f"tracking at {self.tracking_uri} works again; all kept metrics were sent")
         self._reported = None
         return True
 
@@ -284,7 +281,7 @@ class Tracker:
         try:
             action()
         except OSError as error:
-            self._warn(f"{self._journal.folder} cannot be written ({error.strerror}); training goes on")
+            self._warn(f"{self._journal.folder} cannot be written ({error.strerror}); training continues")
 
 
 def print_warning(message: str) -> None:

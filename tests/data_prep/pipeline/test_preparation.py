@@ -432,7 +432,7 @@ def test_two_sources_with_the_same_file_are_refused(small_corpus: Path, tokenize
 
 
 def test_an_unknown_language_is_refused_before_work_starts(small_corpus: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(UsageError, match="language 'english' is not known"):
+    with pytest.raises(UsageError, match="unknown language 'english'"):
         make_plan(config_for([small_corpus], "documents.language=english"), tokenizer)
 
 

@@ -73,7 +73,7 @@ def processor(request: pytest.FixtureRequest) -> sentencepiece.SentencePieceProc
 
 @settings(max_examples=200)
 @given(text=_TEXTS)
-def test_the_ids_of_the_parts_are_those_of_the_text(processor, text: str) -> None:
+def test_the_ids_of_the_parts_are_those_of_the_text(processor: sentencepiece.SentencePieceProcessor, text: str) -> None:
     data = text.encode()
     starts = [*WordCuts(_pieces(processor)).starts(data).tolist(), len(data)]
     parts = [data[start:stop] for start, stop in itertools.pairwise(starts)]
@@ -83,7 +83,7 @@ def test_the_ids_of_the_parts_are_those_of_the_text(processor, text: str) -> Non
 
 @settings(max_examples=100)
 @given(texts=st.lists(_TEXTS, min_size=1, max_size=4))
-def test_the_cache_gives_the_ids_of_the_text(processor, texts: list[str]) -> None:
+def test_the_cache_gives_the_ids_of_the_text(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> None:
     cache = WordCache(processor.encode, np.uint16, _pieces(processor), num_slots=64)
     for text in [*texts, "".join(texts)]:
         assert cache.encode(text.encode()).tolist() == processor.encode(text)
@@ -103,7 +103,7 @@ def test_without_byte_fallback_text_is_cut_at_spaces_alone() -> None:
     assert WordCuts(None).starts(" a, \u4f60\u597d".encode()).tolist() == [0, 3]
 
 
-def test_a_trained_vocabulary_can_be_cut_at_letters(processor) -> None:
+def test_a_trained_vocabulary_can_be_cut_at_letters(processor: sentencepiece.SentencePieceProcessor) -> None:
     pieces = [piece for piece in _pieces(processor) if piece != "it's"]
     assert len(pieces) > 50 and can_cut_at_letters(pieces)
 

@@ -23,14 +23,14 @@ def test_four_rows_are_one_rank_times_four_or_two_times_two():
 def test_ranks_that_do_not_divide_the_batch_are_filled_up_and_say_so():
     arithmetic = batch_arithmetic(stage(8, 2, 8), 3)
     assert (arithmetic.accumulation_steps, arithmetic.computed_rows) == (2, 12)
-    assert "33.3% are rows that only fill up" in str(arithmetic)
+    assert "- 4 padding sequences (33.3% of" in str(arithmetic)
 
 
 def test_a_micro_batch_is_no_larger_than_many_ranks_need():
     """2,048 rows on 64 ranks: 32 each, although a micro-batch may have 64."""
     arithmetic = batch_arithmetic(stage(512, 64, 2048), 64)
     assert (arithmetic.micro_batch_rows, arithmetic.accumulation_steps) == (32, 1)
-    assert arithmetic.filling_share == 0.0
+    assert arithmetic.padding_share == 0.0
 
 
 @given(

@@ -2,6 +2,7 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import load_settings, to_yaml, validate_settings
+from tests.support.error_codes import coded
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
@@ -68,89 +69,126 @@ def test_stages_are_the_runs_steps_and_lengths():
 
 def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
     stages = load_settings(RunConfig, "bert_large_phased").stages
-    assert [batch_arithmetic(stage, 8).filling_share for stage in stages] == [0.0, 0.0]
+    assert [batch_arithmetic(stage, 8).padding_share for stage in stages] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "code", "shown"),
     [
         (
             ["data.sequence_length=1024", "training.micro_batch_tokens=1024"],
-            "longer than model.max_position_embeddings",
+            "sequence-too-long",
+            "data.sequence_length=1024 exceeds model.max_position_embeddings=",
         ),
-        (["training.micro_batch_tokens=1000"], "not a multiple of the sequence length 64. Fix: the nearest is 1024"),
-        (["training.micro_batch_tokens=4096"], "more than training.global_batch_tokens"),
+        (["data.sequence_length=4"], "sequence-too-short", "data.sequence_length=4"),
+        (
+            ["training.micro_batch_tokens=1000"],
+            "tokens-not-whole-rows",
+            "training.micro_batch_tokens=1000 is not a multiple of data.sequence_length=64. Fix: set "
+            "training.micro_batch_tokens=1024",
+        ),
+        (
+            ["training.micro_batch_tokens=4096"],
+            "micro-batch-exceeds-global-batch",
+            "training.micro_batch_tokens=4096 exceeds training.global_batch_tokens=2048",
+        ),
         (
             ["training.batch_warmup={initial_tokens: 2048, steps: 9}"],
-            "initial_tokens=2048 is not less than training.gl",
+            "batch-warmup-without-growth",
+            "training.batch_warmup.initial_tokens=2048",
         ),
         (
             ["training.batch_warmup={initial_tokens: 512, steps: 9}"],
-            "more than training.batch_warmup.initial_tokens=512",
+            "micro-batch-exceeds-global-batch",
+            "exceeds training.batch_warmup.initial_tokens=512",
         ),
-        (["training.batch_warmup={initial_tokens: 1030, steps: 9}"], "initial_tokens=1030 is not a multiple"),
-        (["training.batch_warmup={initial_tokens: 1024, steps: 9999}"], "is longer than the 3000 steps"),
+        (
+            ["training.batch_warmup={initial_tokens: 1030, steps: 9}"],
+            "tokens-not-whole-rows",
+            "training.batch_warmup.initial_tokens=1030",
+        ),
+        (
+            ["training.batch_warmup={initial_tokens: 1024, steps: 9999}"],
+            "batch-warmup-longer-than-stage",
+            "training.batch_warmup.steps=9999 exceeds the 3000 steps of the run",
+        ),
         (
             ["checkpoint.keep_best=1", "checkpoint.best_metric=valid/pair_accuracy", "data.sentence_pairs=none"],
-            "is never measured with data.sentence_pairs=none",
+            "best-metric-not-measured",
+            "data.sentence_pairs=none",
         ),
         (
             ["checkpoint.keep_best=1", "checkpoint.best_metric=valid/minimal_pairs_accuracy"],
-            "is never measured without evaluation.minimal_pairs",
+            "best-metric-not-measured",
+            "evaluation.minimal_pairs",
         ),
-        (["evaluation.length_bounds=[128, 64]"], "evaluation.length_bounds=[128, 64] must rise"),
-        (["model.num_attention_heads=3"], "not a multiple of model.num_attention_heads=3"),
-        (["schedule.warmup_steps=5000"], "longer than the run's"),
-        (["schedule.decay_steps=5"], "is for schedule.name=warmup_stable_decay"),
-        (["optimizer.learning_rate=-1"], "optimizer.learning_rate=-1"),
-        (["optimizer.learning_rate=.nan"], "optimizer.learning_rate"),
-        (["training.gradient_clipping=-1"], "training.gradient_clipping=-1"),
-        (
-            ["zero.stage=0", "training.precision=bf16"],
-            "accumulates gradients in bf16 in DeepSpeed. Fix: set zero.stage to 1",
-        ),
-        (
-            ["zero.stage=0", "training.precision=fp16"],
-            "accumulates gradients in fp16 in DeepSpeed. Fix: set zero.stage to 1",
-        ),
-        (["zero.stage=4"], "zero.stage=4"),
-        (["data.mask_share=0.9", "data.random_share=0.2"], "sum to more than 1"),
+        (["evaluation.length_bounds=[128, 64]"], "length-bounds-not-ascending", "evaluation.length_bounds=[128, 64]"),
+        (["model.num_attention_heads=3"], "heads-do-not-divide-hidden-size", "model.num_attention_heads=3"),
+        (["schedule.warmup_steps=5000"], "schedule-longer-than-run", "schedule.warmup_steps=5000"),
+        (["schedule.decay_steps=5"], "setting-without-effect", "schedule.decay_steps=5"),
+        (["optimizer.learning_rate=-1"], "invalid-setting", "optimizer.learning_rate=-1 must be greater than 0"),
+        (["optimizer.learning_rate=.nan"], "invalid-setting", "optimizer.learning_rate=NaN"),
+        (["training.gradient_clipping=-1"], "invalid-setting", "training.gradient_clipping=-1 must be at least 0"),
+        (["zero.stage=0", "training.precision=bf16"], "zero-stage-0-in-half-precision", "training.precision=bf16"),
+        (["zero.stage=0", "training.precision=fp16"], "zero-stage-0-in-half-precision", "training.precision=fp16"),
+        (["zero.stage=0", "zero.offload_optimizer=true"], "offload-needs-zero", "zero.stage=0"),
+        (["zero.stage=4"], "invalid-setting", "zero.stage=4 must be one of 0, 1, 2 or 3"),
+        (["data.mask_share=0.9", "data.random_share=0.2"], "mask-shares-exceed-one", "data.random_share=0.2"),
         (
             ["training.stages=[{steps: 1, sequence_length: 64, micro_batch_tokens: 64, global_batch_tokens: 64}]"],
-            "a stage has batch sizes of its own",
+            "setting-of-stages",
+            "training.micro_batch_tokens",
         ),
-        (["trainning.seed=3"], "did you mean training"),
-        (["data.sentence_pairs=next_sentence", "model.type_vocab_size=1"], "model.type_vocab_size=1. Fix: set it to 2"),
-        (["model.norm=rmsnorm"], "model.family=bert does not have model.norm=rmsnorm (BERT has LayerNorm)"),
-        (["model.hidden_act=geglu", "model.bias=false"], "model.bias=False (BERT has biases"),
-        (["model.family=modernbert", "model.norm_position=post"], "(ModernBERT normalizes before each sublayer)"),
-        (["model.family=modernbert"], "ModernBERT has neither segments nor a head for pairs"),
-        (["model.family=modernbert", "model.num_attention_heads=128"], "gives heads of odd size 1"),
-        (["model.family=modernbert", "model.local_attention=127"], "half of it lies on each side"),
-        (["model.global_rope_theta=5"], "never used where model.position_embedding=learned"),
-        (["model.family=modernbert", "model.local_attention=null"], "model.local_attention is not set"),
-        (["model.family=modernbert", "model.global_attn_every_n_layers=1"], "model.local_attention=128 is never used"),
+        (["trainning.seed=3"], "unknown-setting", "did you mean training"),
+        (
+            ["data.sentence_pairs=next_sentence", "model.type_vocab_size=1"],
+            "pairs-without-token-types",
+            "model.type_vocab_size=1. Fix: set model.type_vocab_size=2",
+        ),
+        (["model.norm=rmsnorm"], "option-not-of-family", "model.norm=rmsnorm (BERT has LayerNorm)"),
+        (["model.hidden_act=geglu", "model.bias=false"], "option-not-of-family", "model.bias=False (BERT has biases"),
+        (["model.family=modernbert", "model.norm_position=post"], "option-not-of-family", "model.norm_position=post"),
+        (["model.family=modernbert"], "pairs-without-token-types", "set data.sentence_pairs=none"),
+        (["model.family=modernbert", "model.num_attention_heads=128"], "odd-head-size", " is 1."),
+        (["model.family=modernbert", "model.local_attention=127"], "odd-local-attention", "model.local_attention=128"),
+        (["model.global_rope_theta=5"], "setting-without-effect", "model.global_rope_theta=5"),
+        (
+            ["model.family=modernbert", "model.local_attention=null"],
+            "local-attention-not-set",
+            "model.global_attn_every_n_layers=3",
+        ),
+        (
+            ["model.family=modernbert", "model.global_attn_every_n_layers=1"],
+            "setting-without-effect",
+            "model.local_attention=128",
+        ),
         (
             ["model.family=custom", "model.position_embedding=sinusoidal", "model.hidden_size=129"]
             + ["model.num_attention_heads=3"],
-            "model.hidden_size=129 is odd",
+            "odd-hidden-size",
+            "got 129",
         ),
-        (["model.family=roberta"], "model.family"),
-        ([f"training.max_steps={10**30}"], "must be at most 9,223,372,036,854,775,807"),
-        (["model.family=[bert]"], "model.family"),
-        (["training.seed={a: 1}"], 'training.seed={"a": 1} must be a valid integer'),
-        (["data.shards=[]"], "data.shards is empty. Fix: name the folder"),
-        (["data.shards="], "data.shards"),
-        (["checkpoint.upload_to=''"], 'checkpoint.upload_to="": string should have at least 1 character'),
-        (["data.num_workers=5000"], "data.num_workers=5000 must be less than or equal to 1024"),
-        (["distributed.timeout_seconds=9999999999"], "distributed.timeout_seconds=9999999999"),
-        (["health.spike_window_steps=19"], "health.spike_window_steps=19 must be greater than or equal to 20"),
+        (["model.family=roberta"], "invalid-setting", "model.family"),
+        ([f"training.max_steps={10**30}"], "invalid-setting", "must be at most 9,223,372,036,854,775,807"),
+        (["model.family=[bert]"], "invalid-setting", "model.family"),
+        (["training.seed={a: 1}"], "invalid-setting", 'training.seed={"a": 1} must be an integer'),
+        (["data.shards=[]"], "empty-shards", "data.shards"),
+        (["data.shards="], "invalid-setting", "data.shards"),
+        (["checkpoint.upload_to=''"], "invalid-setting", 'checkpoint.upload_to="" must be a non-empty string'),
+        (["data.num_workers=5000"], "invalid-setting", "data.num_workers=5000 must be at most 1,024"),
+        (["distributed.timeout_seconds=9999999999"], "invalid-setting", "distributed.timeout_seconds=9999999999"),
+        (["health.spike_window_steps=19"], "invalid-setting", "health.spike_window_steps=19 must be at least 20"),
+        (
+            ["init_from=x", "model.output_bias=frequencies"],
+            "output-bias-with-init-from",
+            "model.output_bias=frequencies",
+        ),
     ],
 )
-def test_a_contradiction_names_setting_rule_and_remedy(overrides, said):
-    with pytest.raises(UsageError) as caught:
+def test_a_contradiction_states_setting_value_fix_and_code(overrides, code, shown):
+    with pytest.raises(UsageError, check=coded(code)) as caught:
         load_settings(RunConfig, "tiny_cpu", overrides)
-    assert said in str(caught.value)
+    assert shown in str(caught.value) and caught.value.fix
 
 
 def test_a_mapping_in_place_of_a_value_names_the_setting():
@@ -159,14 +197,14 @@ def test_a_mapping_in_place_of_a_value_names_the_setting():
     mappings = {("training", "batch_warmup")}
     assert len(given) > 90
     for section, name in set(given) - mappings:
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, check=coded("invalid-setting")) as caught:
             validate_settings(RunConfig, values | {section: values[section] | {name: {"a": 1}}}, "test")
         assert f'{section}.{name}={{"a": 1}} must be' in str(caught.value).replace(".str=", "="), name
 
 
 def test_a_stage_that_contradicts_is_named_by_its_number():
     stage = "{steps: 9, sequence_length: 1024, micro_batch_tokens: 1024, global_batch_tokens: 1024}"
-    with pytest.raises(UsageError, match="training.stages.0.sequence_length=1024 is longer than model.max_position"):
+    with pytest.raises(UsageError, check=coded("sequence-too-long"), match="training.stages.0.sequence_length=1024"):
         load_settings(RunConfig, "bert_large_phased", [f"training.stages=[{stage}]"])
 
 
@@ -187,7 +225,7 @@ def test_a_run_that_ends_early_takes_fewer_steps_in_its_stages():
 
 
 def test_more_steps_than_the_stages_have_are_refused():
-    with pytest.raises(UsageError, match="more than the 1000000 steps"):
+    with pytest.raises(UsageError, check=coded("more-steps-than-stages"), match="1000000 steps"):
         load_settings(RunConfig, "bert_large_phased", ["training.max_steps=2000000"])
 
 
@@ -197,20 +235,21 @@ def test_steps_are_required_without_stages():
         "data": {"shards": "s"},
         "training": {"global_batch_tokens": 512, "micro_batch_tokens": 512},
     }
-    with pytest.raises(UsageError, match="training.max_steps is required"):
+    with pytest.raises(UsageError, check=coded("missing-setting"), match="training.max_steps is required"):
         validate_settings(RunConfig, values, "test")
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "code", "shown"),
     [
-        ({"shards": [{"url": "a", "weight": 1}, {"url": "b"}]}, r"data.shards\[1\] has no weight and others have"),
-        ({"shards": [{"url": "a", "weight": 1}], "sampling_alpha": 0.5}, "leave out the one or the other"),
+        ({"shards": [{"url": "a", "weight": 1}, {"url": "b"}]}, "weight-of-some-components", "data.shards[1]"),
+        ({"shards": [{"url": "a", "weight": 1}], "sampling_alpha": 0.5}, "sampling-alpha-with-weights", "=0.5"),
     ],
 )
-def test_shares_of_a_mixture_do_not_contradict_each_other(data: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DataSettings(**data)
+def test_shares_of_a_mixture_do_not_contradict_each_other(data: dict, code: str, shown: str) -> None:
+    with pytest.raises(UsageError, check=coded(code)) as caught:
+        validate_settings(DataSettings, data, "test")
+    assert shown in str(caught.value)
 
 
 def test_a_configuration_to_keep_shows_where_a_store_is_and_not_its_key() -> None:

@@ -10,6 +10,7 @@ from trainer.config.schedule import (
     global_batch_tokens,
     learning_rate,
     masking_rate,
+    rate_jump_warning,
     tokens_of_run,
     tokens_of_stage,
 )
@@ -128,3 +129,24 @@ def test_the_tokens_left_of_a_run_count_through_its_stages():
     sizes = [8, 8, 16, 16, 24, 24, 32, 32] + [16, 16, 32, 32]
     for first in range(13):
         assert tokens_of_run(stages, steps, first) == sum(sizes[first:])
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_run_extended_after_its_decay_warns_of_the_jump_with_both_rates(name: str) -> None:
+    schedule = ScheduleSettings(name=name, warmup_steps=100)
+    warning = rate_jump_warning(3000, 3000, 6000, 2e-3, schedule)
+    old, new = learning_rate(2999, 3000, 2e-3, schedule), learning_rate(3000, 6000, 2e-3, schedule)
+    assert warning is not None and f"from {old:.1e} to {new:.1e} at step 3001" in warning
+    assert "training.max_steps changed from 3000 to 6000" in warning and "warmup_stable_decay" in warning
+
+
+def test_a_run_may_be_extended_without_a_jump_before_the_decay_of_warmup_stable_decay() -> None:
+    schedule = ScheduleSettings(name="warmup_stable_decay", warmup_steps=100, decay_steps=500)
+    assert rate_jump_warning(2500, 3000, 6000, 2e-3, schedule) is None
+    warning = rate_jump_warning(3000, 3000, 6000, 2e-3, schedule)
+    assert warning is not None and "--resume-from STEP with STEP <= 2500" in warning
+
+
+def test_a_small_change_of_the_length_is_no_jump() -> None:
+    schedule = ScheduleSettings(name="linear", warmup_steps=0)
+    assert rate_jump_warning(100, 3000, 3050, 2e-3, schedule) is None

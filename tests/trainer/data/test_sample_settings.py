@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from data_prep.base.errors import UserError
+from tests.support.error_codes import coded
 from trainer.config.data_settings import DataSettings
 from trainer.config.training_settings import Stage
 from trainer.data.sample_settings import check_enough_data, training_samples
@@ -20,7 +21,7 @@ def test_data_for_less_than_a_global_batch_is_refused_before_anything_is_built(c
     rows = training_samples([corpus.shard_set], data, stage_of(1), 0).num_samples(0)
     assert rows is not None
     check_enough_data([corpus.shard_set], data, [stage_of(1), stage_of(rows)], 0)
-    with pytest.raises(UserError, match=f"holds {rows} rows of 32 places, fewer than the {rows + 1} .*lower it to"):
+    with pytest.raises(UserError, check=coded("less-than-one-batch"), match=f" {rows} .*{rows + 1} .*={rows * 32} "):
         check_enough_data([corpus.shard_set], data, [stage_of(1), stage_of(rows + 1)], 0)
 
 

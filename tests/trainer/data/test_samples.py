@@ -11,6 +11,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.shard_index import ShardIndex
+from tests.support.error_codes import coded
 from trainer.data.epochs import RowSettings
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace
@@ -38,7 +39,7 @@ def space_of(components: list[list[Any]], usage: Purpose, task: Any = "next_sent
 def test_training_does_not_begin_without_a_labeled_pair(index_of: IndexMaker) -> None:
     singles = shard_of(index_of([[4]] * 5, documents_a_record=5))
     pairs = shard_of(index_of([[4, 4]] * 6, documents_a_record=6))
-    with pytest.raises(UserError, match="hold no sentence pair that can be labeled"):
+    with pytest.raises(UserError, check=coded("no-sentence-pairs")):
         space_of([[singles]], Purpose.TRAINING).open_pass(0)
     assert space_of([[singles]], Purpose.TRAINING).open_pass(1).num_rows > 0, "a later epoch happens to have none"
     assert space_of([[singles]], Purpose.EVALUATION).open_pass(0).num_rows > 0

@@ -14,6 +14,7 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.error_codes import coded
 from trainer.data import shard_set as shard_set_module
 from trainer.data import verified_files
 from trainer.data.epochs import ComponentEpoch, RowSettings
@@ -96,7 +97,7 @@ def test_a_shard_that_another_process_checked_is_not_read_again_unless_it_was_wr
     with open(path, "r+b") as file:
         file.write(data)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with pytest.raises(DamagedFile, match="its sha256 is"):
+    with pytest.raises(DamagedFile, check=coded("damaged-shard"), match="sha256"):
         open_first().read_tokens()
 
 
@@ -140,18 +141,33 @@ def test_the_tokenizer_must_be_that_of_the_shards(
     found = SimpleNamespace(fingerprint="a" * 64)
     monkeypatch.setattr(shard_set_module.Tokenizer, "load", lambda folder: found)
     check_tokenizer([one, one], None, vocab_size=1000)
-    check_tokenizer([one], "some/folder", vocab_size=1000)
-    with pytest.raises(UserError, match=f"(?s)mixes tokenizers.*{'a' * 64}.*{'b' * 64}"):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    check_tokenizer([one], str(folder), vocab_size=1000)
+    with pytest.raises(UserError, check=coded("mixed-tokenizers"), match=f"(?s){'a' * 64}.*{'b' * 64}"):
         check_tokenizer([one, two], None, vocab_size=1000)
-    with pytest.raises(UserError, match=f"some/folder has fingerprint {'a' * 64}.*{'b' * 64}"):
-        check_tokenizer([two], "some/folder", vocab_size=1000)
+    with pytest.raises(UserError, check=coded("another-tokenizer"), match=f"{folder}.*{'a' * 64}.*{'b' * 64}"):
+        check_tokenizer([two], str(folder), vocab_size=1000)
+    for missing, code in (("bert-base-uncased", "hub-name-as-tokenizer"), ("/no/such/folder", "missing-path")):
+        with pytest.raises(UserError, check=coded(code), match=missing):
+            check_tokenizer([one], missing, vocab_size=1000)
+
+
+def test_what_is_no_data_set_is_answered_with_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, check=coded("missing-path"), match="nowhere does not exist"):
+        open_shard_set(str(tmp_path / "nowhere"))
+    (tmp_path / "corpus.jsonl.gz").write_bytes(b"")
+    for raw, named in ((tmp_path / "corpus.jsonl.gz", "corpus.jsonl.gz"), (tmp_path, "/\\*.jsonl.gz")):
+        expected = f"tokenizer --input \\S*{named}.* shards --input \\S*{named}"
+        with pytest.raises(UserError, check=coded("shards-are-raw-text"), match=expected):
+            open_shard_set(str(raw))
 
 
 def test_ids_beyond_the_models_vocabulary_are_refused(tmp_path: Path, corpus_at: Callable) -> None:
     shard_set = corpus_at(tmp_path, DOCUMENTS).shard_set
     needed = shard_set.manifest.tokenizer.vocab_size
     check_tokenizer([shard_set], None, vocab_size=needed)
-    with pytest.raises(UserError, match=f"model.vocab_size={needed - 1} is less than the {needed} pieces"):
+    with pytest.raises(UserError, check=coded("vocabulary-too-small"), match=f"={needed - 1} .*={needed}"):
         check_tokenizer([shard_set], None, vocab_size=needed - 1)
 
 

@@ -11,7 +11,7 @@ from data_prep.base.errors import UsageError, UserError
 from tests.support.threaded_ranks import ThreadedRanks
 from trainer.distributed import agreement
 from trainer.distributed.agreement import Fact, Facts, RankCannotRun, RanksDiffer, agree
-from trainer.distributed.exit import ToldByEveryRank
+from trainer.distributed.exit import PrintedByEveryRank
 from trainer.distributed.process_group import Ranks
 
 HOST = socket.gethostname()
@@ -40,7 +40,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Facts]], list[Ou
             try:
                 agree(stated[ranks.rank], ranks, warnings.append)
             except UserError as error:
-                assert type(error) is UserError or isinstance(error, ToldByEveryRank)
+                assert type(error) is UserError or isinstance(error, PrintedByEveryRank)
                 return str(error), error.exit_status, warnings
             return "", 0, warnings
 
@@ -69,7 +69,7 @@ def test_a_difference_is_refused_on_every_rank_with_name_values_ranks_and_host(o
         "more rank. Fix: "
     )
     assert status == UsageError.exit_status == 2 and others == [(text, status, [])] * 3
-    assert issubclass(RanksDiffer, ToldByEveryRank) and issubclass(RankCannotRun, ToldByEveryRank)
+    assert issubclass(RanksDiffer, PrintedByEveryRank) and issubclass(RankCannotRun, PrintedByEveryRank)
 
 
 def test_each_name_that_differs_is_told_with_its_own_groups_of_ranks(outcomes):

@@ -28,7 +28,7 @@ def test_a_name_that_the_system_refuses_is_told_in_a_paragraph(
     name = tmp_path / ("a" * 256)
     with pytest.raises(Ended, match="2"):
         exit.run_rank(lambda: len(name.read_bytes()))
-    assert capsys.readouterr().err == f"error: {name}: File name too long; give another name\n"
+    assert capsys.readouterr().err.startswith(f"error: {name}: File name too long")
     with pytest.raises(Ended, match="1"):
         exit.run_rank(lambda: len((tmp_path / "nothing").read_bytes()))
     assert "Traceback" in capsys.readouterr().err
@@ -56,14 +56,14 @@ def test_a_name_that_the_system_refuses_is_told_in_a_paragraph(
 )
 def test_what_the_libraries_say_of_a_lost_peer_is_known(message: str) -> None:
     """As it stands in torch 2.11 and 2.13."""
-    assert exit.tells_of_lost_peer(message)
+    assert exit.reports_lost_peer(message)
 
 
 @pytest.mark.parametrize(
     "message", ["CUDA out of memory", "shape '[2, 3]' is invalid for input of size 5", "expected scalar type Float"]
 )
 def test_other_errors_are_not_taken_for_a_lost_peer(message: str) -> None:
-    assert not exit.tells_of_lost_peer(message)
+    assert not exit.reports_lost_peer(message)
 
 
 NOISY = """

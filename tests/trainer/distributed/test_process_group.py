@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError
+from tests.support.error_codes import coded
 from tests.support.toy_processes import ROOT, finish, start_ranks
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed.process_group import can_be_made, compiled_folder, initialize_distributed
@@ -34,7 +35,7 @@ def test_half_an_environment_is_a_usage_error(monkeypatch):
 def test_an_environment_of_no_numbers_is_a_usage_error(monkeypatch):
     for name, value in zip(LAUNCHER_VARIABLES, ("0", "two", "0", "127.0.0.1", ""), strict=True):
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="WORLD_SIZE=two, MASTER_PORT= in the environment is no number"):
+    with pytest.raises(UsageError, check=coded("invalid-rank-environment"), match="WORLD_SIZE=two, MASTER_PORT= "):
         initialize_distributed(DistributedSettings())
 
 

@@ -12,7 +12,7 @@ from data_prep.base.errors import UserError
 from tests.support.threaded_ranks import ThreadedRanks
 from trainer.checkpoint.writer import ALONE
 from trainer.distributed import agreement, shared_folder
-from trainer.distributed.exit import ToldByEveryRank
+from trainer.distributed.exit import PrintedByEveryRank
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.shared_folder import refuse_unshared
 
@@ -28,7 +28,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch):
             try:
                 refuse_unshared(str(folders[ranks.rank]), ranks)
             except UserError as error:
-                assert isinstance(error, ToldByEveryRank) or "cannot be written" in str(error)
+                assert isinstance(error, PrintedByEveryRank) or "cannot be written" in str(error)
                 return str(error).replace(str(folders[ranks.rank]), "HERE", 1), error.exit_status
             return "", 0
 
@@ -52,10 +52,10 @@ def test_folders_of_their_own_are_refused_on_all_ranks_with_host_and_path_and_no
     told = refusals(mine, mine, other, other)
     assert len(set(told)) == 1 and told[0][1] == 2
     text = told[0][0]
-    assert text.startswith("output_dir=HERE is not one folder that all hosts share: rank 0 (host-of-")
+    assert text.startswith("output_dir=HERE is not a directory that all hosts share: rank 0 (host-of-")
     assert f"wrote a file into {mine}, and rank 2 (host-of-" in text and "rank 3 (host-of-" in text
     assert f"does not see it in {other} (No such file or directory)" in text and "rank 1" not in text
-    assert "Fix: mount one folder" in text and "checkpoint.upload_to" in text
+    assert "Fix: mount one directory" in text and "checkpoint.upload_to" in text
     assert os.listdir(mine) == os.listdir(other) == []
 
 

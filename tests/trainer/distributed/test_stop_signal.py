@@ -145,7 +145,7 @@ def test_before_the_ranks_have_met_the_first_signal_ends_the_process(number, clo
     assert left == [STOPPED_EXIT_STATUS]
     said = capfd.readouterr().err
     cause = f"{SELF}: {signal.Signals(number).name}"
-    assert said.count(f"stopped by {cause} before the first step: there is nothing") == 1
+    assert said.count(f"stopped by {cause} before the first step; nothing to save") == 1
 
 
 def test_before_the_ranks_have_met_the_loss_of_the_launcher_ends_the_process(clock, monkeypatch):

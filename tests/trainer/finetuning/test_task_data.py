@@ -105,7 +105,7 @@ def test_a_cell_that_is_no_text_is_refused_by_its_row(tmp_path: Path, cell: obje
         ("token_classification", {"O": 1, "B": 2}, "a dict, and this task reads a list of tags"),
         ("regression", 10**400, "1000.* is not finite"),
         ("regression", 1e39, "1e.39 is not finite"),
-        ("question_answering", {"text": ["a"], "answer_start": [float("inf")]}, "answer_start inf is no place"),
+        ("question_answering", {"text": ["a"], "answer_start": [float("inf")]}, "answer_start inf is not a position"),
         ("question_answering", {"text": ["a", None], "answer_start": [0, 0]}, "this task reads a text"),
     ],
 )

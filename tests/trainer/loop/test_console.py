@@ -1,45 +1,87 @@
-from trainer.loop.console import evaluation_line, groups_line, step_line
+import io
+import sys
+
+import pytest
+
+from trainer.loop.console import StepBar, compact, evaluation_line, groups_line, print_line, scientific, step_line
 
 
-def test_a_step_line_tells_epoch_step_loss_perplexity_rate_speed_and_time_left():
-    metrics = {"train/loss": 3.0, "train/mlm_loss": 2.302585, "train/pair_loss": 0.7, "train/learning_rate": 1e-3}
-    metrics |= {"train/tokens_per_second": 12345.6, "train/data_wait_share": 0.05}
-    line = step_line(50, 3000, 0.25, metrics, 3723)
-    assert "waiting" not in line and "mfu" not in line
-    for part in (
-        "epoch 0.25",
-        "step 50/3,000",
-        "loss 3.0000",
-        "ppl 10.0",
-        "lr 1.00e-03",
-        "12,346 tokens/s",
-        "left 1:02:03",
-    ):
-        assert part in line
+def test_a_step_line_reads_like_those_of_other_trainers():
+    metrics = {"train/loss": 7.48, "train/mlm_loss": 6.75, "train/pair_loss": 0.73, "train/learning_rate": 2e-3}
+    metrics |= {"train/tokens_per_second": 13_796.0, "train/data_wait_share": 0.05}
+    expected = "step 100/3000 | epoch 0.25 | loss 7.480 (mlm 6.750, nsp 0.730) | lr 2.0e-3 | 13.8k tokens/s | ETA 7:01"
+    assert step_line(100, 3000, 0.25, metrics, 421, "nsp") == expected
 
 
-def test_a_step_line_tells_mfu_and_waiting_where_there_is_something_to_tell():
+def test_a_step_line_without_pairs_shows_perplexity_and_hours():
+    metrics = {"train/loss": 2.302585, "train/mlm_loss": 2.302585, "train/learning_rate": 1e-3}
+    line = step_line(50, 3000, 0.0, metrics | {"train/tokens_per_second": 950.0}, 3723)
+    assert "loss 2.303 (ppl 10.0)" in line and "950 tokens/s" in line and line.endswith("ETA 1:02:03")
+
+
+def test_a_step_line_shows_mfu_and_data_loading_where_they_matter():
     speed = {"train/learning_rate": 0.0, "train/tokens_per_second": 1.0, "train/mfu": 0.414}
     line = step_line(1, 2, 0.0, speed | {"train/data_wait_share": 0.3}, 0)
-    assert "all samples skipped" in line and "mfu 41.4%  waiting for data 30%" in line
+    assert "all samples skipped | lr 0 |" in line and "MFU 41.4% | data loading 30%" in line
+    assert "data loading" not in step_line(1, 2, 0.0, speed | {"train/data_wait_share": 0.09}, 0)
 
 
-def test_an_evaluation_stands_beside_the_unigram_entropy():
+def test_an_evaluation_shows_the_unigram_entropy_beside_the_loss():
     metrics = {"valid/mlm_loss": 5.0, "valid/mlm_accuracy": 0.2, "valid/mlm_accuracy_top5": 0.4}
     line = evaluation_line(10, metrics | {"valid/mlm_perplexity": 148.4}, 6.97)
-    assert "accuracy 20.0% (top 5 40.0%)" in line and "unigram entropy 6.9700" in line and "pair" not in line
+    expected = "mlm loss 5.000 (unigram entropy 6.970) | accuracy 20.0% (top 5 40.0%) | perplexity 148.4"
+    assert line == f"valid at step 10 | {expected}"
 
 
-def test_the_task_of_sentence_pairs_is_called_by_its_name():
+def test_the_task_of_sentence_pairs_has_its_name():
     metrics = {"valid/mlm_loss": 5.0, "valid/mlm_accuracy": 0.2, "valid/mlm_accuracy_top5": 0.4}
     metrics |= {"valid/mlm_perplexity": 148.4, "valid/pair_accuracy": 0.75}
-    assert "sentence-order accuracy 75.0%" in evaluation_line(10, metrics, None, "sentence-order")
+    assert "sop accuracy 75.0%" in evaluation_line(10, metrics, None, "sop")
 
 
-def test_losses_by_source_and_length_are_told_where_there_are_several():
+def test_losses_by_source_and_length_are_listed_where_there_are_several():
     metrics = {"valid/mlm_loss": 3.0, "valid/length/0-127/mlm_loss": 3.0}
     assert groups_line(metrics) is None
     metrics |= {"valid/source/books/mlm_loss": 2.5, "valid/source/web/mlm_loss": 3.5}
-    assert groups_line(metrics) == "  mlm loss by source: books 2.5000, web 3.5000"
+    assert groups_line(metrics) == "  mlm loss by source: books 2.500, web 3.500"
     metrics |= {f"valid/source/s{number}/mlm_loss": 1.0 for number in range(20)}
-    assert groups_line(metrics).endswith("s5 1.0000 ...")
+    assert groups_line(metrics).endswith("s5 1.000 ...")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (950, "950"), (999.6, "1.00k"), (13_796, "13.8k"), (131_000, "131k"), (1_050_000, "1.05M")],
+)
+def test_numbers_are_shown_with_three_digits_and_a_unit(number: float, text: str) -> None:
+    assert compact(number) == text
+
+
+def test_a_learning_rate_has_a_short_exponent():
+    assert [scientific(rate) for rate in (2e-3, 6.9e-7, 1.0)] == ["2.0e-3", "6.9e-7", "1.0e0"]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_bar_with_step_throughput_and_eta(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    bar = StepBar(True, step=4, max_steps=10)
+    bar.advance()
+    bar.describe({"train/loss": 7.48, "train/tokens_per_second": 13_800.0}, 421)
+    print_line("a line")
+    bar.close()
+    assert "step 5/10" in terminal.getvalue() and "loss 7.480 | 13.8k tokens/s | ETA 7:01" in terminal.getvalue()
+
+
+def test_no_bar_is_shown_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for is_shown, stream in ((True, io.StringIO()), (False, _Terminal())):
+        monkeypatch.setattr(sys, "stderr", stream)
+        bar = StepBar(is_shown, step=0, max_steps=2)
+        bar.advance()
+        bar.close()
+        assert not stream.getvalue()
+    print_line("a line")
+    assert capsys.readouterr().out == "a line\n"

@@ -16,6 +16,7 @@ from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
 from data_prep.dataset.versions import delete_older_versions
+from tests.support.error_codes import coded
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
@@ -102,14 +103,14 @@ def test_the_version_is_told(config: RunConfig, shards: Path) -> None:
     save_checkpoint(config, 3, (first.digest,))
     remove_some(shards)
     told = list(describe_versions(open_data(config)))
-    assert told == [f"{expected}; the current version is 2, and a run keeps its own"]
+    assert told == [f"{expected} (the newest is 2; a run keeps its own)"]
 
 
 def test_a_version_that_was_purged_is_a_clear_error(config: RunConfig, shards: Path) -> None:
     save_checkpoint(config, 3, (read_manifest(str(shards)).digest,))
     remove_some(shards)
     delete_older_versions(str(shards))
-    with pytest.raises(UserError, match="(?s)reads data that is not there any more.*only 2 .*--allow-change"):
+    with pytest.raises(UserError, check=coded("missing-data-version"), match="(?s)only 2 .*--allow-change"):
         open_data(config)
     assert open_data(config, allow_change=True)[0].manifest.version == 2
 

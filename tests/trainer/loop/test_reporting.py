@@ -33,7 +33,8 @@ def test_a_state_with_an_evaluation_that_is_not_finite_can_be_read_again(
         minimal_pairs=None,
         watchdog=SimpleNamespace(mark=lambda doing: None),
         tracker=SimpleNamespace(log=lambda step, metrics: told.update(metrics)),
-        say=lambda text: None,
+        log=lambda text: None,
+        pair_task="pairs",
     )
     monkeypatch.setattr(reporting, "evaluate", lambda *arguments: metrics)
     state, progress = reporting.log_evaluation(run, TrainState(step=2), Progress(NonFiniteSteps(20)))

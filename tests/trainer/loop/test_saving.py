@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from data_prep.base.errors import UserError
+from tests.support.error_codes import coded
 from trainer.checkpoint.format import TrainState
 from trainer.data.sample_range import SampleRange
 from trainer.loop import saving
@@ -33,10 +34,10 @@ def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
     monkeypatch.setattr(saving, "save", lambda run, state, progress, is_end: did.append("save") or progress)
     config = SimpleNamespace(checkpoint=SimpleNamespace(upload_to=None))
     progress = Progress(NonFiniteSteps(20))
-    run = SimpleNamespace(config=config, registrar=registrar, say=lambda text: None)
+    run = SimpleNamespace(config=config, registrar=registrar, log=lambda text: None)
     assert saving.finish_previous_start(run, state, progress) == progress
     assert did == done
-    saving.finish_previous_start(SimpleNamespace(config=config, registrar=None, say=lambda text: None), state, progress)
+    saving.finish_previous_start(SimpleNamespace(config=config, registrar=None, log=lambda text: None), state, progress)
 
 
 EIGHT = TrainState(step=8)
@@ -73,7 +74,7 @@ def test_a_run_that_ends_in_a_streak_fails_and_says_from_where_it_can_be_finishe
 
 def test_without_a_checkpoint_none_is_named() -> None:
     run, progress, _ = in_streak(saved_step=None)
-    with pytest.raises(UserError, match="there is no checkpoint yet") as raised:
+    with pytest.raises(UserError, check=coded("nonfinite-steps"), match="no checkpoint exists") as raised:
         saving.defer_save(run, EIGHT, progress, is_last=True)
     assert "--resume-from" not in str(raised.value)
 
@@ -87,7 +88,7 @@ def run_that_continues() -> SimpleNamespace:
         data=None,
         uploader=None,
         registrar=None,
-        say=lambda text: None,
+        log=lambda text: None,
         watchdog=SimpleNamespace(mark=lambda doing: None),
     )
 
@@ -115,6 +116,6 @@ def test_a_run_without_any_checkpoint_ends_at_its_second_failed_save_whatever_th
             monkeypatch.setattr(saving.writer, "save", lambda *_, saved=saved: saved)
             progress = saving.save(run, TrainState(step=80), progress, is_end=False)
     except UserError as error:
-        assert "neither was any before it" in str(error) and ends_at == taken
+        assert "nor was any before it" in str(error) and ends_at == taken
     else:
         assert ends_at is None

@@ -22,6 +22,7 @@ from trainer.data.sample_range import SampleRange
 from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
 from trainer.loop import train
+from trainer.loop.console import StepBar
 from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import State, read_status, record_end
@@ -68,7 +69,8 @@ def make_run(rank: int, **parts: Any) -> SimpleNamespace:
     return SimpleNamespace(
         **{
             "ranks": Ranks(rank, 2, rank, torch.device("cpu")),
-            "say": lambda text: None,
+            "log": lambda text: None,
+            "bar": StepBar(False, 0, 0),
             "tracker": NullTracker(),
             "uploader": None,
             "registrar": None,
@@ -160,11 +162,13 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
         ("finish_previous_start", None),
     ):
         see(name, result)
-    for name, result in (("training_loop", "finished"), ("finish", True), ("end_process", None)):
+    ended = ("finished", TrainState(step=3), Progress(NonFiniteSteps(1)))
+    for name, result in (("training_loop", ended), ("finish", True)):
         see(name, result)
     config = CONFIG.model_copy(update={"output_dir": str(tmp_path)})
-    train.train(config, stop_signal=SimpleNamespace(group_ready=lambda: None))
-    assert seen.pop("end_process") is False
+    result = train.train(config, stop_signal=SimpleNamespace(group_ready=lambda: None))
+    assert (result.step, result.exit_status) == (3, 0)
+    assert is_held() is False
     assert set(seen.values()) == {True} and len(seen) == 5
 
 

@@ -1,33 +1,63 @@
-"""Pictures of a run's curves, from the points on disk."""
+"""Figures of a run's curves, from the metrics on disk."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.tracking.curves import MOST_POINTS, PICTURES, _curves, _points, draw_run
-from trainer.tracking.journal import JournalWriter
+import numpy as np
+import pytest
+
+from trainer.tracking import curves
+from trainer.tracking.curves import MAX_POINTS, draw_run
+from trainer.tracking.figures import TrainingPanel, smooth
+from trainer.tracking.journal import ENTROPY_PARAM, JournalWriter
 
 
-def test_pictures_are_drawn_of_what_a_run_has(tmp_path: Path) -> None:
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, TrainingPanel]:
+    """The panels that were drawn, by label."""
+    found: dict[str, TrainingPanel] = {}
+    draw = curves.draw_training
+
+    def draw_and_keep(panels: list[TrainingPanel], x_label: str, title: str) -> bytes:
+        found.update({panel.label: panel for panel in panels})
+        return draw(panels, x_label, title)
+
+    monkeypatch.setattr(curves, "draw_training", draw_and_keep)
+    return found
+
+
+def test_figures_show_the_metrics_that_a_run_has(tmp_path: Path, drawn: dict[str, TrainingPanel]) -> None:
     journal = JournalWriter(tmp_path, "experiment", "a run for $5")
     for step in range(1, 31):
         journal.append(step, {"train/mlm_loss": 5 / step, "train/learning_rate": 1e-3, "other": 1.0})
     journal.append(10, {"valid/mlm_loss": 2.0, "train/tokens_per_second": 5.0})
     journal.append(20, {"valid/mlm_loss": 1.0})
-    pictures = draw_run(journal)
-    assert set(pictures) == {"curves/loss.png", "curves/optimization.png"}
-    assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())
+    journal.update(params={ENTROPY_PARAM: "6.97"})
+    figures = draw_run(journal)
+    assert set(figures) == {"curves/loss.png", "curves/optimization.png"}
+    assert all(figure.startswith(b"\x89PNG") for figure in figures.values())
+    assert set(drawn) == {"MLM loss (nats)", "learning rate"}
+    loss = drawn["MLM loss (nats)"]
+    assert loss.valid is not None and list(loss.valid.y) == [2.0, 1.0]
+    assert loss.baseline == ("unigram entropy", 6.97) and drawn["learning rate"].baseline is None
 
 
-def test_a_run_without_points_has_no_pictures(tmp_path: Path) -> None:
+def test_a_run_without_metrics_has_no_figures(tmp_path: Path) -> None:
     assert draw_run(JournalWriter(tmp_path, "experiment", "run")) == {}
 
 
-def test_a_long_curve_is_thinned_out_and_keeps_its_values(tmp_path: Path) -> None:
+def test_a_long_curve_is_thinned_out_and_keeps_its_values(tmp_path: Path, drawn: dict[str, TrainingPanel]) -> None:
     journal = JournalWriter(tmp_path, "experiment", "run")
-    for step in range(1, 3 * MOST_POINTS):
+    for step in range(1, 3 * MAX_POINTS):
         journal.append(step, {"train/mlm_loss": step / 7})
-    (loss, _) = PICTURES["curves/loss.png"]
-    curve = _curves(loss, _points(journal, {"train/mlm_loss"}))["MLM"]["train"]
-    assert MOST_POINTS / 2 < len(curve.x) <= MOST_POINTS
+    draw_run(journal)
+    curve = drawn["MLM loss (nats)"].train
+    assert curve is not None and MAX_POINTS / 2 < len(curve.x) <= MAX_POINTS
     assert [step / 7 for step in curve.x] == list(curve.y)
+
+
+def test_the_smoothed_line_is_the_mean_of_neighbors_and_no_longer_than_the_curve() -> None:
+    assert smooth([1.0, 2.0, 6.0]).tolist() == [1.5, 3.0, 4.0]
+    noisy = np.tile([0.0, 2.0], 500)
+    assert len(smooth(noisy)) == 1000 and np.abs(smooth(noisy) - 1.0).max() < 0.1

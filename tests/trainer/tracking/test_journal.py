@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
+from tests.support.error_codes import coded
 from tests.support.disk_events import Flushed, assert_replaced_durably, record_disk_events
 from trainer.tracking.delivery import Delivery, cursor_path
 from trainer.tracking.journal import JournalWriter, Point, parse_line
@@ -162,7 +163,7 @@ def test_points_are_on_the_disk_after_a_sync(tmp_path: Path, monkeypatch: pytest
 def test_a_damaged_identity_is_told_with_its_remedy(tmp_path: Path) -> None:
     open_journal(tmp_path)
     (tmp_path / "run.json").write_text('{"run_uuid": ')
-    with pytest.raises(UserError, match="remove it"):
+    with pytest.raises(UserError, check=coded("damaged-tracking-record"), match="remove "):
         open_journal(tmp_path)
 
 

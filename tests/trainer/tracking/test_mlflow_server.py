@@ -16,6 +16,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 from tests.support.tracked_runs import all_runs, half_made_database, open_tracker
 from tests.support.without_mlflow import environment_without_mlflow
 from trainer.inference.pulled_model import check_is_there
@@ -28,6 +29,7 @@ from trainer.tracking.mlflow_server import (
     connect,
     flatten,
     registry_client,
+    registry_view_hint,
     request_limits,
     resolve_tracking_uri,
     short,
@@ -63,7 +65,7 @@ def test_an_embedded_file_is_found_again_from_another_folder(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("uri", ["mlruns", "./runs/mlflow", "C:\\mlruns", "ftp://host/x", "file:///data/mlruns"])
 def test_a_path_is_refused_with_the_remedy(uri: str) -> None:
-    with pytest.raises(UsageError, match="sqlite:///"):
+    with pytest.raises(UsageError, check=coded("invalid-tracking-uri"), match="sqlite:///"):
         resolve_tracking_uri(uri)
 
 
@@ -121,26 +123,26 @@ def test_a_database_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> N
     (tmp_path / "text.db").write_text("no database " * 100)
     half_made = half_made_database(tmp_path / "half.db")
     for uri, said in (
-        (half_made, "table secrets already exists; .*remove that file$"),
-        (f"sqlite:///{tmp_path}/text.db", "file is not a database; see to that database"),
+        (half_made, "table secrets already exists.*remove that file"),
+        (f"sqlite:///{tmp_path}/text.db", "file is not a database"),
         ("postgresql+nobodys://me:s3cret@host/db", "Can't load plugin"),
         ("postgresql://me:s3cret@host:port/db", "invalid literal"),
     ):
-        with pytest.raises(UserError, match=f"cannot be opened by MLflow: .*{said}") as refused:
+        with pytest.raises(UserError, check=coded("unusable-tracking-database"), match=said) as refused:
             connect(uri)
         assert "SQL:" not in str(refused.value) and "s3cret" not in str(refused.value)
-    with pytest.raises(UserError, match="half.db cannot be opened"), registry_client(half_made, "pulling models:/x@y"):
+    with pytest.raises(UserError, match="half.db"), registry_client(half_made, "pulling models:/x@y"):
         raise AssertionError("there is a client")
 
 
 def test_only_what_would_have_moved_an_alias_says_that_none_was(database: str) -> None:
     for moves_alias in (False, True):
         with (
-            pytest.raises(UserError, match=r"failed: locked(\.|;)") as told,
+            pytest.raises(UserError, check=coded("registry-request-failed"), match=r"failed \(locked\)") as told,
             registry_client(database, "x", moves_alias),
         ):
             raise sqlite3_error("locked")
-        assert ("No alias was moved" in str(told.value)) == moves_alias
+        assert ("no alias was moved" in str(told.value)) == moves_alias
 
 
 def sqlite3_error(text: str) -> Exception:
@@ -154,9 +156,9 @@ def sqlite3_error(text: str) -> Exception:
     [
         (
             "NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused')",
-            "nothing answers",
+            "connection refused",
         ),
-        ("NameResolutionError(\"Failed to resolve 'nowhere' ([Errno -2] Name or service not known)\")", "no host"),
+        ("NameResolutionError(\"Failed to resolve 'nowhere' ([Errno -2] Name or service not known)\")", "does not resolve"),
         ("ResponseError('too many 500 error responses')", "answers with errors"),
         ("ReadTimeoutError('Read timed out. (read timeout=30)')", "not answer in time"),
     ],
@@ -271,3 +273,38 @@ def test_names_that_mlflow_refuses_keep_nothing_from_it(database: str, tmp_path:
     cut = {name: value for name, value in run.data.params.items() if name != "seed"}
     assert sorted(cut.values()) == ["false", "true"]
     assert all(len(name) == MAX_NAME_LENGTH and name.startswith("storage_options.s3_") for name in cut)
+
+
+RUN = "#/experiments/7/runs/abc123/model-metrics?workflowType=machine_learning"
+
+
+@pytest.mark.parametrize(
+    ("uri", "hint"),
+    [
+        ("http://me:s3cret@host:8080/", f"http://host:8080/{RUN}"),
+        ("https://host/mlflow", f"https://host/mlflow/{RUN}"),
+        (
+            "sqlite:////data/my runs/m.db",
+            f"mlflow ui --backend-store-uri 'sqlite:////data/my runs/m.db', then open http://127.0.0.1:5000/{RUN}",
+        ),
+        (
+            "postgresql+psycopg2://u@host/db",
+            f"mlflow ui --backend-store-uri postgresql+psycopg2://host/db, then open http://127.0.0.1:5000/{RUN}",
+        ),
+        ("databricks", "databricks"),
+    ],
+)
+def test_the_hint_opens_the_metrics_of_the_run_in_the_view_of_model_training(uri: str, hint: str) -> None:
+    assert view_hint(uri, "7", "abc123") == hint
+
+
+def test_without_a_run_the_hint_opens_the_server() -> None:
+    assert view_hint("http://host:8080", None, None) == "http://host:8080"
+    assert view_hint("sqlite:///m.db", None, None).endswith("then open http://127.0.0.1:5000/")
+
+
+def test_the_hint_of_a_registered_model_opens_its_version() -> None:
+    opened = "#/models/my%20bert/versions/3?workflowType=machine_learning"
+    assert registry_view_hint("http://host", "my bert", 3) == f"http://host/{opened}"
+    assert registry_view_hint("sqlite:///m.db", "my bert", "3").endswith(f"http://127.0.0.1:5000/{opened}")
+    assert registry_view_hint("http://host", "b").endswith("#/models/b?workflowType=machine_learning")

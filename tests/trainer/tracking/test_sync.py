@@ -9,6 +9,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import sync_tracking
+from tests.support.error_codes import coded
 from tests.support.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
 from trainer.config.run_settings import TrackingSettings
 from trainer.tracking.mlflow_server import connect
@@ -33,7 +34,7 @@ def test_every_tracking_folder_is_sent_once(
     for _ in range(2):
         sync_tracking.main()
     out = capsys.readouterr().out
-    assert out.count("the run is FINISHED") == 4 and out.count("sent 0 bytes of points and 0 artifacts") == 2
+    assert out.count("the run is FINISHED") == 4 and out.count("sent 0 bytes of metrics and 0 artifacts") == 2
     assert {path: path.read_bytes() for path in before} == before, "the training's own files are left alone"
     runs = all_runs(database)
     assert sorted(run.info.run_name for run in runs) == ["fits", "one"]
@@ -133,10 +134,10 @@ def test_artifacts_that_were_moved_to_another_disk_are_sent(database: str, tmp_p
 def test_what_cannot_be_sent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.tracking.sync.MAX_RETRIES", 0)
     untracked(tmp_path / "run")
-    with pytest.raises(UserError, match="was not sent to http://127.0.0.1:1 whole.*run the same command again"):
+    with pytest.raises(UserError, check=coded("metrics-not-sent"), match="http://127.0.0.1:1 "):
         list(sync(tmp_path / "run", "http://127.0.0.1:1", Warnings()))
-    with pytest.raises(UserError, match="nothing was tracked"):
+    with pytest.raises(UserError, check=coded("nothing-tracked"), match="artifacts"):
         tracking_folders(tmp_path / "run" / "tracking" / "artifacts")
     monkeypatch.setattr(sys, "argv", ["sync_tracking.py", str(tmp_path / "nowhere")])
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, check=coded("missing-output-dir"), match="nowhere does not exist"):
         sync_tracking.main()

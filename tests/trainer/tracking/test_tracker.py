@@ -19,6 +19,7 @@ from mlflow.entities import Metric
 
 from data_prep.base.errors import UsageError
 from tests.support.disk_events import Flushed, record_disk_events
+from tests.support.error_codes import coded
 from tests.support.tracked_runs import (
     KEYS,
     Warnings,
@@ -344,10 +345,10 @@ def test_without_mlflow_points_are_kept_and_sent_later(
         tracker.close("FINISHED", timeout_seconds=600.0)
         assert time.monotonic() - started_at < 300.0, "there is nothing to wait for"
         assert tracker.run_id is None and not tracker.server_answers
-        with pytest.raises(MlflowNotInstalled, match="Fix: pip install"):
+        with pytest.raises(MlflowNotInstalled, check=coded("mlflow-missing"), match="Fix: pip install"):
             list(sync(tmp_path / "a run", database, told))
     (warning,) = told
-    assert warning.startswith("mlflow is not installed. Fix: pip install 'mlflow>=")
+    assert warning.startswith("mlflow is not installed (pip install 'mlflow>=")
     assert f"python launch/sync_tracking.py '{tmp_path}/a run'" in warning and warning.endswith(tracker.view_hint)
     (synced,) = sync(tmp_path / "a run", database, told)
     assert (synced.status, synced.num_artifacts, len(told)) == ("FINISHED", 1, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
-from trainer.inference.provenance import read_provenance
+from trainer.inference.export_origin import read_provenance
 
 
 def test_what_exports_write_is_taken_as_it_is(tmp_path: Path) -> None:

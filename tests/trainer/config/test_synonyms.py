@@ -1,0 +1,83 @@
+import re
+
+import pytest
+
+from data_prep.base.errors import UsageError
+from data_prep.base.settings import load_settings, setting_names
+from data_prep.config.preparation_config import PreparationConfig
+from tests.support.error_codes import coded
+from trainer.config.run_config import RunConfig
+from trainer.config.synonyms import SYNONYMS, explain_synonym, markdown_table
+
+SETTINGS = set(setting_names(RunConfig)) | set(setting_names(PreparationConfig))
+REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("lr=1e-4", "optimizer.learning_rate=0.0001"),
+        ("learning_rate=3e-5", "optimizer.learning_rate=3e-05"),
+        ("training.learning_rate=3e-5", "optimizer.learning_rate=3e-05"),
+        ("per_device_train_batch_size=32", "training.micro_batch_tokens (tokens per forward pass of one rank): 32 seq"),
+        ("micro_batch_size=8", "8 sequences are 8 x data.sequence_length tokens"),
+        ("global_batch_size=256", "training.global_batch_tokens (tokens per optimizer step over all ranks): 256 seq"),
+        ("batch_size=64", "training.micro_batch_tokens"),
+        ("training.batch_size=64", "training.global_batch_tokens"),
+        ("gradient_accumulation_steps=4", "4 x training.micro_batch_tokens x (number of ranks)"),
+        ("num_train_epochs=3", "training.max_steps (optimizer steps) to 3 x (training tokens"),
+        ("warmup_steps=500", "schedule.warmup_steps=500 (steps)"),
+        ("warmup_ratio=0.1", "schedule.warmup_ratio=0.1 (share"),
+        ("bf16=true", "write training.precision=bf16"),
+        ("fp16=true", "write training.precision=fp16"),
+        ("max_grad_norm=1.0", "training.gradient_clipping=1.0"),
+        ("weight_decay=0.1", "optimizer.weight_decay=0.1"),
+        ("max_seq_length=128", "data.sequence_length=128 (tokens"),
+        ("save_steps=500", "checkpoint.every_steps=500"),
+        ("logging_steps=10", "logging.every_steps=10"),
+        ("eval_steps=100", "evaluation.every_steps=100"),
+        ("seed=7", "training.seed=7"),
+        ("train_iters=1000", "training.max_steps=1000"),
+        ("lr_decay_style=cosine", "schedule.name"),
+        ("tensorboard_dir=tb", "tracking.uri"),
+        ("train_file=corpus.txt", "python -m data_prep shards --input TEXT"),
+        ("min_lr=1e-5", "schedule.final_ratio to 1e-05 / optimizer.learning_rate"),
+        ("distributed.distributed_timeout_minutes=30", "distributed.timeout_seconds to 30 x 60"),
+    ],
+)
+def test_a_name_of_another_project_is_answered_with_our_setting_and_its_unit(typed, answer):
+    with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
+        load_settings(RunConfig, None, [*REQUIRED, typed])
+    assert answer in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_every_setting_that_an_answer_names_exists():
+    for synonym in SYNONYMS:
+        named = re.findall(r"\b[a-z_]+\.[a-z_0-9]+\b", synonym.setting + " " + synonym.advice)
+        for name in named:
+            assert name in SETTINGS or name.endswith((".py", ".db")), (synonym.names, name)
+
+
+def test_a_name_means_one_thing():
+    names = [name for synonym in SYNONYMS for name in synonym.names]
+    assert len(names) == len(set(names))
+
+
+def test_a_look_alike_with_another_meaning_is_not_suggested():
+    for name in ("save_total", "tokens_seen", "model_path", "momentum", "betas"):
+        with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
+            load_settings(RunConfig, None, [*REQUIRED, f"{name}=1"])
+        assert "did you mean" not in str(caught.value), str(caught.value)
+
+
+def test_options_with_dashes_and_other_values_than_scalars_are_understood():
+    assert explain_synonym("--learning-rate", "1e-4") == "write optimizer.learning_rate=1e-4 (peak learning rate)"
+    assert explain_synonym("optimizer.lr", {"a": 1}) == "write optimizer.learning_rate=N (peak learning rate)"
+    assert explain_synonym("nonsense", 1) is None
+
+
+def test_the_markdown_table_has_a_line_for_each_row_and_four_columns():
+    lines = list(markdown_table())
+    assert len(lines) == len(SYNONYMS) + 2
+    assert all(line.replace("\\|", "").count("|") == 5 for line in lines)

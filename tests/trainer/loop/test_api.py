@@ -1,0 +1,183 @@
+"""Training from Python: it returns, may be called again, and knows a finished run before it imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.base.errors import UsageError
+from tests.support.error_codes import coded
+from trainer.config.load import load_config, resolve_config
+from trainer.loop.api import open_loader, train
+from trainer.loop.data_version import open_data
+from trainer.loop.finished import find_finished_run
+from trainer.metrics.status import HISTORY_NAME
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SMALL = {
+    "data.sequence_length": 32,
+    "data.num_workers": 0,
+    "training.max_steps": 4,
+    "training.micro_batch_tokens": 128,
+    "training.global_batch_tokens": 256,
+    "model.hidden_size": 16,
+    "model.num_hidden_layers": 1,
+    "model.num_attention_heads": 2,
+    "model.intermediate_size": 32,
+    "evaluation.max_tokens": 512,
+    "logging.every_steps": 2,
+    "schedule.warmup_ratio": 0.0,
+    "tracking.uri": "sqlite:///mlflow.db",
+}
+SCRIPT = """
+import json, signal, sys
+from trainer.loop.api import train
+from data_prep.base.errors import UserError
+
+settings = json.loads(sys.argv[1])
+handler = signal.getsignal(signal.SIGINT)
+first = train("tiny_cpu", settings)
+try:
+    train("tiny_cpu", settings | {"training.seed": 99})
+    code = "none"
+except UserError as error:
+    code = error.code
+again = train("tiny_cpu", settings)
+longer = train("tiny_cpu", settings | {"training.max_steps": 8})
+print(json.dumps({
+    "steps": [first.step, again.step, longer.step],
+    "status": [first.status, again.status, longer.status],
+    "loss": first.metrics["valid/mlm_loss"],
+    "checkpoints": [str(first.checkpoint), str(longer.checkpoint)],
+    "view_hint": first.view_hint,
+    "code": code,
+    "handler_is_restored": signal.getsignal(signal.SIGINT) is handler,
+}))
+"""
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def settings(small_shards: Path) -> dict[str, object]:
+    return SMALL | {"data.shards": str(small_shards), "output_dir": "run"}
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path, settings: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    """A process that trains four times from Python."""
+    done = python(folder, "-c", SCRIPT, json.dumps(settings))
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_training_returns_its_result_and_may_be_called_again(ran: subprocess.CompletedProcess[str]) -> None:
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["steps"] == [4, 4, 8] and set(result["status"]) == {"finished"}
+    assert 1.0 < result["loss"] < 10.0 and result["code"] != "none"
+    assert result["checkpoints"] == ["run/checkpoints/step-00000004", "run/checkpoints/step-00000008"]
+    assert result["handler_is_restored"]
+    assert "mlflow ui --backend-store-uri" in result["view_hint"] and "/model-metrics?" in result["view_hint"]
+
+
+def test_a_longer_run_after_a_decay_warns_of_both_learning_rates(ran: subprocess.CompletedProcess[str]) -> None:
+    (warning,) = [line for line in ran.stderr.splitlines() if "learning rate jumps" in line]
+    assert "from 4 to 8" in warning and "warmup_stable_decay" in warning
+
+
+def test_a_finished_run_is_recognized_without_torch_and_counts_no_restart(
+    ran: subprocess.CompletedProcess[str], folder: Path, settings: dict[str, object]
+) -> None:
+    history = folder / "run" / HISTORY_NAME
+    before = history.read_text()
+    assert sum('"started"' in line for line in before.splitlines()) == 2, "one start for each training"
+    words = [f"{name}={value}" for name, value in (settings | {"training.max_steps": 8}).items()]
+    code = (
+        "import sys; from launch.pretrain import main; main(); print(sorted({'torch', 'deepspeed'} & {*sys.modules}))"
+    )
+    done = python(folder, "-c", code, "--config", "tiny_cpu", *words)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert "run is finished: step 8/8" in done.stdout and "step-00000008" in done.stdout
+    assert history.read_text() == before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"training.max_steps": 9},
+        {"training.max_steps": 8, "optimizer.learning_rate": 0.5},
+        {"training.max_steps": 8, "registry.name": "birds"},
+        {"training.max_steps": 8, "checkpoint.upload_to": "s3://bucket/run"},
+        {"training.max_steps": 8, "output_dir": "another"},
+    ],
+)
+def test_a_run_with_something_left_to_do_is_not_called_finished(
+    ran: subprocess.CompletedProcess[str],
+    folder: Path,
+    settings: dict[str, object],
+    changed: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert find_finished_run(load_config("tiny_cpu", settings | {"training.max_steps": 8})) is not None
+    assert find_finished_run(load_config("tiny_cpu", settings | changed)) is None
+
+
+def test_several_hosts_decide_together(
+    ran: subprocess.CompletedProcess[str], folder: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    config = load_config("tiny_cpu", settings | {"training.max_steps": 8})
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert find_finished_run(config) is None
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert find_finished_run(config) is not None
+
+
+def test_a_loader_gives_the_batches_of_a_step_on_every_rank(settings: dict[str, object]) -> None:
+    config = load_config("tiny_cpu", settings)
+    batches = list(open_loader(config))
+    assert [batch.first_sample for batch in batches] == [0, 8, 16, 24]
+    later = next(open_loader(config, step=2))
+    assert later.first_sample == 16
+    assert (later.micro_batches[0].input_ids == batches[2].micro_batches[0].input_ids).all()
+    halves = [next(open_loader(config, rank=rank, world_size=2)) for rank in (0, 1)]
+    rows = [row for half in halves for batch in half.micro_batches for row in batch.input_ids.tolist()]
+    assert rows == [row for batch in batches[0].micro_batches for row in batch.input_ids.tolist()]
+    assert open_data(config)[0].url == settings["data.shards"]
+
+
+def test_overrides_may_be_a_mapping_of_any_values() -> None:
+    config = load_config("tiny_cpu", {"optimizer.learning_rate": 1e-5, "tracking.uri": None, "output_dir": "a: 'b'"})
+    assert (config.optimizer.learning_rate, config.tracking.uri, config.output_dir) == (1e-5, None, "a: 'b'")
+    mixture = [{"url": "one", "weight": 2}, {"url": "two", "weight": 1.5}]
+    assert load_config("tiny_cpu", {"data.shards": mixture}).data.components[1].weight == 1.5
+    with pytest.raises(UsageError, check=coded("overrides-of-loaded-config")):
+        resolve_config(config, {"training.seed": 1})
+
+
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path, settings: dict[str, object]) -> None:
+    with pytest.raises(UsageError, check=coded("output-dir-is-url")):
+        train("tiny_cpu", settings | {"output_dir": "s3://bucket/run"})
+    with pytest.raises(UsageError, check=coded("missing-config")):
+        train(tmp_path / "none.yaml")

@@ -1,0 +1,134 @@
+"""Training and loading batches from Python: what `launch/pretrain.py` does, without ending the process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.storage import storage
+from trainer.config.load import Overrides, check_output_dir, resolve_config
+from trainer.config.run_config import RunConfig
+from trainer.data.sample_range import Branch
+from trainer.distributed.stacks import log_environment
+from trainer.loop.finished import find_finished_run
+
+if TYPE_CHECKING:
+    from trainer.data.loader import GlobalBatch
+    from trainer.metrics.status import State
+
+_WORLD_OF_ONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The end of a training run."""
+
+    output_dir: Path
+    status: State
+    """"finished", or "stopped" by a signal after saving: the same call resumes."""
+    step: int
+    """Completed optimizer steps."""
+    metrics: Mapping[str, float]
+    """The newest value of each metric, under its MLflow name."""
+    checkpoint: Path | None
+    """The newest complete checkpoint."""
+    mlflow_run_id: str | None
+    view_hint: str
+    """Command and URL that show the run in MLflow."""
+
+
+def train(
+    config: RunConfig | str | Path,
+    overrides: Overrides = (),
+    *,
+    allow_change: bool = False,
+    branch: Branch | None = None,
+) -> TrainResult:
+    """Start or resume the training run of `config.output_dir` in this process, and return its result.
+
+    One process is one rank: without a launcher the run has one. Ctrl-C saves a checkpoint and returns; a second one
+    ends the process. A finished run is returned as it is.
+
+    Args:
+        config: a loaded configuration, a YAML file, or the name of a preset.
+        overrides: settings that replace the file's (`load_config`).
+        allow_change: resume although a setting changed that makes it another run.
+        branch: a checkpoint to branch from (`--resume-from`).
+
+    Raises:
+        UserError: a setting is wrong, data or checkpoints are unusable, or training failed; `.code` names the rule.
+    """
+    config = resolve_config(config, overrides)
+    check_output_dir(config.output_dir)
+    if branch is None and not allow_change and (found := find_finished_run(config)) is not None:
+        return TrainResult(
+            found.output_dir,
+            "finished",
+            found.step,
+            found.metrics,
+            found.checkpoint,
+            found.mlflow_run_id,
+            found.view_hint,
+        )
+    os.environ.update(log_environment(os.environ))  # before torch is imported
+    from trainer.checkpoint.format import list_steps, step_folder
+    from trainer.loop import train as loop
+
+    with _world_of_one(), contextlib.ExitStack() as watched:
+        ended = loop.train(config, allow_change, branch, watched=watched)
+    steps, _ = list_steps(config.output_dir)
+    return TrainResult(
+        output_dir=Path(config.output_dir),
+        status=ended.state,
+        step=ended.step,
+        metrics=ended.metrics,
+        checkpoint=step_folder(config.output_dir, steps[0]) if steps else None,
+        mlflow_run_id=ended.mlflow_run_id,
+        view_hint=ended.view_hint,
+    )
+
+
+def open_loader(
+    config: RunConfig | str | Path,
+    overrides: Overrides = (),
+    *,
+    step: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[GlobalBatch]:
+    """Return the global batches of a run, as rank `rank` of `world_size` reads them from completed step `step` on.
+
+    The order of samples and their masks are those of training; no model is built. The iterator passes through all
+    stages and ends with the run.
+
+    Raises:
+        UserError: the data are missing or damaged.
+    """
+    config = resolve_config(config, overrides)
+    storage.configure(config.storage_options)
+    from trainer.data.shard_set import check_tokenizer
+    from trainer.loop.data_version import open_data
+    from trainer.loop.global_batches import batches_from
+
+    shard_sets = open_data(config)
+    check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
+    return batches_from(config, shard_sets, step, (rank, world_size))
+
+
+@contextlib.contextmanager
+def _world_of_one() -> Iterator[None]:
+    """Remove after the block what makes this process a rank, so that another run may follow, also after an error."""
+    had_launcher = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    try:
+        yield
+    finally:
+        if not had_launcher:
+            from trainer.distributed.process_group import forget_groups
+
+            forget_groups()
+            for name in _WORLD_OF_ONE:
+                os.environ.pop(name, None)

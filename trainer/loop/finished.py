@@ -1,0 +1,77 @@
+"""A run that is finished already, recognized from its files before torch and DeepSpeed are imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.base.errors import UserError
+from trainer.checkpoint.compatibility import check_compatible
+from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.config.run_config import RunConfig
+from trainer.metrics.status import read_status
+from trainer.tracking.delivery import Delivery
+from trainer.tracking.journal import Journal
+from trainer.tracking.mlflow_server import resolve_tracking_uri, view_hint
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run with nothing left to do."""
+
+    output_dir: Path
+    step: int
+    checkpoint: Path
+    metrics: Mapping[str, float]
+    mlflow_run_id: str | None
+    view_hint: str
+
+    def __str__(self) -> str:
+        loss = self.metrics.get("valid/mlm_loss")
+        valid = "" if loss is None else f" | valid mlm loss {loss:.3f}"
+        return (
+            f"the run in {self.output_dir} is finished: step {self.step}/{self.step}{valid} | checkpoint "
+            f"{self.checkpoint}\nmetrics: {self.view_hint}\n"
+            "to train longer, raise training.max_steps; for a new run, set another output_dir"
+        )
+
+
+def find_finished_run(config: RunConfig) -> FinishedRun | None:
+    """Return the finished run of `config.output_dir`; None if anything may be left to do.
+
+    Something is left where settings changed, the model is to be registered, checkpoints are uploaded, or metrics are
+    unsent; and where ranks of several hosts would have to agree.
+    """
+    if not _is_one_host() or config.registry.name is not None or config.checkpoint.upload_to is not None:
+        return None
+    output_dir = Path(config.output_dir)
+    try:
+        status = read_status(output_dir) or {}
+        steps, _ = list_steps(output_dir)
+        if status.get("state") != "finished" or not steps or steps[0] != config.max_steps:
+            return None
+        checkpoint = step_folder(output_dir, steps[0])
+        saved = read_state(checkpoint)
+        precision = saved.config["training"]["precision"]
+        if config.training.precision == "auto":  # resuming keeps the checkpoint's
+            training = config.training.model_copy(update={"precision": precision})
+            config = config.model_copy(update={"training": training})
+        check_compatible(saved, config, saved.data, saved.world_size, saved.numerics)
+        journal = Journal.read_only(output_dir / "tracking")
+        uri = resolve_tracking_uri(config.tracking.uri, journal.record.tracking_uri or None)
+        delivery = Delivery(journal, uri, lambda message: None)
+        if not delivery.is_complete:
+            return None
+    except (UserError, OSError):  # the full start reports it
+        return None
+    cursor = delivery.cursor
+    hint = view_hint(uri, cursor.experiment_id, cursor.run_id)
+    return FinishedRun(output_dir, steps[0], checkpoint, status.get("metrics", {}), cursor.run_id, hint)
+
+
+def _is_one_host() -> bool:
+    """Return whether all ranks of this launch are on this host, by the variables of torchrun and deepspeed."""
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    return world_size in ("1", os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("LOCAL_SIZE"))
