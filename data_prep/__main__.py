@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import sys
+from contextlib import suppress
 
 from data_prep.base.errors import run_command
 from data_prep.base.help_format import HelpFormatter
@@ -50,6 +51,9 @@ def main(prog: str = "python -m data_prep") -> None:
         UserError: the command did not do everything that it was asked for.
     """
     words = sys.argv[1:]
+    with suppress(OSError):  # a deleted working folder is reported where a path needs it
+        if not {"", os.getcwd()} & set(sys.path):
+            sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
     if needs_workers(words):
         start_worker_server()
     name = words[0] if words else ""

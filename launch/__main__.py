@@ -61,10 +61,11 @@ def _answer(prog: str, words: list[str]) -> None:
     Raises:
         UsageError: there is no such command.
     """
-    if words in ([], ["-h"], ["--help"], ["help"]):
+    if not words:
+        print(help_text(prog), end="", file=sys.stderr)
+        sys.exit(2)
+    if words in (["-h"], ["--help"], ["help"]):
         print(help_text(prog), end="")
-        if not words:
-            sys.exit(2)
     elif words == ["--version"]:
         from data_prep.base.installed import own_version
 

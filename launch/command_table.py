@@ -54,7 +54,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("nodes", "start pretraining on the hosts of a hostfile", "launch.nodes", "train"),
         Command("ranks", "start the ranks of this node with torchrun", "launch.ranks", "train"),
         Command("train-job", "print a Kubeflow TrainJob for Kubernetes", "launch.kubernetes.train_job"),
-        Command("sync-tracking", "send a run's metrics to MLflow from this machine", "launch.sync_tracking", "train"),
+        Command("sync-tracking", "send the metrics of a run to MLflow from here", "launch.sync_tracking", "registry"),
     ),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Evaluate a model on minimal pairs: `evaluate.py --model models:/NAME@ALIAS --minimal-pairs DIR --output scores.json`.
 
-DIR holds files of sentence pairs (.jsonl or .jsonl.gz with sentence_good and sentence_bad, as BLiMP publishes them).
-The model is right on a pair when it gives the good sentence the higher pseudo-log-likelihood: every token is masked in
+DIR contains files of sentence pairs (.jsonl or .jsonl.gz with sentence_good and sentence_bad, as BLiMP publishes them).
+The model is right on a pair if it gives the good sentence the higher pseudo-log-likelihood: every token is masked in
 turn, and the log-probabilities of the original tokens are summed. A tie is wrong. Chance is 50%.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from data_prep.base.arguments import local_output
 from data_prep.base.errors import run_command
 from data_prep.base.progress import Progress
-from launch.options import add_model, add_tracking_uri, check_new_file, command_parser
+from launch.options import add_dry_run, add_model, add_tracking_uri, check_new_file, command_parser
 
 PRECISIONS = ("fp32", "bf16", "float64")
 
@@ -24,7 +24,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("evaluate.py", __doc__)
     add_model(parser, or_run=True)
     parser.add_argument(
-        "--minimal-pairs", required=True, type=Path, metavar="DIR", help="folder or file with minimal pairs"
+        "--minimal-pairs", required=True, type=Path, metavar="DIR", help="directory or file with minimal pairs"
     )
     parser.add_argument(
         "--output",
@@ -33,9 +33,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="write accuracies and all scores as JSON",
     )
     parser.add_argument(
-        "--precision", choices=PRECISIONS, default="fp32", help="of the model's computation (default %(default)s)"
+        "--precision", choices=PRECISIONS, default="fp32", help="precision of the computation (default %(default)s)"
     )
     add_tracking_uri(parser)
+    add_dry_run(parser, "check everything and count the pairs, but load no model and write nothing")
     return parser.parse_args(arguments)
 
 
@@ -49,10 +50,15 @@ def main() -> None:
         read_minimal_pairs,
         report_lines,
     )
+    from trainer.inference.pulled_model import check_model_name
 
-    pairs = read_minimal_pairs(arguments.minimal_pairs)
+    check_model_name(arguments.model)
     if arguments.output is not None:
         check_new_file(arguments.output, "--output")
+    pairs = read_minimal_pairs(arguments.minimal_pairs)
+    if arguments.dry_run:
+        print(f"dry run: {len(pairs):,} minimal pairs; no model was loaded and nothing was written")
+        return
     import torch
 
     from data_prep.storage import storage

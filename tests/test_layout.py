@@ -238,7 +238,7 @@ def test_what_a_laptop_needs_never_imports_deepspeed(name: str) -> None:
 
 
 def test_preparation_imports_the_core_dependencies_alone() -> None:
-    """Also inside functions; the one extra is dask's `distributed`, for the executor of that name."""
+    """Also inside functions; the extras are those of one executor and of two filters."""
     reached = {
         library: importer
         for path in PRODUCT_FILES
@@ -247,7 +247,9 @@ def test_preparation_imports_the_core_dependencies_alone() -> None:
     }
     assert len(reached) > 10
     assert {library: importer for library, importer in reached.items() if library not in CORE} == {
-        "distributed": "data_prep.executors.dask_executor"
+        "distributed": "data_prep.executors.dask_executor",
+        "datatrove": "data_prep.filters.datatrove_adapter",
+        "py3langid": "data_prep.filters.language_filter",
     }
 
 

@@ -109,7 +109,7 @@ class Dataset:
         for place in find_document(self.folder, number, self.manifest):
             opened = ShardDocuments(self.folder, self.manifest, place.split, place.shard)
             pieces.extend(opened.sentences(place.number))
-        assert place is not None, "find_document raises where there is none"
+        assert place is not None, "find_document raises if there is none"
         provenance = ShardProvenance(self.folder, place.shard.provenance)
         return self._document(number, np.concatenate(pieces), self.manifest.sources.index(place.source), provenance)
 

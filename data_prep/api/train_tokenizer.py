@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from data_prep.api.preparation_request import Config, Filters, Inputs, check_folder, num_workers, resolve_config
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import PreparationConfig, Source
+from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.executors.executors import Executor, ExecutorOptions, open_executor
 from data_prep.executors.process_executor import ProcessExecutor
@@ -151,7 +152,8 @@ def _described(request: TokenizerRequest) -> dict[str, Any]:
     config, sources = request.config, request.config.sources
     documents = config.documents.model_dump(mode="json")
     documents["filters"] = described_filters(config.documents.filters)
-    for name in ("id_field", "url_field", "metadata_fields", "filters"):
+    documents["formats"] = described_formats(file.url for file in request.inputs)
+    for name in ("id_field", "url_field", "metadata_fields", "filters", "formats"):
         if not documents[name]:
             del documents[name]  # as in tokenizers made before there were these settings
     return {

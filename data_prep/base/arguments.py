@@ -1,4 +1,4 @@
-"""Arguments of every command: what is out of bounds is refused, and no value of a repeated option is dropped."""
+"""Argument types of every command: bounds are checked, and no value of a repeated option is dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST_PORT = 65_535  # of 16 bits
 
 
 def at_least(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str], int]:
-    """The `type` of an argument that is a whole number from `minimum` to `maximum`."""
+    """Return the argparse `type` of a whole number from `minimum` to `maximum`."""
 
     def read(text: str) -> int:
         try:
@@ -23,36 +23,36 @@ def at_least(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str], in
         except ValueError:
             value = minimum - 1
         if value < minimum:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {minimum} or more")
+            raise argparse.ArgumentTypeError(f"must be a whole number of {minimum} or more, got {text!r}")
         if value > maximum:
-            raise argparse.ArgumentTypeError(f"{text} is beyond {maximum}; give a smaller one")
+            raise argparse.ArgumentTypeError(f"must be at most {maximum}, got {text}")
         return value
 
     return read
 
 
 def local_output(option: str) -> Callable[[str], Path]:
-    """The `type` of an option that names a local file or folder to write: `Path` would make a URL a folder `s3:`."""
+    """Return the argparse `type` of a local path to write; plain `Path` would turn a URL into a folder `s3:`."""
 
     def read(text: str) -> Path:
-        refuse_url(f"{option} {redact(text)}", text, "what is written here goes to a local path; give one")
+        refuse_url(f"{option} {redact(text)}", text, "it must be a local path")
         return Path(text)
 
     return read
 
 
 def refuse_url(setting: str, value: str, rule: str) -> None:
-    """Refuse a URL where a local path is asked for; `rule` says of the setting what it has to be.
+    """Raise if `value` is a URL and not a local path; `rule` states what the setting must be.
 
     Raises:
-        UsageError: it is one.
+        UsageError: it is a URL.
     """
     if "://" in value:
-        raise UsageError(f"{setting} is a URL, and {rule}")
+        raise UsageError(f"{setting} is a URL, and {rule}", fix="give a local path", code="local-path-required")
 
 
 class Joined(argparse.Action):
-    """Of an option with a list in commas: given again, its values are added."""
+    """An option with a comma-separated list: repeating it adds values."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
@@ -62,7 +62,7 @@ class Joined(argparse.Action):
 
 
 class Once(argparse.Action):
-    """Of an option with one value that must not be lost: given again, it is refused."""
+    """An option with a single value: repeating it is an error."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None

@@ -16,7 +16,7 @@ from data_prep.base.standard_streams import OutputLost, lead_to_nowhere, prepare
 from data_prep.base.terminal import paragraph
 
 READER_GONE_STATUS = 141
-"""128 + SIGPIPE, as a shell has it."""
+"""128 + SIGPIPE, as in a shell."""
 
 
 class UserError(Exception):
@@ -45,37 +45,44 @@ class UsageError(UserError):
 
 
 class Stopped(BaseException):
-    """A signal has asked the process to end, and what was done is kept; no `Exception`, as `KeyboardInterrupt`."""
+    """A signal ended the process and finished work is kept; like `KeyboardInterrupt`, not an `Exception`."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
-        self.exit_status = 128 + signal_number  # as a shell has it
+        self.exit_status = 128 + signal_number  # as in a shell
 
 
 def unusable_name(error: OSError) -> UsageError | None:
-    """Where the system refused the very name of a file: that, told to the user."""
+    """Return the error for a file name that the system does not accept; None for other errors."""
     if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP) or error.filename is None:
         return None
-    return UsageError(f"{os.fsdecode(error.filename)}: {error.strerror}; give another name")
+    return UsageError(
+        f"{os.fsdecode(error.filename)}: {error.strerror}", fix="choose another name", code="unusable-file-name"
+    )
 
 
 def missing_working_folder(error: OSError) -> UsageError | None:
-    """Where a path could not be told because the working folder was deleted: that, told to the user."""
+    """Return the error for a deleted working folder; None for other errors."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        gone = "the working folder is gone; change into one that is there, and run the same command again"
-        return UsageError(gone) if isinstance(error, FileNotFoundError) else None
+        if not isinstance(error, FileNotFoundError):
+            return None
+        return UsageError(
+            "the working folder was deleted",
+            fix="change into an existing folder and rerun the same command",
+            code="missing-working-folder",
+        )
     return None
 
 
 def run_command(command: Callable[[], None], speaks: bool = True, extra: str | None = None) -> None:
     """Run a command's main function and end the process: status 0, or the error's paragraph and its status.
 
-    A reader of the output that has seen enough (`| head`, `q` in `less`) ends it quietly, with the status of a process
-    that SIGPIPE ended. Output that cannot be written for another reason is an error, and messages that cannot be are
-    lost. Where it does not speak, as all ranks but the first, errors are left to another process. `extra` is the extra
-    of pyproject.toml that the command needs, for the error about a library that is not installed.
+    A reader that closes the output early (`| head`, `q` in `less`) ends the command quietly, with the status of a
+    process that SIGPIPE ended. Output that cannot be written for another reason is an error; messages that cannot be
+    written are dropped. With `speaks=False`, as on all ranks but the first, errors are not printed. `extra` is the
+    extra of pyproject.toml that the command needs, for the error about a library that is not installed.
     """
     prepare_standard_streams()
     status = 0
@@ -93,18 +100,22 @@ def run_command(command: Callable[[], None], speaks: bool = True, extra: str | N
 
 
 def _run(command: Callable[[], None], speaks: bool, extra: str | None = None) -> int:
-    """The exit status of a command, its error told; a `SystemExit` that it raises goes on."""
+    """Run a command, print its error and return the exit status; a `SystemExit` propagates."""
     try:
         command()
     except OutputLost as error:
-        reason = f"standard output cannot be written ({error.strerror})"
-        message, status = f"error: {reason}; send it elsewhere, and run the same command again", UserError.exit_status
+        message = (
+            f"error: standard output cannot be written ({error.strerror}). Fix: redirect it elsewhere and rerun the "
+            "same command. [unwritable-output]"
+        )
+        status = UserError.exit_status
         lead_to_nowhere(1)
     except (UserError, OSError) as error:
-        told = unusable_name(error) or missing_working_folder(error) if isinstance(error, OSError) else error
-        if told is None:
+        problem = unusable_name(error) or missing_working_folder(error) if isinstance(error, OSError) else error
+        if problem is None:
             raise
-        message, status = f"error: {paragraph(told)}{f' [{told.code}]' if told.code else ''}", told.exit_status
+        code = f" [{problem.code}]" if problem.code else ""
+        message, status = f"error: {paragraph(problem)}{code}", problem.exit_status
     except ModuleNotFoundError as error:
         from data_prep.base.missing_extra import missing_extra
 
@@ -115,7 +126,7 @@ def _run(command: Callable[[], None], speaks: bool, extra: str | None = None) ->
     except KeyboardInterrupt:
         message, status = "interrupted", 130
     except Stopped as stopped:
-        message, status = "stopped; the same command, without --fresh, goes on from here", stopped.exit_status
+        message, status = "stopped; rerun the same command, without --fresh, to resume", stopped.exit_status
     except SystemExit:
         if status := _run(sys.stdout.flush, speaks):
             return status
@@ -128,8 +139,8 @@ def _run(command: Callable[[], None], speaks: bool, extra: str | None = None) ->
 
 
 def _is_reader_gone() -> bool:
-    """Whether standard output or error is a pipe that nobody reads; another pipe may have broken."""
+    """Whether standard output or error is a pipe without a reader; another pipe may have broken."""
     poll = select.poll()
     for descriptor in (1, 2):
-        poll.register(descriptor, 0)  # errors alone, which need not be asked for
+        poll.register(descriptor, 0)  # errors alone, which poll reports always
     return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -1,4 +1,4 @@
-"""Which versions of packages are installed."""
+"""Versions of installed packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of an installed package; None where it is not installed, or runs from a folder of sources."""
+    """Return the version of an installed package; None if it is not installed or runs from a source folder."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -14,5 +14,5 @@ def installed_version(distribution: str) -> str | None:
 
 
 def own_version() -> str:
-    """The version of clozeworks that runs, "source" where it is not installed."""
+    """Return the running version of clozeworks, "source" if it is not installed."""
     return installed_version("clozeworks") or "source"

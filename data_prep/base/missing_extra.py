@@ -11,11 +11,13 @@ from data_prep.base.errors import UserError
 EXTRA_OF = {
     "accelerate": "finetune",
     "aiohttp": "http",
+    "datatrove": "datatrove",
     "deepspeed": "train",
     "distributed": "dask",
     "gcsfs": "gcs",
     "mlflow": "registry",
     "pandas": "finetune",
+    "py3langid": "language",
     "s3fs": "s3",
     "scipy": "finetune",
     "sklearn": "finetune",

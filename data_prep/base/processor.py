@@ -7,24 +7,24 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-_TOLD = frozenset(
+_RELEVANT = frozenset(
     {"avx", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "asimdhp", "bf16", "i8mm", "sve"}
 )
 
 
 class Processor(NamedTuple):
-    """What the kernel tells of the first core."""
+    """The kernel's description of the first core."""
 
     name: str
     vendor: str
-    """`GenuineIntel`, `AuthenticAMD`; empty where the kernel names none, as on ARM."""
+    """`GenuineIntel`, `AuthenticAMD`; empty if the kernel names none, as on ARM."""
     instruction_sets: tuple[str, ...]
-    """Those for vectors and matrices, by the kernel's names, sorted; empty where it tells none."""
+    """Those for vectors and matrices, by the kernel's names, sorted."""
 
 
 @cache
 def this_processor() -> Processor:
-    """The processor of this machine, as /proc/cpuinfo describes it."""
+    """Return the processor of this machine from /proc/cpuinfo."""
     try:
         return parse_cpuinfo(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
@@ -32,12 +32,12 @@ def this_processor() -> Processor:
 
 
 def parse_cpuinfo(text: str) -> Processor:
-    """The first core of the text of /proc/cpuinfo."""
+    """Parse the first core of the text of /proc/cpuinfo."""
     first: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
         first.setdefault(name.strip(), value.strip())
     flags = (first.get("flags") or first.get("Features") or "").split()
     return Processor(
-        first.get("model name") or platform.machine(), first.get("vendor_id", ""), tuple(sorted(_TOLD & set(flags)))
+        first.get("model name") or platform.machine(), first.get("vendor_id", ""), tuple(sorted(_RELEVANT & set(flags)))
     )

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of long work: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LINE_SECONDS = 5.0
 
 
 class Progress:
-    """Counts amounts done of a total and shows share, rate and time left on standard error.
+    """Print share, rate and time left on standard error.
 
-    `unit` names the amounts; with `scale` they are shown divided by it ("MB" with 1e6).
+    `unit` names the amounts, which are divided by `scale` for display ("MB" with 1e6).
     """
 
     def __init__(self, title: str, total: int, unit: str, scale: float = 1.0) -> None:
@@ -50,7 +50,7 @@ class Progress:
             print(f"{self._title}: {self._ending()}", file=sys.stderr, flush=True)
 
     def skip(self, amount: int) -> None:
-        """Count an amount that an earlier run has done; it says nothing of the rate."""
+        """Count an amount that an earlier run finished; the rate ignores it."""
         self._first += amount
         self._done += amount
         if self._bar is not None:
@@ -77,7 +77,7 @@ class Progress:
         return f"{self._amount(own)} {self._unit} in {elapsed_seconds:.1f} s ({rate:.2f} {self._unit}/s){earlier}"
 
     def _amount(self, amount: int) -> str:
-        """Megabytes to a tenth; what is counted, such as shards, as it is."""
+        """Format megabytes to a tenth and counts, such as shards, in full."""
         return f"{amount:,}" if self._scale == 1.0 else f"{amount / self._scale:.1f}"
 
     def _line(self, elapsed_seconds: float) -> str:

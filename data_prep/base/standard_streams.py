@@ -1,4 +1,4 @@
-"""Standard output and error of a command, made fit for any place that they lead to: none, a full disk, plain ASCII."""
+"""Standard output and error that work with any target: closed, a full disk, plain ASCII."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ if TYPE_CHECKING:
 
 
 class OutputLost(OSError):
-    """Standard output cannot be written, and its reader has not just gone."""
+    """Standard output cannot be written for a reason other than a closed pipe."""
 
 
 def prepare_standard_streams() -> None:
-    """Let nothing that is printed fail for want of a stream or of a letter, nor standard error at all.
+    """Make prints succeed with closed streams and limited encodings; standard error never fails.
 
-    Where standard output cannot be written `OutputLost` is raised. Streams that are not the process's own, such
-    as those of a test, stay as they are.
+    If standard output cannot be written, `OutputLost` is raised. Replaced streams, such as those of a test, stay as
+    they are.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream: TextIO | None = getattr(sys, name)
         if stream is None:  # closed; in this order the null device takes the descriptor that is free
             setattr(sys, name, open(os.devnull, "w" if descriptor else "r", encoding="utf-8"))
         elif descriptor and stream is getattr(sys, f"__{name}__"):
-            setattr(sys, name, guarded(stream, tells=name == "stdout"))
+            setattr(sys, name, guarded(stream, raises=name == "stdout"))
 
 
 def lead_to_nowhere(*descriptors: int) -> None:
-    """Have what is still in the buffers go to the null device, and not into a complaint at the end."""
+    """Send buffered output to the null device, so that the flush at exit does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(nowhere, descriptor)
 
 
-def guarded(stream: TextIO, tells: bool) -> TextIO:
-    """A stream onto the same descriptor; where it cannot be written that is an error, or what it was given is lost."""
+def guarded(stream: TextIO, raises: bool) -> TextIO:
+    """Return a stream on the same descriptor whose write errors raise `OutputLost` (`raises`) or are dropped."""
     assert isinstance(stream, io.TextIOWrapper)
-    raw = _Guarded(stream.fileno(), tells)
+    raw = _Guarded(stream.fileno(), raises)
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # as Python does with -u
         encoding=stream.encoding,
@@ -50,16 +50,16 @@ def guarded(stream: TextIO, tells: bool) -> TextIO:
 
 
 class _Guarded(io.FileIO):
-    def __init__(self, descriptor: int, tells: bool) -> None:
+    def __init__(self, descriptor: int, raises: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
-        self._tells = tells
+        self._raises = raises
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:  # its reader has seen enough
+        except BrokenPipeError:  # the reader closed the pipe
             raise
         except OSError as error:
-            if self._tells:
+            if self._raises:
                 raise OutputLost(error.errno, error.strerror) from None
             return memoryview(data).nbytes

@@ -1,4 +1,4 @@
-"""What people are shown: text that moves no cursor and turns no line, numbers with their nouns, and times."""
+"""Text for terminals: escaped control characters, numbers with their nouns, durations."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\
 
 
 def printable(text: str) -> str:
-    """The text with every character that could act on a terminal or a page written out, as in `\\x1b`.
+    """Escape every character that could control a terminal or a page, as in `\\x1b`.
 
-    Letters of right-to-left scripts stay as they are: each line has its own direction and ends it.
+    Letters of right-to-left scripts stay as they are: each line has its own direction.
     """
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun, `1 rank` or `1,024 ranks`."""
+    """Return a number and its noun: `1 rank`, `1,024 ranks`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def duration(seconds: float, with_hours: bool = False) -> str:
-    """Seconds as h:mm:ss, or, unless `with_hours`, as m:ss under an hour."""
+    """Format seconds as h:mm:ss, or, unless `with_hours`, as m:ss under an hour."""
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours or with_hours else f"{minutes}:{rest:02d}"
 
 
 def paragraph(error: Exception) -> str:
-    """An error's text as one line that is safe to show: it often quotes what a damaged or hostile file says."""
+    """Return an error's text as one printable line; it may quote a damaged or hostile file."""
     text = printable(" ".join(str(error).splitlines()))
     if len(text) <= _LONGEST_PARAGRAPH:
         return text
-    # The end says what to do.
+    # The end states the fix.
     return f"{text[: _LONGEST_PARAGRAPH * 3 // 4]} [...] {text[-_LONGEST_PARAGRAPH // 4 + 10 :]}"

@@ -1,4 +1,4 @@
-"""Paths and URLs as text: what is remote, how names are joined, and what of a URL may be shown."""
+"""Paths and URLs as text: remote or local, joining, and redaction."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 WEB_SCHEMES = ("http", "https")
 
 _URL_IN_TEXT = re.compile(r"\w://[^\s'\"]+")
-# A password may hold "/", "?" and "#" (in SQLAlchemy): then the last "@" ends it, unless it is a port that they follow.
+# A password may contain "/", "?" and "#" (in SQLAlchemy): then the last "@" ends it, unless they follow a port.
 _USER_INFO = re.compile(r"(?<=://)(?:[^/:?#]*:(?!\d*(?:[/?#]|$)).*@|[^/?#]*@)", re.DOTALL)
 _PASSWORD = re.compile(r"://[^/\s@:]*:(?!\d+/)[^\s@]+@")  # a password may hold "/", which a port does not
 
 
 def is_remote(url: str | Path) -> bool:
-    """Whether `url` lies in an object store or on a server rather than at a local path."""
+    """Whether `url` is in an object store or on a server, not a local path."""
     return "://" in str(url) and not str(url).startswith("file://")
 
 
 def local_path(url: str | Path) -> Path:
-    """The local path that a `file://` URL or a plain path means."""
+    """Return the local path of a `file://` URL or a plain path."""
     return Path(str(url).removeprefix("file://"))
 
 
 def join(folder: str | Path, name: str) -> str:
-    """The path or URL of `name` in `folder`."""
+    """Return the path or URL of `name` in `folder`."""
     return f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else os.path.join(local_path(folder), name)
 
 
 def folder_of_file(url: str | Path) -> str | None:
-    """The folder of a local file that was given where a folder is asked for; None where `url` is no local file."""
+    """Return the folder of a local file; None if `url` is not a local file."""
     path = local_path(url)
     return str(path.parent) if not is_remote(url) and path.is_file() else None
 
@@ -41,17 +41,17 @@ def scheme(url: str | Path) -> str:
 
 
 def redact(url: str | Path) -> str:
-    """The URL without user, password, query and fragment, fit for messages, manifests and logs."""
+    """Return the URL without user, password, query and fragment, for messages, manifests and logs."""
     return re.split("[?#]", _without_user(str(url)), maxsplit=1)[0] if is_remote(url) else str(url)
 
 
 def redact_text(text: str) -> str:
-    """The text without user, password and query of any URL in it; a server's refusal often quotes them."""
+    """Remove user, password and query of every URL in a text; servers' errors often quote them."""
     return _URL_IN_TEXT.sub(lambda found: _without_user(found.group()).partition("?")[0], text)
 
 
 def has_password(text: str) -> bool:
-    """Whether the text, such as a word of a command line, holds a URL with user and password."""
+    """Whether the text, such as an argument of a command line, contains a URL with user and password."""
     return _PASSWORD.search(text) is not None
 
 

@@ -1,7 +1,8 @@
-"""Types of fields that every format checks alike, and what pydantic found wrong, in the words of an error."""
+"""Field types shared by all file formats, and the text of a validation error."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field, ValidationError
@@ -15,7 +16,8 @@ _LONGEST_PLACE = 100  # characters: a damaged file may hold any name
 
 
 def first_problem(error: ValidationError) -> str:
-    """Where the first problem lies, and what it is: "model.hidden_size: Input should be a valid integer"."""
+    """Return the first problem with its location: "model.hidden_size: must be a valid integer"."""
     first = error.errors()[0]
     where = printable(".".join(map(str, first["loc"])))[:_LONGEST_PLACE]
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    message = re.sub("^Input should ", "must ", first["msg"])
+    return f"{where}: {message}" if where else message

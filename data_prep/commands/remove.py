@@ -146,5 +146,8 @@ def _removed(manifest: Manifest) -> Iterator[str]:
     yield f"removed {what}{counted(removal.documents, 'document')}, {counted(removal.tokens, 'token')}"
     for name in ("train", "valid"):
         split = manifest.split(name)
-        yield f"{name}: {split.documents:,} documents, {split.tokens:,} tokens in {len(split.shards)} shards"
+        yield (
+            f"{name}: {counted(split.documents, 'document')}, {counted(split.tokens, 'token')} in "
+            f"{counted(len(split.shards), 'shard')}"
+        )
     yield f"version {manifest.version} ({manifest.digest[:16]})"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 
+import numpy as np
+
 from data_prep.api.preparation_request import Preparation, Request, plan_preparation, workers_for
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
@@ -19,6 +21,7 @@ from data_prep.estimate.estimate_report import estimate_report
 from data_prep.estimate.startup import measure_start
 from data_prep.pipeline.preparation import map_range, prepare_shards
 from data_prep.pipeline.repair import find_damage, repair
+from data_prep.pipeline.scale_plan import scale_plan
 from data_prep.pipeline.shard_range import ShardRange
 from data_prep.reports.tables import source_table, split_table, step_table
 from data_prep.storage import storage
@@ -65,6 +68,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         asked, workers = plan_preparation(request), workers_for(arguments.workers, request)
         found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
         print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))
+        for name, num_tokens in (("100 billion", 1e11), ("1 trillion", 1e12)):
+            planned = scale_plan(num_tokens, asked.plan.config, np.dtype(asked.tokenizer.token_dtype).itemsize)
+            print("\n  ".join([f"a corpus of {name} tokens with these settings:", *planned.lines()]))
         return
     with stopping_on_signals(), executor(arguments, request) as where:
         asked = plan_preparation(request)

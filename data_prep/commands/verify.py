@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from data_prep.base.terminal import printable
+from data_prep.base.terminal import counted, printable
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.options import add_executor, plain_executor
 from data_prep.dataset.data_card import CARD_NAME, card_changes, write_data_card
@@ -64,7 +64,7 @@ def _sound(manifest: Manifest) -> str:
         f"ok: {len(manifest.shards)} shards, {sum(split.documents for split in splits):,} documents, "
         f"{sum(split.sentences for split in splits):,} sentences, {sum(split.tokens for split in splits):,} tokens, "
         f"version {manifest.version} ({manifest.digest[:16]}), tokenizer {manifest.tokenizer.fingerprint[:16]}"
-        + (f"; absent, as removed: {_removed(manifest)}" if manifest.removals else "")
+        + (f"; removed: {_removed(manifest)}" if manifest.removals else "")
     )
 
 
@@ -72,8 +72,8 @@ def _removed(manifest: Manifest) -> str:
     """List what was removed. The text of a removed source may have come back under the name of another."""
     by_id = sum(removal.documents for removal in manifest.removals if removal.source is None)
     sources = [removal for removal in manifest.removals if removal.source is not None]
-    parts = [f"source {removal.source!r} ({removal.documents:,} documents)" for removal in sources[:_SHOWN]]
+    parts = [f"source {removal.source!r} ({counted(removal.documents, 'document')})" for removal in sources[:_SHOWN]]
     if len(sources) > _SHOWN:
         parts.append(f"{len(sources) - _SHOWN:,} more sources")
-    parts.extend([f"the {by_id:,} documents removed by id"] if by_id else [])
+    parts.extend([f"{counted(by_id, 'document')} by id"] if by_id else [])
     return ", ".join(parts)

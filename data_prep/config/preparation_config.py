@@ -29,6 +29,18 @@ class Source(Settings):
     date: str | None = Field(None, description="date of the text, such as 2026-05-01")
     language: str | None = Field(None, description="language of its sentences; by default documents.language")
     text_field: str | None = Field(None, description="field or column of its text; by default documents.text_field")
+    weight: Annotated[float, Field(gt=0.0, le=1e9)] | None = Field(
+        None, description="its share of training samples relative to the other sources' weights; by default its tokens"
+    )
+    max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
+    epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="how often a training run uses each of its documents"
+    )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether training uses it by a rule of its own; then every source has shards of its own."""
+        return (self.weight, self.max_tokens, self.epochs) != (None, None, None)
 
     @field_validator("input", mode="before")
     @classmethod
@@ -70,6 +82,11 @@ class FilterSettings(Settings):
     )
     version: str | None = Field(None, description="version of a filter whose source cannot be read")
     _function: FilterFunction | None = PrivateAttr(None)
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _version_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     @property
     def function(self) -> FilterFunction | None:

@@ -95,6 +95,7 @@ def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.nda
         version=version,
         parent=parent.digest,
         removals=parent.removals,
+        detached_provenance=parent.detached_provenance + addition.detached_provenance,
     )
 
 

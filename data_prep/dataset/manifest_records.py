@@ -89,6 +89,11 @@ class ShardRecord(FileRecord):
         None, description="Parquet: id, URL and metadata of every document read, dropped copies included"
     )
 
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """The shard, its index and its sidecar where it has one."""
+        return (self, self.index) if self.provenance is None else (self, self.index, self.provenance)
+
     @model_serializer(mode="wrap")
     def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Manifests that have neither keep their digest.

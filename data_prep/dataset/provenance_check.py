@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest_records import FileRecord
-from data_prep.dataset.provenance import read_provenance, rows_to_remove
+from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.storage import storage
 
 

@@ -19,7 +19,7 @@ from data_prep.dataset.addition import REMOVED_IDS, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord
-from data_prep.dataset.provenance import read_provenance, rows_to_remove
+from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
 from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.dataset.shards import SHARD_NAME, shard_name
@@ -56,7 +56,7 @@ def remove_documents(
     with storage.hold_lock(folder) as lock:
         parent = read_manifest(folder)
         refuse_unfinished(folder, (PREPARATION_WORK,))
-        _give_up_stale(folder, parent, fresh)
+        _discard_stale(folder, parent, fresh)
         found = find_documents(folder, parent, request)
         if found is None:
             return parent, False
@@ -135,47 +135,47 @@ def _read_plan(folder: str) -> dict[str, Any] | None:
 
 def _begin(folder: str, parent: Manifest, request: RemovalRequest, fresh: bool) -> int:
     """Start the removal, or resume it; return the number of its first new shard."""
-    mine, begun = {"parent": parent.digest, **request.description}, _read_plan(folder)
-    if begun is not None and not fresh and {**mine, "first_number": begun["first_number"]} == begun:
-        first_number: int = begun["first_number"]
+    mine, started = {"parent": parent.digest, **request.description}, _read_plan(folder)
+    if started is not None and not fresh and {**mine, "first_number": started["first_number"]} == started:
+        first_number: int = started["first_number"]
         return first_number
-    if begun is not None and not fresh:
-        what = "documents by id" if begun["source"] is None else f"source {begun['source']!r}"
+    if started is not None and not fresh:
+        what = "documents by id" if started["source"] is None else f"source {started['source']!r}"
         raise UserError(
             f"{storage.redact(folder)} holds an unfinished removal of {what}",
             fix="rerun that command until it finishes, or discard it with --fresh",
             code="unfinished-work",
         )
-    if begun is not None:
-        _give_up(folder, begun)
+    if started is not None:
+        _discard(folder, started)
     first_number = next_shard_number(folder)
     url = storage.join(_work_folder(folder), _PLAN_NAME)
     write_state(url, {**mine, "first_number": first_number})
     return first_number
 
 
-def _give_up_stale(folder: str, parent: Manifest, fresh: bool) -> None:
+def _discard_stale(folder: str, parent: Manifest, fresh: bool) -> None:
     """Discard a removal that started from another version: it was published, or another command came first.
 
     The plan is the first file of a work folder; a folder without it is a remainder of a deletion.
     """
     try:
-        begun = _read_plan(folder)
+        started = _read_plan(folder)
     except UserError:
         if not fresh:
             raise
-        begun = None  # its shards are unknown then: `verify` lists them as stray files
-    if begun is None:
+        started = None  # its shards are unknown then: `verify` lists them as stray files
+    if started is None:
         storage.remove(_work_folder(folder))
-    elif begun["parent"] != parent.digest:
-        _give_up(folder, begun)
+    elif started["parent"] != parent.digest:
+        _discard(folder, started)
 
 
-def _give_up(folder: str, begun: dict[str, Any]) -> None:
+def _discard(folder: str, started: dict[str, Any]) -> None:
     """Delete the files of a removal that no version names."""
     for name in stray_files(folder):
         match = SHARD_NAME.fullmatch(name)
-        if match and int(match[2]) >= begun["first_number"]:
+        if match and int(match[2]) >= started["first_number"]:
             storage.remove(storage.join(folder, name))
     storage.remove(_work_folder(folder))
 

@@ -18,7 +18,7 @@ from data_prep.base.terminal import counted
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
-from data_prep.dataset.provenance import find_rows, read_provenance
+from data_prep.dataset.provenance_sidecar import find_rows, read_provenance
 from data_prep.dataset.shard_index import read_index
 from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset.manifest_records import FileRecord
-from data_prep.dataset.provenance import ProvenanceRow, read_provenance
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
 
 
 class ShardProvenance:

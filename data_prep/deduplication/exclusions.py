@@ -1,10 +1,10 @@
-"""Documents that the shards must leave out though they were read: a work file of ids by destination and reason.
+"""Documents that the shards must leave out though they were read: a work file of ids by group and reason.
 
 It carries what is known only once the whole corpus was read (near-duplicates), or from before (documents that the
 data set holds already, documents that were removed from it), to the units that write shards. Each of these reads the
-ids of its own destination alone: the table of their numbers stands before them, and every part is sealed by itself.
+ids of its own group alone: the table of their numbers stands before them, and every part is sealed by itself.
 
-    size of the table | {reason: number of ids of each destination} | ids of destination 0 | of destination 1 | ...
+    size of the table | {reason: number of ids of each group} | ids of group 0 | of group 1 | ...
 """
 
 from __future__ import annotations
@@ -26,26 +26,31 @@ _TABLE_SIZE = struct.Struct("<Q")
 def write_exclusions(
     url: str,
     ids_by_reason: Mapping[str, np.ndarray],
-    num_destinations: int,
-    destinations_of: Callable[[np.ndarray], np.ndarray],
+    num_groups: int,
+    groups_of: Callable[[np.ndarray], np.ndarray],
 ) -> None:
-    """Write ids (n,) uint64 of each reason, in groups by destination; `destinations_of` gives those of ids (n,)."""
+    """Write documents of each reason by group, which `groups_of` gives of ids (n,).
+
+    Args:
+        ids_by_reason: (n, 2) uint64: the id of a document, and the id of the one that stands for it in the data set; 0
+            where none does.
+    """
     counts: dict[str, list[int]] = {}
     groups: list[list[np.ndarray]] = []
     for reason, ids in ids_by_reason.items():
-        ids = np.unique(ids.astype("<u8"))
-        destinations = destinations_of(ids)
-        of_each = np.bincount(destinations, minlength=num_destinations)
+        ids = ids[np.unique(ids[:, 0], return_index=True)[1]].astype("<u8")
+        numbers = groups_of(ids[:, 0])
+        of_each = np.bincount(numbers, minlength=num_groups)
         counts[reason] = of_each.tolist()
-        groups.append(np.split(ids[np.argsort(destinations, kind="stable")], np.cumsum(of_each)[:-1]))
+        groups.append(np.split(ids[np.argsort(numbers, kind="stable")], np.cumsum(of_each)[:-1]))
     table = json.dumps(counts).encode()
     with storage.local_write(url) as path, open(path, "wb") as file:
         file.write(sealed(_TABLE_SIZE.pack(len(table))) + sealed(table))
         file.writelines(sealed(np.concatenate(parts).tobytes()) for parts in zip(*groups, strict=True))
 
 
-def read_exclusions(url: str, destination: int) -> dict[str, np.ndarray]:
-    """The ids (n,) uint64 to leave out of a destination's shard, sorted, by reason; nothing where there is no file.
+def read_exclusions(url: str, group: int) -> dict[str, np.ndarray]:
+    """The ids to leave out of a group, as they were written, sorted, by reason; nothing where there is no file.
 
     Raises:
         UserError: the file is not as it was written.
@@ -56,8 +61,8 @@ def read_exclusions(url: str, destination: int) -> dict[str, np.ndarray]:
         (table_bytes,) = _TABLE_SIZE.unpack(read_sealed(file, url, 0, _TABLE_SIZE.size))
         offset = _TABLE_SIZE.size + CHECKSUM_BYTES
         by_reason = json.loads(bytes(read_sealed(file, url, offset, table_bytes)))
-        counts = np.array(list(by_reason.values()), np.int64)  # (num_reasons, num_destinations)
-        sizes = counts.sum(axis=0) * 8 + CHECKSUM_BYTES
-        offset += table_bytes + CHECKSUM_BYTES + int(sizes[:destination].sum())
-        ids = np.frombuffer(read_sealed(file, url, offset, int(sizes[destination]) - CHECKSUM_BYTES), "<u8")
-    return dict(zip(by_reason, np.split(ids, np.cumsum(counts[:-1, destination])), strict=True))
+        counts = np.array(list(by_reason.values()), np.int64)  # (num_reasons, num_groups)
+        sizes = counts.sum(axis=0) * 16 + CHECKSUM_BYTES
+        offset += table_bytes + CHECKSUM_BYTES + int(sizes[:group].sum())
+        ids = np.frombuffer(read_sealed(file, url, offset, int(sizes[group]) - CHECKSUM_BYTES), "<u8")
+    return dict(zip(by_reason, np.split(ids.reshape(-1, 2), np.cumsum(counts[:-1, group])), strict=True))

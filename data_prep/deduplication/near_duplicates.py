@@ -128,7 +128,7 @@ def find_near_duplicates(
     run: Run,
     num_parent_files: int = 0,
 ) -> np.ndarray:
-    """The ids (n,) uint64, sorted, of the documents that have a near-duplicate before them.
+    """The ids of the documents that have a near-duplicate before them, and of those that stay: (n, 2) uint64, sorted.
 
     A document's position is that of its file in `signature_urls`, then its place in it. Documents of equal id are
     one, at the earliest. The first `num_parent_files` are those of a data set that is added to: its documents
@@ -156,13 +156,17 @@ def _read_pairs(url: str) -> np.ndarray:
 
 
 def _later_ids(ids: np.ndarray, places: np.ndarray, roots: np.ndarray, first_new_place: int) -> np.ndarray:
-    """The ids of clusters' members but each cluster's earliest, and but those that stand before the first new place."""
+    """The ids of clusters' members but each cluster's earliest, and but those that stand before the first new place.
+
+    Returns (n, 2) uint64: beside each id that of the earliest of its cluster.
+    """
     unique_ids, firsts, numbers = np.unique(ids, return_index=True, return_inverse=True)
     stays = np.zeros(len(unique_ids), bool)
     # A copy of the earliest is similar to it, so it is in its cluster and has its id.
     stays[numbers[places == roots]] = True
     stays |= places[firsts] < first_new_place
-    return unique_ids[~stays]
+    kept_as = ids[np.searchsorted(places, roots[firsts])]
+    return np.column_stack([unique_ids, kept_as])[~stays]
 
 
 def _equal_counts(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:

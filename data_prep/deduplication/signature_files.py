@@ -247,7 +247,9 @@ def _read_table(url: str, settings: DeduplicationSettings) -> list[tuple[int, in
     if table != _described(settings):
         raise UserError(
             f"the signatures in {storage.redact(url)} were made as {table} and cannot be compared with "
-            f"{_described(settings)}; use the same version of rensa everywhere, and run the command again with --fresh"
+            f"{_described(settings)}",
+            fix="use the same version of rensa everywhere, and rerun the command with --fresh",
+            code="signature-mismatch",
         )
     return blocks
 

@@ -80,6 +80,7 @@ class DocumentReader:
         self.num_rows: int | None = None
         self.bytes_read = 0
         self.languages = DocumentLanguages()
+        self.is_quiet = False
         self.unit = unit
         self._settings = settings
         use_formats(settings.formats)
@@ -96,6 +97,7 @@ class DocumentReader:
         return self._rejects.place
 
     def __iter__(self) -> Iterator[Document]:
+        has_more = len(self._fields.names) > 1 + (self._fields.language is not None)
         try:
             for document in self._documents():
                 if has_too_many_marks(document.text):
@@ -103,12 +105,23 @@ class DocumentReader:
                     continue
                 if self._fields.language is not None:
                     self.languages.add(document.language)
+                if has_more:
+                    self.languages.add_absent(self._absent(document))
                 yield document
         except BadInput as error:
             if error.spoils_file and self._settings.on_bad_input == "skip":
                 self._rejects.warn_spoiled(error)
             raise
-        self._rejects.warn()
+        if not self.is_quiet:
+            self._rejects.warn()
+
+    def _absent(self, document: Document) -> Iterator[str]:
+        """Names of the fields of which the document has no value."""
+        if self._fields.id is not None and document.id is None:
+            yield self._fields.id
+        if self._fields.url is not None and document.url is None:
+            yield self._fields.url
+        yield from (name for name in self._fields.metadata if name not in document.metadata)
 
     def _documents(self) -> Iterator[Document]:
         item, ending, compression = format_of(self.unit.url)

@@ -1,9 +1,9 @@
-"""Counts of the languages that documents name: a misspelled field or code would silently worsen the sentences."""
+"""Counts of the languages that documents name and of the fields that they lack: a misspelled name must be noticed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from data_prep.text.sentences import known_language
 
@@ -17,12 +17,16 @@ class DocumentLanguages:
     Attributes:
         unnamed: documents that name none.
         unknown: documents that name an unknown one; `first_unknown` is the first such name.
+        read: all documents.
+        absent: documents without a value, by the name of the field, of ids, URLs and metadata.
     """
 
     documents: int = 0
     unnamed: int = 0
     unknown: int = 0
     first_unknown: str = ""
+    read: int = 0
+    absent: dict[str, int] = field(default_factory=dict)
 
     def add(self, language: str | None) -> None:
         """Count a document that names this language."""
@@ -33,11 +37,26 @@ class DocumentLanguages:
             self.unknown += 1
             self.first_unknown = self.first_unknown or language[:_SHOWN_CHARACTERS]
 
+    def add_absent(self, names: Iterable[str]) -> None:
+        """Count a document that has no value in these fields."""
+        self.read += 1
+        for name in names:
+            self.absent[name] = self.absent.get(name, 0) + 1
+
     def merge(self, other: DocumentLanguages) -> None:
         self.documents += other.documents
         self.unnamed += other.unnamed
         self.unknown += other.unknown
         self.first_unknown = self.first_unknown or other.first_unknown
+        self.read += other.read
+        for name, count in other.absent.items():
+            self.absent[name] = self.absent.get(name, 0) + count
+
+    def absent_warnings(self) -> Iterator[str]:
+        """Warnings: no document has a value in a field."""
+        for name, count in sorted(self.absent.items()):
+            if count == self.read:
+                yield f"none of its {self.read:,} documents has a value in the field {name!r}"
 
     def warnings(self, field: str) -> Iterator[str]:
         """Warnings: no document names a language in the field, or some name an unknown one."""

@@ -16,7 +16,8 @@ from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.documents.input_units import InputUnit, file_format, is_one_document
 from data_prep.estimate.sample_shards import WrittenSample, write_sample
 from data_prep.estimate.unit_sample import Sample, sample_unit
-from data_prep.pipeline.map_task import Destinations, cached_tokenizer
+from data_prep.pipeline.destinations import Destinations
+from data_prep.pipeline.map_task import cached_tokenizer
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -95,15 +96,20 @@ def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Es
     """
     cached_tokenizer(absolute(tokenizer.url), tokenizer.fingerprint)
     groups: dict[tuple[int, tuple[str, str]], list[InputUnit]] = {}
-    for unit in plan.units:
+    for unit in plan.parts:
         groups.setdefault((unit.source, file_format(unit.url)), []).append(unit)
     few = max(1, SAMPLED_UNITS // max(len(groups), 1))
     chosen = {unit for units in groups.values() for unit in _spread(units, few)}
-    in_order = [unit for unit in plan.units if unit in chosen]  # of equal texts the first stays
+    in_order = [unit for unit in plan.parts if unit in chosen]  # of equal texts the first stays
     most_characters = SAMPLE_CHARACTERS // max(len(in_order), 1)
     samples = [sample_unit(unit, plan.config, tokenizer, most_characters) for unit in in_order]
-    is_all = len(samples) == len(plan.units) and all(sample.is_all for sample in samples)
-    places = plan.destinations if is_all else Destinations(1, 1, plan.destinations.valid_fraction)
+    is_all = len(samples) == len(plan.parts) and all(sample.is_all for sample in samples)
+    real = plan.destinations
+    places = (
+        Destinations(real.num_train, real.num_valid, real.valid_fraction)
+        if is_all
+        else Destinations(1, 1, real.valid_fraction)
+    )
     written = write_sample(samples, places, plan.config, tokenizer)
     figures = {sample.unit: _figures(sample, number, written) for number, sample in enumerate(samples)}
     parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.dataset.shards import shard_name
 from data_prep.estimate.unit_sample import Sample
-from data_prep.pipeline.map_task import Destinations, sections_url
+from data_prep.pipeline.destinations import Destinations
+from data_prep.pipeline.map_task import sections_url
 from data_prep.pipeline.plan import absolute
 from data_prep.pipeline.reduce_phase import dtype_name
-from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard
+from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
 from data_prep.pipeline.sections import SectionWriter
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -56,17 +58,19 @@ def write_sample(
             present[destinations] = True
             with open(sections_url(folder, number), "wb") as file:
                 writer = SectionWriter(file, len(places), tokenizer.token_dtype)
-                writer.add(sample.encoded, destinations)
+                sources = np.full(len(destinations), number, np.uint16)
+                writer.add(dataclasses.replace(sample.encoded, sources=sources), destinations)
                 writer.close({})
         section_seconds = time.perf_counter() - started_at
         for destination in np.flatnonzero(present).tolist():
             started_at = time.perf_counter()
-            task = _reduce_task(destination, len(samples), config, tokenizer, folder)
+            task = _reduce_task(destination, places, len(samples), config, tokenizer, folder)
             reduce_shard(task)
-            result = read_result(task)
+            result = read_result(result_url(task))
             shard_seconds.append(time.perf_counter() - started_at)
             counts += result.source_counts
-            copies += [sum(reasons.values()) for reasons in result.dropped]
+            for number, _, count in result.dropped:
+                copies[number] += count
             shard_bytes += result.shard.bytes + result.shard.index.bytes
     return WrittenSample(
         counts=counts,
@@ -79,13 +83,16 @@ def write_sample(
 
 
 def _reduce_task(
-    destination: int, num_units: int, config: PreparationConfig, tokenizer: Tokenizer, folder: str
+    destination: int, places: Destinations, num_units: int, config: PreparationConfig, tokenizer: Tokenizer, folder: str
 ) -> ReduceTask:
     return ReduceTask(
         name=shard_name("train", destination),
         destination=destination,
-        unit_sources=tuple(range(num_units)),
+        destinations=places,
+        num_units=num_units,
         num_sources=num_units,
+        first_source=0,
+        source=None,
         record_tokens=config.shards.record_tokens,
         seed=config.shards.seed,
         exact_deduplication=config.deduplication.exact,

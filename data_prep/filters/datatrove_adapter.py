@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from data_prep.base.errors import UsageError
+from data_prep.base.missing_extra import install_command
 from data_prep.documents.document import Document
 from data_prep.text.cleaning import replace_surrogates
 
@@ -98,7 +99,7 @@ class _Filter(_Adapter):
 def _missing(name: str, error: Exception) -> UsageError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return UsageError(
-        f"filter 'datatrove:{name}' needs a package that is not installed ({first_line})",
-        fix="pip install 'clozeworks[datatrove]'",
-        code="missing-package",
+        f"filter 'datatrove:{name}' needs a library that is not installed ({first_line})",
+        fix=install_command("datatrove"),
+        code="missing-extra",
     )

@@ -143,7 +143,8 @@ def _table(by_set: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarr
 def _texts(name: str, given: Any) -> Iterator[str]:
     """The texts of a set."""
     values = given if isinstance(given, Mapping) else {"files": given}
-    files, fields = values.get("files"), values.get("fields", ["text"])
+    files: Any = values.get("files")
+    fields: Any = values.get("fields", ["text"])
     patterns, fields = ([item] if isinstance(item, str) else item for item in (files, fields))
     if set(values) - {"files", "fields"} or not _are_texts(patterns) or not _are_texts(fields):
         raise UsageError(

@@ -88,7 +88,7 @@ class FilteredReader(DocumentReader):
                 continue
             self._filtered[reason] += 1
             if len(self._filtered) > _MOST_REASONS:
-                raise self._wrong(self._steps[-1], f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons")
+                raise self._wrong(step, f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons")
             if self._on_drop is not None:
                 self._on_drop(document, reason)
 

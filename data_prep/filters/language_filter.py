@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from data_prep.base.errors import UsageError
+from data_prep.base.missing_extra import install_command
 from data_prep.documents.document import Document
 from data_prep.text.cleaning import replace_surrogates
 
@@ -62,8 +63,8 @@ def _identifier() -> Any:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
         raise UsageError(
-            "filter 'language' needs the package py3langid, which is not installed",
-            fix="pip install 'clozeworks[language]'",
-            code="missing-package",
+            "filter 'language' needs the library py3langid, which is not installed",
+            fix=install_command("language"),
+            code="missing-extra",
         ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

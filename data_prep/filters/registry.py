@@ -88,7 +88,7 @@ def load_filters(entries: Sequence[FilterSettings]) -> tuple[Step, ...]:
     """
     if not entries:
         return ()
-    key = json.dumps([[entry.model_dump(mode="json"), entry.function_digest] for entry in entries], sort_keys=True)
+    key = repr([(json.dumps(entry.model_dump(mode="json"), sort_keys=True), entry.function) for entry in entries])
     if key not in _loaded:
         steps = tuple(_step(entry) for entry in entries)
         _loaded.clear()

@@ -1,7 +1,7 @@
 """The documents that filters and length limits drop, written with their reasons for people to look at.
 
-A phase of its own, which reads the inputs once more, so that preparation without it costs nothing. Every part of the
-inputs gives one file of JSON lines, whose name is bound to the settings and the content of the inputs; `dropped.json`
+A phase of its own, which reads the inputs once more, so that preparation without it costs nothing. Every unit
+gives one file of JSON lines, whose name is bound to the settings and the content of the inputs; `dropped.json`
 is written last and names them. The bytes are the same for any number of workers and any history of kills.
 """
 
@@ -10,9 +10,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import IO, Any
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings
@@ -26,6 +29,7 @@ from data_prep.filters.registry import filters_fingerprint
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.pipeline.plan_changes import description
+from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization
 from data_prep.text.text_batch import normalize_batch
@@ -37,19 +41,19 @@ _STEPS = ("filtering", "cleaning")
 
 @dataclass(frozen=True)
 class DroppedTask:
-    """A part of the inputs whose dropped documents are written to `url`.
+    """A unit whose dropped documents are written to `url`.
 
     Attributes:
-        sha256: of what preparation read of the part.
+        sha256: of what preparation read of each part.
         normalization: by which the characters of a document are counted.
     """
 
-    unit: InputUnit
+    unit: Unit
     settings: DocumentSettings
     source: str
     text_field: str | None
     filters_fingerprint: str
-    sha256: str
+    sha256: tuple[str, ...]
     normalization: Normalization
     url: str
 
@@ -72,20 +76,20 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
         )
     preparation = _preparation(plan)
     name = hashlib.sha256("".join([preparation, *summary.digests]).encode()).hexdigest()[:16]
-    parts = [part for unit in plan.units for part in getattr(unit, "parts", (unit,))]
+    digests = iter(summary.digests)
     fingerprint = filters_fingerprint(plan.config.documents.filters)
     tasks = [
         DroppedTask(
-            unit=replace(part, url=absolute(part.url)),
+            unit=Unit(tuple(replace(part, url=absolute(part.url)) for part in unit.parts)),
             settings=plan.config.documents,
-            source=plan.config.sources[part.source].name,
-            text_field=plan.config.sources[part.source].text_field,
+            source=plan.config.sources[unit.source].name,
+            text_field=plan.config.sources[unit.source].text_field,
             filters_fingerprint=fingerprint,
-            sha256=sha256,
+            sha256=tuple(islice(digests, len(unit.parts))),
             normalization=tokenizer.normalization,
             url=storage.join(folder, f"dropped-{name}-{number:06d}.jsonl.gz"),
         )
-        for number, (part, sha256) in enumerate(zip(parts, summary.digests, strict=True))
+        for number, unit in enumerate(plan.units)
     ]
     runner.run(
         "keeping dropped documents", write_dropped, tasks, _url, lambda task: task.unit.bytes, ("MB of input", 1e6)
@@ -123,44 +127,45 @@ def check_dropped_kept(plan: Plan) -> None:
 
 
 def write_dropped(task: DroppedTask) -> None:
-    """Write one part's file.
+    """Write the file of a unit.
 
     Raises:
-        UserError: the input changed since it was read.
+        UserError: an input changed since it was read.
     """
-    with storage.local_write(task.url) as path, open(path, "wb") as file:
+    with (
+        storage.local_write(task.url) as path,
+        open(path, "wb") as file,
         # No name and no time in the header: the bytes depend on the documents alone.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as written:
-
-            def write(document: Document, reason: str) -> None:
-                written.write((json.dumps(_record(document, reason), sort_keys=True) + "\n").encode())
-
-            reader = _reader(task, write)
-            try:
-                _write_short_and_long(task, reader, write)
-            except BadInput as error:
-                if not error.spoils_file or task.settings.on_bad_input == "error":
-                    raise
-                written_bytes = 0  # nothing of the part is used, so no document of it was dropped by itself
-            else:
-                written_bytes = 1
-                if reader.sha256 != task.sha256:
-                    raise UserError(
-                        f"input {storage.redact(task.unit.url)} changed while it was read",
-                        fix="run the command again with --fresh once it is complete",
-                        code="input-changed",
-                    )
-        if not written_bytes:
-            file.seek(0)
-            file.truncate()
-            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0):
-                pass
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as written,
+    ):
+        for part, sha256 in zip(task.unit.parts, task.sha256, strict=True):
+            with tempfile.TemporaryFile() as lines:
+                if _write_part(task, part, sha256, lines):
+                    lines.seek(0)
+                    shutil.copyfileobj(lines, written)
 
 
-def _reader(task: DroppedTask, on_drop: Callable[[Document, str], None]) -> FilteredReader:
-    return FilteredReader(
-        task.unit, task.settings, task.source, task.text_field, task.filters_fingerprint, on_drop=on_drop
-    )
+def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes]) -> bool:
+    """Write the lines of a part; returns whether they count: a spoiled file is dropped as a whole."""
+
+    def write(document: Document, reason: str) -> None:
+        lines.write((json.dumps(_record(document, reason), sort_keys=True) + "\n").encode())
+
+    reader = FilteredReader(part, task.settings, task.source, task.text_field, task.filters_fingerprint, on_drop=write)
+    reader.is_quiet = True  # preparation has reported what it left out
+    try:
+        _write_short_and_long(task, reader, write)
+    except BadInput as error:
+        if not error.spoils_file or task.settings.on_bad_input == "error":
+            raise
+        return False
+    if reader.sha256 != sha256:
+        raise UserError(
+            f"input {storage.redact(part.url)} changed while it was read",
+            fix="run the command again with --fresh once it is complete",
+            code="input-changed",
+        )
+    return True
 
 
 def _write_short_and_long(

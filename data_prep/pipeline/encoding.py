@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ import xxhash
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
+from data_prep.pipeline.provenance_rows import has_provenance, pack_provenance
 from data_prep.pipeline.sections import Section
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.text.sentences import batch_sentence_starts, known_language, raw_sentence_starts
@@ -37,13 +39,19 @@ def encode_documents(
     the language is `language`.
     """
     batch = normalize_batch([document.text for document in documents], tokenizer.normalization)
-    kept = _kept(batch, settings, dropped)
-    languages = [known_language(documents[number].language, language) for number in np.flatnonzero(kept).tolist()]
+    is_kept = _kept(batch, settings, dropped)
+    kept = [documents[number] for number in np.flatnonzero(is_kept).tolist()]
+    batch = batch.select(is_kept)
+    languages = [known_language(document.language, language) for document in kept]
     if isinstance(tokenizer, ForeignTokenizer):
-        texts = [replace_surrogates(documents[number].text) for number in np.flatnonzero(kept).tolist()]
-        return _encode_raw(texts, batch.select(kept), languages, tokenizer, dropped)
-    batch = batch.select(kept)
-    return _encode(batch, languages, tokenizer), count_long_words(batch.data)
+        texts = [replace_surrogates(document.text) for document in kept]
+        section, is_encoded, num_cut = _encode_raw(texts, batch, languages, tokenizer, dropped)
+        kept = [document for document, is_so in zip(kept, is_encoded.tolist(), strict=True) if is_so]
+    else:
+        section, num_cut = _encode(batch, languages, tokenizer), count_long_words(batch.data)
+    if has_provenance(settings):
+        section = dataclasses.replace(section, **pack_provenance(kept))
+    return section, num_cut
 
 
 def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -> np.ndarray:
@@ -95,8 +103,11 @@ def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) ->
 
 def _encode_raw(
     texts: Sequence[str], batch: TextBatch, languages: Sequence[str], tokenizer: ForeignTokenizer, dropped: Counter[str]
-) -> tuple[Section, int]:
-    """The same for a tokenizer that takes texts as they were written; the batch holds them normalized."""
+) -> tuple[Section, np.ndarray, int]:
+    """The same for a tokenizer that takes texts as they were written; the batch holds them normalized.
+
+    Returns also which of the documents (D,) bool have tokens.
+    """
     encoded = tokenizer.encode_texts(texts)
     # A tokenizer may clean away what is text to us.
     is_kept = np.array([len(text.ids) > 0 for text in encoded], bool)
@@ -119,7 +130,7 @@ def _encode_raw(
         sentence_lengths=np.concatenate(sentence_lengths).astype(np.uint32),
         tokens=np.concatenate(tokens),
     )
-    return section, sum(text.cut_words for text in encoded)
+    return section, is_kept, sum(text.cut_words for text in encoded)
 
 
 def _document_ids(batch: TextBatch) -> np.ndarray:

@@ -28,13 +28,15 @@ def run_exclusions(plan: Plan, tasks: Sequence[MapTask], output: str, runner: Ph
         return
     ids_by_reason: dict[str, np.ndarray] = {}
     if plan.parent is not None:
-        ids_by_reason["removed earlier"] = removed_ids(output, plan.parent)
+        removed = removed_ids(output, plan.parent)
+        ids_by_reason["removed earlier"] = np.column_stack([removed, np.zeros_like(removed)])
         if plan.config.deduplication.exact:
-            ids_by_reason["in the data set already"] = known_ids(output, plan.parent)
+            known = known_ids(output, plan.parent)
+            ids_by_reason["in the data set already"] = np.column_stack([known, known])
     if plan.config.deduplication.near:
         ids_by_reason["near duplicate"] = _near_duplicates(plan, tasks, output, runner)
     if ids_by_reason:
-        write_exclusions(url, ids_by_reason, len(plan.destinations), plan.destinations.of_many)
+        write_exclusions(url, ids_by_reason, plan.destinations.num_sections, plan.destinations.groups_of)
 
 
 def _near_duplicates(plan: Plan, tasks: Sequence[MapTask], output: str, runner: PhaseRunner) -> np.ndarray:

@@ -7,19 +7,21 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted, printable
-from data_prep.documents.input_units import has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, unfinished
 from data_prep.filters.registry import filters_fingerprint
-from data_prep.pipeline.map_task import MapTask, map_unit, sections_url
+from data_prep.pipeline.aggregation import add_up_results
+from data_prep.pipeline.map_task import MapTask, PartRead, map_unit, sections_url
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.pipeline.sections import read_summary
 from data_prep.pipeline.shard_range import ShardRange, assign_ranges
+from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
 from data_prep.text.cleaning import MAX_WORD_BYTES
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -31,15 +33,13 @@ class MapSummary:
 
     Attributes:
         dropped: of each source of the plan, documents left out by reason.
-        document_counts: (num_destinations,) documents for each, copies included.
-        smallest_id: the smallest document id of all.
-        digests: sha256 of what each unit read.
+        document_counts: (num_sections,) int64 documents in the sections of all units, copies included.
+        digests: sha256 of what was read of each part of the inputs.
         cut_words: of each source of the plan, words so long that they were encoded in parts.
     """
 
     dropped: tuple[Counter[str], ...]
     document_counts: np.ndarray
-    smallest_id: int
     digests: tuple[str, ...]
     cut_words: tuple[int, ...]
 
@@ -51,7 +51,7 @@ def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
     return [
         MapTask(
             number=number,
-            unit=dataclasses.replace(unit, url=absolute(unit.url)),
+            unit=Unit(tuple(dataclasses.replace(part, url=absolute(part.url)) for part in unit.parts)),
             language=plan.config.sources[unit.source].language or documents.language,
             settings=documents,
             destinations=plan.destinations,
@@ -99,47 +99,76 @@ def check_all_mapped(tasks: Sequence[MapTask], num_ranges: int | None) -> None:
     missing = unfinished(tasks, map_result_url)
     if not missing:
         return
-    files = ", ".join(sorted({storage.redact(task.unit.url) for task in missing})[:5])
+    files = ", ".join(sorted({storage.redact(part.url) for task in missing for part in task.unit.parts})[:5])
     which = ""
     if num_ranges is not None:
         ranges = assign_ranges([task.unit.bytes for task in tasks], num_ranges)
         numbers = sorted({ranges[task.number] for task in missing})
         which = f", which are the share of --shard-range {', '.join(f'{number}/{num_ranges}' for number in numbers)}"
     raise UserError(
-        f"{len(missing)} of {len(tasks)} units are not read yet (of {files}){which}; run these ranges first, "
-        "with the same arguments"
+        f"{len(missing)} of {len(tasks)} units are not read yet (of {files}){which}",
+        fix="run these ranges first, with the same arguments",
+        code="ranges-unfinished",
     )
 
 
-def summarize(plan: Plan, tasks: Sequence[MapTask]) -> MapSummary:
-    """Add up what the finished tasks found, and tell where documents should name their language and do not.
+def summarize(plan: Plan, tasks: Sequence[MapTask], runner: PhaseRunner) -> MapSummary:
+    """Add up what the finished tasks found, and warn where documents should name their language and do not.
 
     Raises:
         UserError: they found no document.
     """
     dropped = tuple(Counter[str]() for _ in plan.config.sources)
     languages = tuple(DocumentLanguages() for _ in plan.config.sources)
-    document_counts = np.zeros(len(plan.destinations), np.int64)
-    ids: list[int] = []
+    document_counts = np.zeros(plan.destinations.num_sections, np.int64)
     digests: list[str] = []
     cut_words = [0] * len(plan.config.sources)
-    for task in tasks:
-        values, counts = read_summary(map_result_url(task))
-        dropped[task.unit.source].update(values["dropped"])
-        if has_fields(task.unit.url):
-            languages[task.unit.source].merge(DocumentLanguages(**values.get("languages", {})))
-        document_counts += counts.astype(np.int64)
-        digests.append(values["sha256"])
-        cut_words[task.unit.source] += values.get("cut_words", 0)
-        if values["smallest_id"] is not None:
-            ids.append(values["smallest_id"])
-    if not ids:
-        total = sum(dropped, Counter())
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(total.items())) or "no document in them"
-        raise UserError(f"nothing is left of the inputs ({reasons}); give files that hold text")
+    urls = [map_result_url(task) for task in tasks]
+    for total in add_up_results(urls, _add_up, tasks[0].work_folder, "units", runner) if tasks else ():
+        for source, values in total["sources"]:
+            dropped[source].update(values["dropped"])
+            languages[source].merge(DocumentLanguages(**values["languages"]))
+            cut_words[source] += values["cut_words"]
+        document_counts += np.array(total["document_counts"], np.int64)
+        digests += total["digests"]
+    if not document_counts.any():
+        reasons = sum(dropped, Counter())
+        named = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or "no document in them"
+        raise UserError(
+            f"nothing is left of the inputs ({named})", fix="give files that hold text", code="nothing-left"
+        )
     _warn_of_languages(plan, languages)
     _warn_of_cut_words(plan, cut_words)
-    return MapSummary(dropped, document_counts, min(ids), tuple(digests), tuple(cut_words))
+    return MapSummary(dropped, document_counts, tuple(digests), tuple(cut_words))
+
+
+def _add_up(urls: Sequence[str]) -> dict[str, Any]:
+    """The sum of the summaries of units."""
+    document_counts: np.ndarray | int = 0
+    dropped: dict[int, Counter[str]] = {}
+    languages: dict[int, DocumentLanguages] = {}
+    cut_words = Counter[int]()
+    digests: list[str] = []
+    for url in urls:
+        values, counts = read_summary(url)
+        source: int = values["source"]
+        dropped.setdefault(source, Counter()).update(values["dropped"])
+        languages.setdefault(source, DocumentLanguages()).merge(DocumentLanguages(**values["languages"]))
+        cut_words[source] += values["cut_words"]
+        digests += [PartRead(*part).sha256 for part in values["parts"]]
+        document_counts = document_counts + counts
+    sources = [
+        [
+            source,
+            {
+                "dropped": dropped[source],
+                "languages": dataclasses.asdict(languages[source]),
+                "cut_words": cut_words[source],
+            },
+        ]
+        for source in dropped
+    ]
+    return {"document_counts": np.asarray(document_counts).tolist(), "digests": digests, "sources": sources}
 
 
 def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:
@@ -152,6 +181,8 @@ def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:
 def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> None:
     documents = plan.config.documents
     for source, found in zip(plan.config.sources, languages, strict=True):
+        for what in found.absent_warnings():
+            print(printable(f"warning: source {source.name}: {what}"), file=sys.stderr, flush=True)
         for what in found.warnings(documents.language_field or ""):
             rules = f"their sentences end by the rules of {source.language or documents.language}"
             print(printable(f"warning: source {source.name}: {what}; {rules}"), file=sys.stderr, flush=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,14 +18,16 @@ from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
 from data_prep.documents.documents import beyond_sha256, unit_sha256
-from data_prep.documents.input_units import InputUnit
+from data_prep.documents.input_units import InputUnit, has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.encoding import document_id, encode_documents
 from data_prep.pipeline.sections import Section, SectionWriter, read_summary
+from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
-from data_prep.storage.hashing_files import NOTHING_BEYOND, Beyond
+from data_prep.storage.hashing_files import NOTHING_BEYOND
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Destinations", "MapTask", "cached_tokenizer", "document_id", "map_unit", "sections_url"]
@@ -33,38 +35,6 @@ __all__ = ["Destinations", "MapTask", "cached_tokenizer", "document_id", "map_un
 # Both bound memory: few long documents, or very many short ones.
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1 << 14
-
-
-@dataclass(frozen=True)
-class Destinations:
-    """Where a document goes: a pure function of its id, the hash of its normalized text.
-
-    The high half of the hash decides train or valid, so that neither other documents nor the number of shards
-    moves a document across; the low half decides the shard. Train shards are destinations 0 to `num_train` -
-    1, those of valid follow.
-    """
-
-    num_train: int
-    num_valid: int
-    valid_fraction: float
-
-    def __len__(self) -> int:
-        return self.num_train + self.num_valid
-
-    def of(self, document_id: int) -> int:
-        return int(self.of_many(np.array([document_id], np.uint64))[0])
-
-    def of_many(self, document_ids: np.ndarray) -> np.ndarray:
-        """The destinations (n,) int64 of document ids (n,) uint64."""
-        high, low = document_ids >> np.uint64(32), document_ids & np.uint64(0xFFFFFFFF)
-        is_valid = high < self.valid_fraction * 2**32
-        destinations = np.where(
-            is_valid, self.num_train + low % np.uint64(self.num_valid), low % np.uint64(self.num_train)
-        )
-        return destinations.astype(np.int64)
-
-    def split(self, destination: int) -> Literal["train", "valid"]:
-        return "train" if destination < self.num_train else "valid"
 
 
 @dataclass(frozen=True)
@@ -80,7 +50,7 @@ class MapTask:
     """
 
     number: int
-    unit: InputUnit
+    unit: Unit
     language: str
     settings: DocumentSettings
     destinations: Destinations
@@ -137,75 +107,97 @@ def cached_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
 def map_unit(task: MapTask) -> int:
     """Write the unit's work file; its existence says that the unit is done. Returns the bytes of input worked on.
 
-    Where near-duplicates are looked for, the file of the documents' signatures is there before it.
+    Where near-duplicates are looked for, the file of the documents' signatures is there before it. A part that turns
+    out to be spoiled after documents of it were taken is left out by starting the unit again.
     """
-    with storage.local_write(sections_url(task.work_folder, task.number)) as path:
-        reader = FilteredReader(task.unit, task.settings, task.source, task.text_field, task.filters_fingerprint)
+    spoiled: dict[int, str] = {}
+    while True:
         try:
-            _write(task, path, reader, lambda: _Read(reader.dropped, reader.sha256, reader.languages, reader.beyond))
-        except BadInput as error:
-            if not error.spoils_file or task.settings.on_bad_input == "error":
-                raise
-            sha256 = unit_sha256(task.unit, task.settings, task.text_field)
-            found = _Read(Counter([error.reason]), sha256, DocumentLanguages(), NOTHING_BEYOND)
-            _write(task, path, (), lambda: found)
-    return task.unit.bytes
+            with storage.local_write(sections_url(task.work_folder, task.number)) as path:
+                _write(task, path, spoiled)
+            return task.unit.bytes
+        except _SpoiledPart as found:
+            spoiled[found.number] = found.reason
 
 
-def has_same_input(task: MapTask) -> bool:
-    """Whether what the finished unit was made of stands in its file still, whoever wrote that since."""
-    values, _ = read_summary(sections_url(task.work_folder, task.number))
-    beyond = Beyond(*values.get("beyond", NOTHING_BEYOND))
-    if beyond.num_bytes and beyond_sha256(task.unit, beyond.num_bytes) != beyond.sha256:
-        return False
-    sha256: str = values["sha256"]
-    return unit_sha256(task.unit, task.settings, task.text_field) == sha256
+def changed_parts(task: MapTask) -> tuple[str, ...]:
+    """The files of a finished unit that no longer hold what it was made of, whoever wrote them since."""
+    summary, _ = read_summary(sections_url(task.work_folder, task.number))
+    parts = zip(task.unit.parts, summary["parts"], strict=True)
+    return tuple(part.url for part, values in parts if not _is_unchanged(task, part, PartRead(*values)))
 
 
-class _Read(NamedTuple):
-    """What a `DocumentReader` tells when it is exhausted."""
+class PartRead(NamedTuple):
+    """What a unit's file notes of each part of the unit.
 
-    dropped: Counter[str]
+    Attributes:
+        sha256: as `DocumentReader.sha256`.
+        beyond_bytes: read behind the part; with their sha256, as `DocumentReader.beyond`.
+    """
+
     sha256: str
-    languages: DocumentLanguages
-    beyond: Beyond
+    beyond_bytes: int
+    beyond_sha256: str
 
 
-def _write(
-    task: MapTask,
-    path: Path,
-    documents: Iterable[Document],
-    read: Callable[[], _Read],
-) -> None:
-    """Write what becomes of the documents; `read` tells, when they are all read, what `_Read` holds."""
+class _SpoiledPart(Exception):
+    """A part of the unit is damaged or no text, of which documents may have been taken already."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+        self.reason = reason
+
+
+def _is_unchanged(task: MapTask, part: InputUnit, read: PartRead) -> bool:
+    if read.beyond_bytes and beyond_sha256(part, read.beyond_bytes) != read.beyond_sha256:
+        return False
+    return unit_sha256(part, task.settings, task.text_field) == read.sha256
+
+
+def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
+    """Write what becomes of the documents of all parts but those that are `spoiled`, whose reasons are counted."""
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     dropped: Counter[str] = Counter()
-    smallest_ids: list[int] = []
-    num_read = cut_words = 0
+    languages = DocumentLanguages()
+    reads: list[PartRead] = []
+    cut_words = 0
     with open(path, "wb") as file, _signature_writer(task) as signatures:
-        writer = SectionWriter(file, len(task.destinations), tokenizer.token_dtype)
-        for batch in _batches(documents):
-            num_read += len(batch)
+        writer = SectionWriter(file, task.destinations.num_sections, tokenizer.token_dtype)
+
+        def add(batch: list[Document]) -> int:
             encoded, num_cut = encode_documents(batch, tokenizer, task.settings, task.language, dropped)
-            cut_words += num_cut
-            if not len(encoded.document_ids):
+            if len(encoded.document_ids):
+                sources = np.full(len(encoded.document_ids), task.unit.source, np.uint16)
+                encoded = dataclasses.replace(encoded, sources=sources)
+                writer.add(encoded, task.destinations.groups_of(encoded.document_ids))
+                if signatures is not None:
+                    _sign(encoded, signatures)
+            return num_cut
+
+        batches = _Batches(add)
+        for number, part in enumerate(task.unit.parts):
+            if number in spoiled:
+                dropped[spoiled[number]] += 1
+                reads.append(PartRead(unit_sha256(part, task.settings, task.text_field), *NOTHING_BEYOND))
                 continue
-            writer.add(encoded, task.destinations.of_many(encoded.document_ids))
-            if signatures is not None:
-                _sign(encoded, signatures)
-            smallest_ids.append(int(encoded.document_ids.min()))
-        found = read()
-        dropped.update(found.dropped)
-        if task.unit.whole and not num_read and not dropped:
-            dropped["empty file"] += 1
+            reader = FilteredReader(part, task.settings, task.source, task.text_field, task.filters_fingerprint)
+            reader.is_quiet = number <= max(spoiled, default=-1)
+            num_read = batches.read(reader, number, task.settings)
+            dropped.update(reader.dropped)
+            if part.whole and not num_read and not reader.dropped:
+                dropped["empty file"] += 1
+            if has_fields(part.url):
+                languages.merge(reader.languages)
+            reads.append(PartRead(reader.sha256, *reader.beyond))
+        cut_words = batches.finish()
         writer.close(
             {
+                "source": task.unit.source,
                 "dropped": dict(sorted(dropped.items())),
-                "sha256": found.sha256,
-                "beyond": found.beyond,
+                "parts": reads,
                 "cut_words": cut_words,
-                "smallest_id": min(smallest_ids, default=None),
-                "languages": dataclasses.asdict(found.languages),
+                "languages": dataclasses.asdict(languages),
             }
         )
 
@@ -222,14 +214,42 @@ def _sign(encoded: Section, writer: SignatureWriter) -> None:
         writer.add(identity, tokens)
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
-        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+class _Batches:
+    """Documents of many parts, encoded many at once."""
+
+    def __init__(self, add: Callable[[list[Document]], int]) -> None:
+        self._add = add
+        self._batch: list[Document] = []
+        self._characters = 0
+        self._cut_words = 0
+
+    def read(self, reader: FilteredReader, number: int, settings: DocumentSettings) -> int:
+        """Take the documents of part `number`; returns how many.
+
+        Raises:
+            BadInput: the policy is `error`.
+            _SpoiledPart: nothing of the part may be used.
+        """
+        num_read = 0
+        try:
+            for document in reader:
+                num_read += 1
+                self._batch.append(document)
+                self._characters += len(document.text)
+                if self._characters >= _BATCH_CHARACTERS or len(self._batch) >= _BATCH_DOCUMENTS:
+                    self._encode()
+        except BadInput as error:
+            if not error.spoils_file or settings.on_bad_input == "error":
+                raise
+            raise _SpoiledPart(number, error.reason) from None
+        return num_read
+
+    def finish(self) -> int:
+        """Encode what is left; returns how many words were encoded in parts."""
+        if self._batch:
+            self._encode()
+        return self._cut_words
+
+    def _encode(self) -> None:
+        self._cut_words += self._add(self._batch)
+        self._batch, self._characters = [], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +13,16 @@ import numpy as np
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig, ShardSettings
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.shards import MAX_SHARDS
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
 from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.documents.input_units import InputUnit, growth_of
 from data_prep.filters.registry import configured_filters, described_filters
-from data_prep.pipeline.map_task import Destinations
+from data_prep.pipeline.destinations import Destinations
+from data_prep.pipeline.scale_plan import plan_destinations
+from data_prep.pipeline.units import Unit, group_parts, unit_bytes_for
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
-
-_TEXT_BYTES_PER_TOKEN = 4.0
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,15 @@ class Plan:
     """What will be done; a function of configuration, inputs and tokenizer alone, not of the number of workers.
 
     Attributes:
+        parts: of the inputs, in their order; `units` hold them in the same order.
         parent: the data set that is added to, if it is one.
     """
 
     config: PreparationConfig
     tokenizer_fingerprint: str
     inputs: tuple[InputFile, ...]
-    units: tuple[InputUnit, ...]
+    parts: tuple[InputUnit, ...]
+    units: tuple[Unit, ...]
     destinations: Destinations
     parent: Manifest | None = None
 
@@ -50,7 +52,7 @@ class Plan:
 
     def described_config(self) -> dict[str, Any]:
         """The settings that the result depends on, without secrets."""
-        values = self.config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+        values = self.config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
         documents = values["documents"]
         documents["filters"] = described_filters(self.config.documents.filters)
         documents["formats"] = described_formats(file.url for file in self.inputs)
@@ -60,11 +62,18 @@ class Plan:
         for source in values["sources"]:
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
             source["url"] = source["url"] and storage.redact(source["url"])
+            for name in ("weight", "max_tokens", "epochs"):
+                if source[name] is None:
+                    del source[name]  # as in data sets made before there were these settings
         return values
 
-    def units_of(self, url: str) -> list[int]:
-        """Numbers of the units of an input."""
-        return [number for number, unit in enumerate(self.units) if unit.url == url]
+    @functools.cached_property
+    def parts_of(self) -> dict[str, list[int]]:
+        """Numbers of the parts of each input, by its URL."""
+        numbers: dict[str, list[int]] = {}
+        for number, part in enumerate(self.parts):
+            numbers.setdefault(part.url, []).append(number)
+        return numbers
 
 
 def make_plan(
@@ -87,15 +96,28 @@ def make_plan(
         _check_fits(config.shards, tokenizer, parent)
     configured_filters(config.documents)  # what is wrong with them is found before work begins
     inputs = find_inputs(config) if inputs is None else inputs
-    units = find_units(inputs, config)
-    bytes_per_token = np.dtype(tokenizer.token_dtype).itemsize
-    destinations = _destinations(config.shards, inputs, bytes_per_token, is_addition=parent is not None)
-    return Plan(config, tokenizer.fingerprint, inputs, units, destinations, parent)
+    unit_bytes = unit_bytes_for(text_bytes(inputs), config.shards.unit_bytes)
+    shards = config.shards.model_copy(update={"unit_bytes": unit_bytes})
+    parts = find_units(inputs, config.model_copy(update={"shards": shards}))
+    units = group_parts(parts, unit_bytes)
+    token_bytes = np.dtype(tokenizer.token_dtype).itemsize
+    destinations = plan_destinations(
+        config, _text_of_sources(config, inputs), token_bytes, len(units), parent is not None
+    )
+    return Plan(config, tokenizer.fingerprint, inputs, parts, units, destinations, parent)
 
 
 def text_bytes(inputs: Sequence[InputFile]) -> float:
     """About how much text the files hold, judged by their sizes alone."""
     return sum(file.bytes * growth_of(file.url) for file in inputs)
+
+
+def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> list[float]:
+    """`text_bytes` of each source."""
+    found = [0.0] * len(config.sources)
+    for file in inputs:
+        found[file.source] += text_bytes([file])
+    return found
 
 
 def check_output_apart(plan: Plan, output: str) -> None:
@@ -137,19 +159,3 @@ def _check_fits(settings: ShardSettings, tokenizer: Tokenizer, parent: Manifest)
             "a text could be held out in one and trained on in the other; "
             f"give shards.valid_fraction={fraction:g}"
         )
-
-
-def _destinations(
-    settings: ShardSettings, inputs: Sequence[InputFile], bytes_per_token: int, is_addition: bool
-) -> Destinations:
-    """As many shards as text of the inputs' size will about fill; an addition has no need of `min_shards`."""
-    token_bytes = text_bytes(inputs) / _TEXT_BYTES_PER_TOKEN * bytes_per_token
-    min_train = 1 if is_addition else settings.min_shards
-    num_train = max(min_train, round(token_bytes * (1 - settings.valid_fraction) / settings.shard_bytes))
-    num_valid = max(1, round(token_bytes * settings.valid_fraction / settings.shard_bytes))
-    if num_train + num_valid > MAX_SHARDS:
-        raise UsageError(
-            f"shards.shard_bytes={settings.shard_bytes} would make {num_train + num_valid:,} shards of the inputs, "
-            f"and there may be {MAX_SHARDS:,}; raise it"
-        )
-    return Destinations(num_train, num_valid, settings.valid_fraction)

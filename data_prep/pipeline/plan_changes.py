@@ -59,7 +59,7 @@ def rewritten_inputs(plan: Plan, fingerprints: Mapping[str, str], finished_at: f
         if written_at is None or finished_at is None or written_at >= finished_at:
             suspects.add(file.url)
     for url in sorted(suspects):
-        digests = [_digest_now(plan, number) for number in plan.units_of(url)]
+        digests = [_digest_now(plan, number) for number in plan.parts_of[url]]
         if file_fingerprint(digests) != fingerprints[storage.redact(url)]:
             yield f"input {storage.redact(url)} has other content"
 
@@ -68,7 +68,7 @@ def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
     """See that every input still is what was read; one that was only touched or copied back is.
 
     Args:
-        digests: of each unit, sha256 of what was read.
+        digests: of each part, sha256 of what was read.
 
     Raises:
         UserError: one was written since the plan was made, with other content.
@@ -76,8 +76,8 @@ def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
     for file in plan.inputs:
         if storage.stamp(file.url) == file.stamp:
             continue
-        digests_now = (_digest_now(plan, number) for number in plan.units_of(file.url))
-        digests_then = (digests[number] for number in plan.units_of(file.url))
+        digests_now = (_digest_now(plan, number) for number in plan.parts_of[file.url])
+        digests_then = (digests[number] for number in plan.parts_of[file.url])
         if storage.size(file.url) != file.bytes or any(map(operator.ne, digests_now, digests_then)):
             raise UserError(
                 f"input {storage.redact(file.url)} changed while it was read; "
@@ -86,12 +86,12 @@ def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
 
 
 def _digest_now(plan: Plan, number: int) -> str:
-    unit = plan.units[number]
-    return unit_sha256(unit, plan.config.documents, plan.config.sources[unit.source].text_field)
+    part = plan.parts[number]
+    return unit_sha256(part, plan.config.documents, plan.config.sources[part.source].text_field)
 
 
 def file_fingerprint(digests: Sequence[str]) -> str:
-    """Fingerprint of an input from the digests of its units; of a file that is one unit, the sha256 of its bytes."""
+    """Fingerprint of an input from the digests of its parts; of a file that is one part, the sha256 of its bytes."""
     if len(digests) == 1:
         return f"sha256:{digests[0]}"
     return f"sha256-of-{len(digests)}-parts:{hashlib.sha256(''.join(digests).encode()).hexdigest()}"

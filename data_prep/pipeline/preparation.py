@@ -20,7 +20,7 @@ from data_prep.pipeline.map_task import MapTask, keep_tokenizer
 from data_prep.pipeline.plan import Plan, absolute, check_output_apart
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
 from data_prep.pipeline.publication import is_own_tokenizer, publish_shards
-from data_prep.pipeline.reduce_phase import reduce_tasks, run_reduce
+from data_prep.pipeline.reduce_phase import gather, make_shards
 from data_prep.pipeline.shard_range import ShardRange
 from data_prep.pipeline.work_folder import (
     begin_work,
@@ -152,13 +152,14 @@ def _finish(
     plan: Plan, tokenizer: Tokenizer, output: str, map_tasks: Sequence[MapTask], first_shard: int, runner: PhaseRunner
 ) -> Manifest:
     """Everything after the first phase."""
-    summary = summarize(plan, map_tasks)
+    summary = summarize(plan, map_tasks, runner)
     run_exclusions(plan, map_tasks, output, runner)
-    results = run_reduce(reduce_tasks(plan, tokenizer, output, summary, first_shard), runner)
+    summary = gather(plan, tokenizer, output, summary, runner)
+    totals = make_shards(plan, tokenizer, output, summary, first_shard, runner)
     check_inputs_unchanged(plan, summary.digests)
     runner.lock.check()
     remove_unfinished(plan, output)  # of workers that were killed on the way
     keep_dropped(plan, tokenizer, output, summary, runner)
-    manifest = publish_shards(plan, tokenizer, output, summary, results)
+    manifest = publish_shards(plan, tokenizer, output, summary, totals)
     remove_work(plan, output)
     return manifest

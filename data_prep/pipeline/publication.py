@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from data_prep.dataset.addition import publish_addition
 from data_prep.dataset.counts import token_counts_file
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.versions import publish
-from data_prep.pipeline.manifest_assembly import assemble, token_counts
+from data_prep.pipeline.manifest_assembly import assemble
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan, absolute
-from data_prep.pipeline.reduce_phase import nothing_to_train_on
-from data_prep.pipeline.reduce_task import ReduceResult
+from data_prep.pipeline.reduce_phase import ShardTotals, nothing_to_train_on
 from data_prep.storage import storage
 from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
-def publish_shards(
-    plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, results: Sequence[ReduceResult]
-) -> Manifest:
+def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, totals: ShardTotals) -> Manifest:
     """Make a data set of the finished shards; of an addition, the next version of the one that it is added to.
 
     Raises:
         UserError: no document is left to train on, or `output` cannot be written.
     """
-    if plan.parent is None and not any(result.shard.documents for result in results if _is_train(result)):
+    if plan.parent is None and not totals.of_split("train"):
         raise nothing_to_train_on(plan)
-    _remove_empty_shards(results, output)
-    counts = token_counts(results, tokenizer.vocab_size)
-    manifest = assemble(plan, tokenizer, summary, results, counts)
+    for name in totals.empty:
+        storage.remove(storage.join(output, name))
+    counts = totals.token_counts
+    manifest = assemble(plan, tokenizer, summary, totals)
     if plan.parent is not None:
         return publish_addition(output, plan.parent, manifest, counts)
     record, data = token_counts_file(counts, manifest.version)
@@ -45,15 +41,3 @@ def is_own_tokenizer(tokenizer: Tokenizer, output: str) -> bool:
     """Whether the tokenizer lies where the output's copy of it is to lie."""
     own = storage.canonical(absolute(storage.join(output, TOKENIZER_FOLDER)))
     return storage.canonical(absolute(tokenizer.url)).rstrip("/") == own
-
-
-def _remove_empty_shards(results: Sequence[ReduceResult], output: str) -> None:
-    """Remove the shards of which no document is left once near-duplicates and the like are out."""
-    for result in results:
-        if not result.shard.documents:
-            for name in (result.shard.name, result.shard.index.name):
-                storage.remove(storage.join(output, name))
-
-
-def _is_train(result: ReduceResult) -> bool:
-    return result.shard.name.startswith("train")

@@ -1,54 +1,184 @@
-"""The second phase as a whole: one task for each shard, and the document that makes up an empty validation split."""
+"""The last phases as a whole: groups are gathered where there are such, each shard is made, and an empty validation
+split gets a document."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from data_prep.base.errors import UserError
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
-from data_prep.deduplication.exclusions import NAME, read_exclusions
 from data_prep.executors.phases import PhaseRunner
+from data_prep.pipeline.aggregation import add_up_results
+from data_prep.pipeline.gather_task import GatherTask, gather_group, gathered_url
 from data_prep.pipeline.map_phase import MapSummary
-from data_prep.pipeline.map_task import sections_url
 from data_prep.pipeline.plan import Plan, absolute
-from data_prep.pipeline.reduce_task import ReduceResult, ReduceTask, read_result, reduce_shard, result_url
-from data_prep.pipeline.sections import read_sizes
-from data_prep.storage import storage
+from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
+from data_prep.pipeline.sections import read_summary
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
-def reduce_tasks(
-    plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int
-) -> list[ReduceTask]:
-    """One task for each destination that has documents; the shards of each split are numbered from `first_shard`.
+@dataclass(frozen=True)
+class ShardTotals:
+    """What was made of the documents.
 
-    A destination all of whose documents are excluded has a task too, which counts them by source and reason.
+    Attributes:
+        shards: those that hold documents, train first, by number.
+        empty: names of files that were written of shards that hold none.
+        detached_provenance: of shards that hold no document.
+        dropped: of each source of the plan, documents left out by reason, in these phases.
+        source_counts: (num_sources, 5) documents, sentences, tokens, words and bytes of text of each source.
+        token_counts: of train and valid, (vocab_size,) int64 how often each token id occurs.
+        smallest: the smallest document id of train, its destination, and how many documents that holds; None where
+            train holds none.
+    """
+
+    shards: tuple[ShardRecord, ...]
+    empty: tuple[str, ...]
+    detached_provenance: tuple[FileRecord, ...]
+    dropped: tuple[Counter[str], ...]
+    source_counts: np.ndarray
+    token_counts: dict[str, np.ndarray]
+    smallest: tuple[int, int, int] | None
+
+    def of_split(self, split: Literal["train", "valid"]) -> list[ShardRecord]:
+        return [shard for shard in self.shards if shard.name.startswith(split)]
+
+
+def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
+    """Gather the groups, where the plan has such; returns the summary with the counts of each destination.
+
+    Raises:
+        UserError: a work file is not as it was written.
+    """
+    places = plan.destinations
+    if not places.num_groups:
+        return summary
+    tasks = [
+        GatherTask(
+            group=int(group),
+            num_units=len(plan.units),
+            destinations=places,
+            exact_deduplication=plan.config.deduplication.exact,
+            token_dtype=dtype_name(tokenizer),
+            work_folder=absolute(plan.work_folder(output)),
+        )
+        for group in np.flatnonzero(summary.document_counts)
+    ]
+    sizes = summary.document_counts.tolist()
+    runner.run("gathering", gather_group, tasks, _gathered, lambda task: sizes[task.group], ("documents", 1.0))
+    counts = np.zeros(len(places), np.int64)
+    dropped = tuple(Counter(of_source) for of_source in summary.dropped)
+    urls = [_gathered(task) for task in tasks]
+    for total in add_up_results(urls, _add_up_groups, tasks[0].work_folder, "groups", runner):
+        for destination, count in total["counts"]:
+            counts[destination] += count
+        for source, reason, count in total["dropped"]:
+            dropped[source][reason] += count
+    return dataclasses.replace(summary, document_counts=counts, dropped=dropped)
+
+
+def make_shards(
+    plan: Plan,
+    tokenizer: Tokenizer,
+    output: str,
+    summary: MapSummary,
+    first_shard: int,
+    runner: PhaseRunner,
+    only: frozenset[str] | None = None,
+) -> ShardTotals:
+    """Make every shard; those of each split are numbered from `first_shard`.
+
+    A destination all of whose documents are left out has a shard without documents, which counts them.
+
+    Where train has documents and valid none, the document of the smallest id, whose hash is the next to say valid, is
+    held out: its shard is written again without it. An addition adds to a data set that holds out some already.
+
+    Args:
+        summary: as `gather` returns it.
+        only: names of shards such as train-000000.tar; the others are not made, and no document is held out.
 
     Raises:
         UserError: no document is left to train on beside the held-out one.
     """
-    destinations, settings = plan.destinations, plan.config.shards
+    tasks = _tasks(plan, tokenizer, output, summary, first_shard)
+    if only is not None:
+        return _run(plan, [task for task in tasks if f"{task.name}.tar" in only], runner, "shards")
+    totals = _run(plan, tasks, runner, "shards")
+    if plan.parent is not None or totals.of_split("valid"):
+        return totals
+    if totals.smallest is None:
+        raise nothing_to_train_on(plan)
+    _report_hold_out(plan, summary)
+    tasks, written = _with_one_held_out(plan, tokenizer, output, summary, first_shard, totals), totals
+    totals = _run(plan, tasks, runner, f"shards-{totals.smallest[0]:016x}")
+    if not totals.of_split("train"):
+        raise nothing_to_train_on(plan)
+    made = {shard.name for shard in totals.shards}
+    surplus = [file.name for shard in written.shards if shard.name not in made for file in shard.files]
+    return dataclasses.replace(totals, empty=(*totals.empty, *surplus))
+
+
+def _with_one_held_out(
+    plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, totals: ShardTotals
+) -> list[ReduceTask]:
+    """The tasks of all shards, with the document of the smallest id in a validation shard of its own."""
+    assert totals.smallest is not None
+    identity, destination, num_documents = totals.smallest
     counts = summary.document_counts.copy()
-    stand_in = _stand_in(plan, output, summary)
-    if stand_in is not None:
-        _take_from_train(plan, output, counts, stand_in)
-    whole: list[tuple[int, int | None]] = [(destination, None) for destination in np.flatnonzero(counts).tolist()]
-    alone = [] if stand_in is None else [(destinations.of(stand_in), stand_in)]
-    num_train = int(np.count_nonzero(counts[: destinations.num_train]))
-    tasks: list[ReduceTask] = []
+    if num_documents == 1:
+        counts[destination] = 0
+    tasks = _tasks(plan, tokenizer, output, dataclasses.replace(summary, document_counts=counts), first_shard)
+    (whole,) = _tasks(plan, tokenizer, output, summary, first_shard, destination)
+    number = first_shard + sum(task.name.startswith("valid") for task in tasks)
+    others = [
+        dataclasses.replace(task, without=identity) if task.destination == destination else task for task in tasks
+    ]
+    # Copies of the document are counted where no other task of its destination counts them.
+    alone = dataclasses.replace(whole, name=shard_name("valid", number), only=identity, counts_drops=num_documents == 1)
+    return [*others, alone]
+
+
+def dtype_name(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
+    return "uint16" if np.dtype(tokenizer.token_dtype) == np.uint16 else "uint32"
+
+
+def nothing_to_train_on(plan: Plan) -> UserError:
+    return UserError(
+        "after duplicates no document is left to train on beside the held-out ones "
+        f"(shards.valid_fraction={plan.destinations.valid_fraction:g})",
+        fix="give more documents",
+        code="nothing-to-train-on",
+    )
+
+
+def _tasks(
+    plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, only: int | None = None
+) -> list[ReduceTask]:
+    """One task for each destination that has documents, or for destination `only` alone."""
+    places, settings, sources = plan.destinations, plan.config.shards, plan.config.sources
     numbers = {"train": first_shard, "valid": first_shard}
-    for destination, only in [*whole[:num_train], *alone, *whole[num_train:]]:
-        split = destinations.split(destination) if only is None else "valid"
+    tasks = []
+    for destination in np.flatnonzero(summary.document_counts).tolist():
+        split, source = places.split(destination), places.source(destination)
+        if only not in (None, destination):
+            continue
         tasks.append(
             ReduceTask(
                 name=shard_name(split, numbers[split]),
                 destination=destination,
-                unit_sources=tuple(plan.first_source + unit.source for unit in plan.units),
-                num_sources=plan.first_source + len(plan.config.sources),
+                destinations=places,
+                num_units=len(plan.units),
+                num_sources=plan.first_source + len(sources),
+                first_source=plan.first_source,
+                source=None if source is None else sources[source].name,
                 record_tokens=settings.record_tokens,
                 seed=settings.seed,
                 exact_deduplication=plan.config.deduplication.exact,
@@ -58,77 +188,94 @@ def reduce_tasks(
                 tokenizer_fingerprint=tokenizer.fingerprint,
                 work_folder=absolute(plan.work_folder(output)),
                 output_folder=absolute(output),
-                only=only,
-                without=stand_in if only is None else None,
             )
         )
         numbers[split] += 1
     return tasks
 
 
-def run_reduce(tasks: Sequence[ReduceTask], runner: PhaseRunner) -> list[ReduceResult]:
-    """Do the tasks that are not done; returns the results of all."""
+def _run(plan: Plan, tasks: Sequence[ReduceTask], runner: PhaseRunner, name: str) -> ShardTotals:
+    """Do the tasks that are not done; returns the totals of all."""
     runner.run("writing", reduce_shard, tasks, result_url, lambda task: 1, ("shards", 1.0))
-    return [read_result(task) for task in tasks]
+    urls = [result_url(task) for task in tasks]
+    work_folder = tasks[0].work_folder if tasks else ""
+    sums = add_up_results(urls, _add_up_shards, work_folder, name, runner)
+    shards = [ShardRecord.model_validate(values) for each in sums for values in each["shards"]]
+    empty = [ShardRecord.model_validate(values) for each in sums for values in each["empty"]]
+    dropped = tuple(Counter[str]() for _ in plan.config.sources)
+    for source, reason, count in (drop for each in sums for drop in each["dropped"]):
+        dropped[source][reason] += count
+    smallest = [(*each["smallest"],) for each in sums if each["smallest"] is not None]
+    return ShardTotals(
+        shards=tuple(sorted(shards, key=lambda shard: shard.name)),
+        empty=tuple(file.name for shard in empty for file in (shard, shard.index)),
+        detached_provenance=tuple(shard.provenance for shard in empty if shard.provenance is not None),
+        dropped=dropped,
+        source_counts=sum(np.array(each["source_counts"], np.int64) for each in sums),  # type: ignore[arg-type]
+        token_counts={
+            split: sum(np.array(each["token_counts"][split], np.int64) for each in sums)  # type: ignore[misc]
+            for split in ("train", "valid")
+        },
+        smallest=min(smallest, default=None),
+    )
 
 
-def dtype_name(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
-    return "uint16" if np.dtype(tokenizer.token_dtype) == np.uint16 else "uint32"
+def _add_up_shards(urls: Sequence[str]) -> dict[str, Any]:
+    """The sum of the results of shards; the first gives the shapes of the counts."""
+    token_counts: dict[str, Any] = {"train": 0, "valid": 0}
+    source_counts: Any = 0
+    dropped = Counter[tuple[int, str]]()
+    shards, empty, smallest = [], [], []
+    for url in urls:
+        result = read_result(url)
+        split = result.shard.name.partition("-")[0]
+        for name in token_counts:
+            token_counts[name] = token_counts[name] + (
+                result.token_counts if name == split else 0 * result.token_counts
+            )
+        source_counts = source_counts + result.source_counts
+        for source, reason, count in result.dropped:
+            dropped[source, reason] += count
+        (shards if result.shard.documents else empty).append(result.shard.model_dump(mode="json"))
+        if split == "train" and result.smallest_id is not None:
+            smallest.append((result.smallest_id, result.destination, result.shard.documents))
+    return {
+        "shards": shards,
+        "empty": empty,
+        "dropped": [(source, reason, count) for (source, reason), count in sorted(dropped.items())],
+        "source_counts": np.asarray(source_counts).tolist(),
+        "token_counts": {name: np.asarray(counts).tolist() for name, counts in token_counts.items()},
+        "smallest": min(smallest, default=None),
+    }
 
 
-def _stand_in(plan: Plan, output: str, summary: MapSummary) -> int | None:
-    """The document that is held out because no document's hash says so: that of the smallest id, the next to say so.
-
-    None where some are held out by their hash, and for an addition, whose data set holds out some already.
-    """
-    if plan.parent is not None:
-        return None
-    first_valid = plan.destinations.num_train
-    excludes = storage.exists(storage.join(plan.work_folder(output), NAME))
-    if summary.document_counts[first_valid:].any():
-        valid = range(first_valid, len(plan.destinations))
-        if not excludes or any(len(_surviving_ids(plan, output, number)) for number in valid):
-            return None
-    if not excludes:
-        return summary.smallest_id
-    surviving = (_surviving_ids(plan, output, number) for number in range(first_valid))
-    smallest = [int(ids.min()) for ids in surviving if len(ids)]
-    return min(smallest, default=None)
+def _add_up_groups(urls: Sequence[str]) -> dict[str, Any]:
+    """The sum of what was gathered: documents of each destination, and what was left out."""
+    document_counts, dropped = Counter[int](), Counter[tuple[int, str]]()
+    for url in urls:
+        values, counts = read_summary(url)
+        document_counts.update(dict(zip(values["members"], counts.tolist(), strict=True)))
+        for source, reason, count in values["dropped"]:
+            dropped[source, reason] += count
+    return {
+        "counts": list(document_counts.items()),
+        "dropped": [(source, reason, count) for (source, reason), count in sorted(dropped.items())],
+    }
 
 
-def _take_from_train(plan: Plan, output: str, counts: np.ndarray, document_id: int) -> None:
-    """Take the document that is held out from the counts of its train shard, and tell of it."""
-    destinations = plan.destinations
-    total, excluded = int(counts.sum()), int(counts[destinations.num_train :].sum())
+def _gathered(task: GatherTask) -> str:
+    return gathered_url(task.work_folder, task.group)
+
+
+def _report_hold_out(plan: Plan, summary: MapSummary) -> None:
+    places, counts = plan.destinations, summary.document_counts
+    total, excluded = int(counts.sum()), int(counts[places.num_train :].sum())
     none = f"none of the {total} documents falls into the validation split by its hash"
     if excluded:
         none = f"no document of the validation split is left ({excluded} of {total}, all left out as duplicates)"
     print(
-        f"note: {none} (shards.valid_fraction={destinations.valid_fraction:g}); the one whose hash is nearest "
-        "to it is held out",
+        f"note: {none} (shards.valid_fraction={places.valid_fraction:g}); the one whose hash is nearest to it is held "
+        "out",
         file=sys.stderr,
         flush=True,
     )
-    destination = destinations.of(document_id)
-    for ids in _ids(plan, output, destination):
-        counts[destination] -= int((ids == np.uint64(document_id)).sum())
-    if not counts[: destinations.num_train].any():
-        raise nothing_to_train_on(plan)
-
-
-def nothing_to_train_on(plan: Plan) -> UserError:
-    return UserError(
-        "after duplicates no document is left to train on beside the held-out ones "
-        f"(shards.valid_fraction={plan.destinations.valid_fraction:g}); give more documents"
-    )
-
-
-def _surviving_ids(plan: Plan, output: str, destination: int) -> np.ndarray:
-    excluded = read_exclusions(storage.join(plan.work_folder(output), NAME), destination)
-    ids = np.concatenate([np.empty(0, np.uint64), *_ids(plan, output, destination)])
-    return ids[~np.isin(ids, np.concatenate([np.empty(0, np.uint64), *excluded.values()]))]
-
-
-def _ids(plan: Plan, output: str, destination: int) -> Iterator[np.ndarray]:
-    for number in range(len(plan.units)):
-        yield read_sizes(sections_url(plan.work_folder(output), number), destination)[0]

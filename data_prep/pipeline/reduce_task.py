@@ -1,46 +1,54 @@
-"""The second phase of preparation: one shard is made of its sections of all units, each text once, in seeded order."""
+"""The last phase of preparation: one shard is made of its documents, each text once, in seeded order."""
 
 from __future__ import annotations
 
+import io
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import PieceText, RecordCounts
 from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
 from data_prep.dataset.shard_index import starts_of
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.dataset.state_files import read_state, write_state
-from data_prep.deduplication.exclusions import NAME as EXCLUSIONS_NAME
-from data_prep.deduplication.exclusions import read_exclusions
 from data_prep.deduplication.hashing import mix
-from data_prep.pipeline.map_task import cached_tokenizer, sections_url
-from data_prep.pipeline.sections import Section, read_sections, read_sizes, select_documents, take_runs
+from data_prep.pipeline.destinations import Destinations
+from data_prep.pipeline.gather_task import gathered_url, selection_of, unit_sections
+from data_prep.pipeline.map_task import cached_tokenizer
+from data_prep.pipeline.provenance_rows import unpack_provenance
+from data_prep.pipeline.sections import Section, read_sections, select_documents, take_runs
 from data_prep.storage import storage
 
-HELD_TOKENS = 1 << 24
-"""Tokens of a shard that are held at once; of a larger one the sections are read more than once."""
+HELD_BYTES = 64 << 20
+"""Tokens of a shard that are held in memory, in bytes; those of a larger shard lie in a temporary file."""
 
 
 @dataclass(frozen=True)
 class ReduceTask:
-    """A unit of the second phase, with all it needs to be done anywhere.
+    """A shard, with all that is needed to make it anywhere.
 
     Attributes:
         name: of the shard, such as train-000000.
-        destination: whose sections are read.
-        unit_sources: number of the source of each unit of the first phase.
+        first_source: number in the manifest of the plan's first source.
+        source: name of the source whose documents alone the shard holds; None where sources share shards.
         only: take the document of this id alone (a valid split made of one document).
         without: leave out the document of this id (it makes the valid split).
+        counts_drops: no other task of the destination counts what is left out.
     """
 
     name: str
     destination: int
-    unit_sources: tuple[int, ...]
+    destinations: Destinations
+    num_units: int
     num_sources: int
+    first_source: int
+    source: str | None
     record_tokens: int
     seed: int
     exact_deduplication: bool
@@ -52,73 +60,63 @@ class ReduceTask:
     output_folder: str
     only: int | None = None
     without: int | None = None
+    counts_drops: bool = True
 
 
 @dataclass(frozen=True)
 class ReduceResult:
-    """A finished shard and what the manifest wants to know of it.
+    """A finished shard and what the manifest needs of it.
 
     Attributes:
-        dropped: of each source, documents left out by reason.
+        dropped: source in the plan, reason, and documents left out.
         source_counts: (num_sources, 5) documents, sentences, tokens, words and bytes of text of each source.
         token_counts: (vocab_size,) int64 how often each token id occurs.
+        smallest_id: of its documents; None where it holds none.
     """
 
     shard: ShardRecord
-    dropped: tuple[dict[str, int], ...]
+    destination: int
+    dropped: tuple[tuple[int, str, int], ...]
     source_counts: np.ndarray
     token_counts: np.ndarray
-
-
-@dataclass(frozen=True)
-class _Documents:
-    """What is known of all documents that a shard's sections hold, copies included, in the order of the inputs.
-
-    Attributes:
-        unit_stops: (num_units,) int64 how many documents the units up to each have.
-        ids: (D,) uint64.
-        lengths: (D,) uint32 tokens of each.
-        sentence_counts: (D,) uint32.
-        sources: (D,) uint16 number of the source of each.
-    """
-
-    unit_stops: np.ndarray
-    ids: np.ndarray
-    lengths: np.ndarray
-    sentence_counts: np.ndarray
-    sources: np.ndarray
+    smallest_id: int | None
 
 
 def result_url(task: ReduceTask) -> str:
     """Where the mark that the shard is done lies."""
-    return storage.join(task.work_folder, f"{task.name}.done.json")
+    variants = {"only": task.only, "without": task.without}
+    variant = "".join(f".{name}-{value:016x}" for name, value in variants.items() if value is not None)
+    return storage.join(task.work_folder, f"{task.name}.{task.destination:06d}{variant}.done.json")
 
 
-def read_result(task: ReduceTask) -> ReduceResult:
-    """The result that a finished unit left."""
-    values = read_state(result_url(task))
+def read_result(url: str) -> ReduceResult:
+    """The result that a finished task left."""
+    values = read_state(url)
     return ReduceResult(
         shard=ShardRecord.model_validate(values["shard"]),
-        dropped=tuple(values["dropped"]),
-        source_counts=np.array(values["source_counts"], np.int64).reshape(task.num_sources, 5),
+        destination=values["destination"],
+        dropped=tuple((source, reason, count) for source, reason, count in values["dropped"]),
+        source_counts=np.array(values["source_counts"], np.int64),
         token_counts=np.array(values["token_counts"], np.int64),
+        smallest_id=values["smallest_id"],
     )
 
 
 def reduce_shard(task: ReduceTask) -> int:
-    """Write the shard and its index, then the mark that it is done. Returns the number of its tokens."""
-    documents = _documents(task)
-    kept, dropped = _kept(task, documents.ids, documents.sources)
-    order = kept[seeded_order(documents.ids[kept], task.seed)]
+    """Write the shard, its index and its sidecar, then the mark that it is done. Returns the number of its tokens."""
+    documents, rows, dropped = _read(task)
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     counts = RecordCounts(task.vocab_size, task.num_sources, PieceText.of(tokenizer))
-    records = _counted(_records(task, documents, order), counts)
-    shard = write_shard(task.output_folder, task.name, records)
+    shard = write_shard(task.output_folder, task.name, _counted(_records(task, documents), counts))
+    provenance = write_provenance(task.output_folder, task.name, rows) if rows else None
+    shard = shard.model_copy(update={"source": task.source, "provenance": provenance})
     result = {
         "shard": shard.model_dump(mode="json"),
+        "destination": task.destination,
         "dropped": dropped,
         "source_counts": counts.by_source.tolist(),
         "token_counts": counts.by_token.tolist(),
+        "smallest_id": int(documents.document_ids.min()) if len(documents.document_ids) else None,
     }
     write_state(result_url(task), result)
     return shard.tokens
@@ -129,33 +127,76 @@ def seeded_order(document_ids: np.ndarray, seed: int) -> np.ndarray:
     return np.argsort(mix(document_ids ^ mix(np.array([seed], np.uint64))), kind="stable")
 
 
-def _kept(task: ReduceTask, ids: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
-    """Numbers of the documents to keep, ascending, and what each source loses, by reason.
+def _read(task: ReduceTask) -> tuple[Section, list[ProvenanceRow], list[tuple[int, str, int]]]:
+    """The documents of the shard, the rows of its sidecar, and what was left out of it, where that is decided here."""
+    dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
+    held, rows = _Held(dtype), list[ProvenanceRow]()
+    selection = None
+    if not task.destinations.num_groups:
+        selection = selection_of(task.work_folder, task.destination, task.exact_deduplication)
+    num_documents = 0
+    for section in _sections(task, dtype):
+        num_documents += len(section.document_ids)
+        selected = section if selection is None else selection.select(section)
+        is_mine = np.ones(len(selected.document_ids), bool)
+        if task.only is not None:
+            is_mine = selected.document_ids == np.uint64(task.only)
+        elif task.without is not None:
+            is_mine = selected.document_ids != np.uint64(task.without)
+        held.add(select_documents(selected, is_mine & (selected.document_lengths > 0)))
+        is_alone = task.only is not None and task.counts_drops
+        rows += unpack_provenance(selected if is_alone else select_documents(selected, is_mine))
+    if not num_documents:
+        raise UserError(
+            f"{storage.redact(task.work_folder)} lacks the documents of {task.name}",
+            fix="run the same command again with --fresh",
+            code="lost-work",
+        )
+    dropped = selection.counts() if selection is not None and task.counts_drops else []
+    return held.documents(), rows, dropped
 
-    Of equal ids the first survives: that of the earliest input.
-    """
-    dropped: list[dict[str, int]] = [{} for _ in range(task.num_sources)]
 
-    def drop(reason: str, gone: np.ndarray) -> None:
-        counts = np.bincount(sources[gone], minlength=task.num_sources)
-        for source in np.flatnonzero(counts).tolist():
-            dropped[source][reason] = int(counts[source])
+def _sections(task: ReduceTask, dtype: type[np.unsignedinteger]) -> Iterator[Section]:
+    places = task.destinations
+    if not places.num_groups:
+        yield from unit_sections(task.work_folder, task.num_units, task.destination, dtype)
+        return
+    for group in places.groups_for(task.destination):
+        number = int(np.searchsorted(places.in_group(group), task.destination))
+        yield from read_sections(gathered_url(task.work_folder, group), number, dtype)
 
-    if task.only is not None:
-        mine = ids == np.uint64(task.only)
-    else:
-        mine = np.ones(len(ids), bool) if task.without is None else ids != np.uint64(task.without)
-    kept = np.flatnonzero(mine)
-    if task.exact_deduplication:
-        firsts = kept[np.unique(ids[kept], return_index=True)[1]]
-        drop("duplicate", np.setdiff1d(kept, firsts, assume_unique=True))
-        kept = np.sort(firsts)
-    exclusions = read_exclusions(storage.join(task.work_folder, EXCLUSIONS_NAME), task.destination)
-    for reason, excluded in exclusions.items():
-        gone = np.isin(ids[kept], excluded)
-        drop(reason, kept[gone])
-        kept = kept[~gone]
-    return kept, dropped
+
+class _Held:
+    """Documents of a shard as they come; about 22 bytes of memory each beside the lengths of their sentences."""
+
+    def __init__(self, token_dtype: type[np.unsignedinteger]) -> None:
+        self._arrays: dict[str, list[np.ndarray]] = {
+            "document_ids": [np.empty(0, np.uint64)],
+            "document_lengths": [np.empty(0, np.uint32)],
+            "sentence_counts": [np.empty(0, np.uint32)],
+            "sentence_lengths": [np.empty(0, np.uint32)],
+            "sources": [np.empty(0, np.uint16)],
+        }
+        self._dtype = token_dtype
+        self._tokens: BinaryIO = io.BytesIO()
+
+    def add(self, section: Section) -> None:
+        for name, arrays in self._arrays.items():
+            arrays.append(np.array(getattr(section, name)))  # a copy: what was read with it is let go
+        self._tokens.write(np.ascontiguousarray(section.tokens).data)
+        if isinstance(self._tokens, io.BytesIO) and self._tokens.tell() > HELD_BYTES:
+            file: Any = tempfile.TemporaryFile(prefix="clozeworks-")
+            file.write(self._tokens.getbuffer())
+            self._tokens = file
+
+    def documents(self) -> Section:
+        """All of them, in the order in which they came."""
+        if isinstance(self._tokens, io.BytesIO):
+            tokens = np.frombuffer(self._tokens.getbuffer(), self._dtype)
+        else:
+            self._tokens.flush()
+            tokens = np.memmap(self._tokens, self._dtype, "r")
+        return Section(**{name: np.concatenate(arrays) for name, arrays in self._arrays.items()}, tokens=tokens)
 
 
 def _counted(records: Iterable[Record], counts: RecordCounts) -> Iterator[Record]:
@@ -165,78 +206,25 @@ def _counted(records: Iterable[Record], counts: RecordCounts) -> Iterator[Record
         yield record
 
 
-def _documents(task: ReduceTask) -> _Documents:
-    urls = _sections_urls(task)
-    sizes = [read_sizes(url, task.destination) for url in urls]
-    ids, lengths, counts = (np.concatenate(arrays) for arrays in zip(*sizes, strict=True))
-    if not len(ids):
-        raise UserError(
-            f"{storage.redact(task.work_folder)} lacks the documents of {task.name}; "
-            "run the same command again with --fresh"
+def _records(task: ReduceTask, documents: Section) -> Iterator[Record]:
+    """Whole documents in seeded order, as many to a record as fit; a longer one alone."""
+    order = seeded_order(documents.document_ids, task.seed)
+    token_starts, sentence_starts = starts_of(documents.document_lengths), starts_of(documents.sentence_counts)
+    for first, last in _blocks(documents.document_lengths[order], task.record_tokens):
+        members = order[first:last]
+        lengths, counts = documents.document_lengths[members], documents.sentence_counts[members]
+        sentence_lengths = take_runs(documents.sentence_lengths, sentence_starts[members], counts)
+        yield Record(
+            tokens=take_runs(documents.tokens, token_starts[members], lengths),
+            documents=starts_of(lengths).astype(np.uint32),
+            sentences=starts_of(sentence_lengths).astype(np.uint32),
+            sources=documents.sources[members] + np.uint16(task.first_source),
+            document_ids=documents.document_ids[members],
         )
-    unit_stops = np.cumsum([len(unit_ids) for unit_ids, _, _ in sizes])
-    sources = np.repeat(np.array(task.unit_sources, np.uint16), np.diff(unit_stops, prepend=0))
-    return _Documents(unit_stops, ids, lengths, counts, sources)
-
-
-def _sections_urls(task: ReduceTask) -> list[str]:
-    return [sections_url(task.work_folder, number) for number in range(len(task.unit_sources))]
-
-
-def _records(task: ReduceTask, documents: _Documents, order: np.ndarray) -> Iterator[Record]:
-    """Whole documents in order, as many to a record as fit; a longer one alone.
-
-    The documents of so many records as fit in HELD_TOKENS are read at once.
-    """
-    ordered_lengths = documents.lengths[order]
-    blocks = list(_blocks(ordered_lengths, task.record_tokens))
-    firsts = np.array([first for first, _ in blocks], np.int64)
-    block_lengths = np.add.reduceat(ordered_lengths, firsts, dtype=np.int64)
-    for first_block, last_block in _blocks(block_lengths, HELD_TOKENS):
-        held = np.sort(order[blocks[first_block][0] : blocks[last_block - 1][1]])
-        section = _read(task, documents, held)
-        token_starts, sentence_starts = starts_of(section.document_lengths), starts_of(section.sentence_counts)
-        for first, last in blocks[first_block:last_block]:
-            members = np.searchsorted(held, order[first:last])
-            lengths, counts = section.document_lengths[members], section.sentence_counts[members]
-            sentence_lengths = take_runs(section.sentence_lengths, sentence_starts[members], counts)
-            yield Record(
-                tokens=take_runs(section.tokens, token_starts[members], lengths),
-                documents=starts_of(lengths).astype(np.uint32),
-                sentences=starts_of(sentence_lengths).astype(np.uint32),
-                sources=documents.sources[order[first:last]],
-                document_ids=section.document_ids[members],
-            )
-
-
-def _read(task: ReduceTask, documents: _Documents, numbers: np.ndarray) -> Section:
-    """The documents of these numbers, which ascend, straight to their places, so that nothing is held twice."""
-    dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
-    lengths, counts = documents.lengths[numbers], documents.sentence_counts[numbers]
-    held = Section(
-        document_ids=documents.ids[numbers],
-        document_lengths=lengths,
-        sentence_counts=counts,
-        sentence_lengths=np.empty(counts.sum(dtype=np.int64), np.uint32),
-        tokens=np.empty(lengths.sum(dtype=np.int64), dtype),
-    )
-    is_held = np.zeros(len(documents.ids), bool)
-    is_held[numbers] = True
-    sentence = token = 0
-    for url, of_unit in zip(_sections_urls(task), np.split(is_held, documents.unit_stops[:-1]), strict=True):
-        place = 0
-        for section in read_sections(url, task.destination, dtype) if of_unit.any() else ():
-            part = select_documents(section, of_unit[place : place + len(section.document_ids)])
-            held.sentence_lengths[sentence : sentence + len(part.sentence_lengths)] = part.sentence_lengths
-            held.tokens[token : token + len(part.tokens)] = part.tokens
-            place += len(section.document_ids)
-            sentence += len(part.sentence_lengths)
-            token += len(part.tokens)
-    return held
 
 
 def _blocks(lengths: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """The first and last + 1 of runs of things that are together no longer than `most`; a longer thing alone."""
+    """The first and last + 1 of runs of documents that are together no longer than `most`; a longer one alone."""
     stops = np.cumsum(lengths, dtype=np.int64)
     first = 0
     while first < len(stops):

@@ -25,7 +25,7 @@ from data_prep.pipeline.map_phase import map_tasks, run_map, summarize
 from data_prep.pipeline.map_task import keep_tokenizer
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.pipeline.plan_changes import check_inputs_unchanged, file_fingerprint
-from data_prep.pipeline.reduce_phase import reduce_tasks, run_reduce
+from data_prep.pipeline.reduce_phase import gather, make_shards
 from data_prep.pipeline.work_folder import begin_work, check_finished_units, finished_manifest
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -53,12 +53,12 @@ def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | i
     with storage.hold_lock(output) as lock:
         manifest = _manifest(plan, output)
         damaged = _damaged_files(manifest, output, executor)
-        shards = [shard for shard in manifest.shards if {shard.name, shard.index.name} & damaged.keys()]
+        shards = [shard for shard in manifest.shards if {file.name for file in shard.files} & damaged.keys()]
         replaced, others = [], []
         if shards:
             built = _rebuild(plan, tokenizer, output, manifest, shards, PhaseRunner(executor, lock))
             lock.check()
-            for file in (file for shard in built for file in (shard, shard.index) if file.name in damaged):
+            for file in (file for shard in built for file in shard.files if file.name in damaged):
                 storage.copy(_url(output, file.name, REPAIR_WORK), _url(output, file.name))
                 replaced.append(file.name)
             others = [shard.name for shard in shards if shard not in built]
@@ -125,15 +125,18 @@ def _rebuild(
         storage.remove(work)
         first_shard = begin_work(plan, work)
     run_map(tasks, runner)
-    summary = summarize(plan, tasks)
+    summary = summarize(plan, tasks, runner)
     check_inputs_unchanged(plan, summary.digests)
     _check_inputs(plan, manifest, summary.digests)
     run_exclusions(plan, tasks, work, runner)
-    names = {shard.name for shard in wanted}
-    mine = [task for task in reduce_tasks(plan, tokenizer, work, summary, first_shard) if f"{task.name}.tar" in names]
-    run_reduce(mine, runner)
-    built = [shard for shard in wanted if shard.name in {f"{task.name}.tar" for task in mine}]
-    for file in (file for shard in built for file in (shard, shard.index)):
+    names = frozenset(shard.name for shard in wanted)
+    summary = gather(plan, tokenizer, work, summary, runner)
+    # Whether a validation shard holds the one document that was held out is known once all shards are made.
+    is_held_out = any(shard.documents == 1 for shard in manifest.valid.shards)
+    totals = make_shards(plan, tokenizer, work, summary, first_shard, runner, None if is_held_out else names)
+    made = {shard.name for shard in totals.shards}
+    built = [shard for shard in wanted if shard.name in made]
+    for file in (file for shard in built for file in shard.files):
         if content_problem(FileTask(work, file)) is not None:
             raise UserError(
                 f"{storage.redact(output)}: {file.name}, made once more, is not the one that {MANIFEST_NAME} names, so "
@@ -152,7 +155,7 @@ def _check_inputs(plan: Plan, manifest: Manifest, digests: Sequence[str]) -> Non
     fingerprints = {file.url: file.fingerprint for file in manifest.inputs}
     for file in plan.inputs:
         url = storage.redact(file.url)
-        if file_fingerprint([digests[number] for number in plan.units_of(file.url)]) != fingerprints[url]:
+        if file_fingerprint([digests[number] for number in plan.parts_of[file.url]]) != fingerprints[url]:
             raise UserError(
                 f"input {url} has other content than when the data set was made, so nothing was replaced. Fix: restore "
                 "the input, or make the data set again with --fresh"

@@ -22,7 +22,8 @@ from data_prep.dataset.versions import (
 )
 from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import unfinished
-from data_prep.pipeline.map_task import MapTask, has_same_input, sections_url
+from data_prep.pipeline.map_phase import map_result_url
+from data_prep.pipeline.map_task import MapTask, changed_parts
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
 from data_prep.storage import storage
@@ -49,7 +50,7 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
     if found and plan.parent is not None:
         check_source_names(manifest, taken)
     if found:
-        raise UserError(_refusal(output, "holds the shards of another preparation", found))
+        raise _refusal(output, "holds the shards of another preparation", found)
     return manifest
 
 
@@ -66,7 +67,7 @@ def begin_work(plan: Plan, output: str) -> int:
     mine = {
         **description(plan),
         "parent": None if plan.parent is None else plan.parent.digest,
-        "units": dict(Counter(storage.redact(unit.url) for unit in plan.units)),
+        "units": dict(Counter(storage.redact(part.url) for part in plan.parts)),
         "stamps": {storage.redact(file.url): file.stamp for file in plan.inputs},
     }
     if plan.parent is not None:
@@ -75,7 +76,7 @@ def begin_work(plan: Plan, output: str) -> int:
     if begun is not None and not _is_over(begun, plan, output):
         found = differences(_with_policy_of(mine, begun), mine)
         if found:
-            raise UserError(_refusal(output, "holds unfinished work of another preparation", found))
+            raise _refusal(output, "holds unfinished work of another preparation", found)
         first_shard: int = begun["first_shard"]
         if begun["config"] != mine["config"]:
             write_state(url, {**mine, "stamps": begun["stamps"], "first_shard": first_shard})
@@ -105,14 +106,17 @@ def check_finished_units(plan: Plan, output: str, tasks: Sequence[MapTask], exec
     if begun["stamps"] == now:
         return
     changed = {file.url for file in plan.inputs if begun["stamps"].get(storage.redact(file.url)) != file.stamp}
-    numbers = {number for input_url in changed for number in plan.units_of(input_url)}
-    left = {task.number for task in unfinished(tasks, lambda task: sections_url(task.work_folder, task.number))}
-    suspects = [task for task in tasks if task.number in numbers - left]
+    left = {task.number for task in unfinished(tasks, map_result_url)}
+    suspects = [
+        task
+        for task in tasks
+        if task.number not in left and any(part.url in changed for part in plan.units[task.number].parts)
+    ]
     with Progress("comparing", sum(task.unit.bytes for task in suspects), "MB of changed inputs", 1e6) as progress:
-        for task, is_same in run_units(has_same_input, suspects, executor):
-            if not is_same:
-                rewritten = f"input {storage.redact(plan.units[task.number].url)} was written again with other content"
-                raise UserError(_refusal(output, "holds unfinished work of another preparation", [rewritten]))
+        for task, urls in run_units(changed_parts, suspects, executor):
+            if urls:
+                rewritten = f"input {storage.redact(urls[0])} was written again with other content"
+                raise _refusal(output, "holds unfinished work of another preparation", [rewritten])
             progress.add(task.unit.bytes)
     if len(tasks) == len(plan.units):
         write_state(url, {**begun, "stamps": now})
@@ -209,10 +213,11 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
     return differences(theirs, description(plan)) or list(rewritten_inputs(plan, fingerprints, finished_at))
 
 
-def _refusal(output: str, what: str, found: list[str]) -> str:
-    return (
-        f"{storage.redact(output)} {what}: {_listed(found)}. "
-        "Choose another output folder, or start again there with --fresh"
+def _refusal(output: str, what: str, found: list[str]) -> UserError:
+    return UserError(
+        f"{storage.redact(output)} {what}: {_listed(found)}",
+        fix="choose another output folder, or start again there with --fresh",
+        code="other-preparation",
     )
 
 

@@ -12,7 +12,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.provenance import ProvenanceRow
+from data_prep.dataset.provenance_sidecar import ProvenanceRow
 from data_prep.dataset.shard_documents import DocumentPlace, ShardDocuments, find_document
 from data_prep.dataset.shard_provenance import ShardProvenance
 from data_prep.storage import storage

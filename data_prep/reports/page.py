@@ -73,7 +73,7 @@ def write_page(output: str, statistics: Statistics, plots: Mapping[str, bytes], 
 def read_samples(folder: str, manifest: Manifest) -> list[Sample]:
     """Return the first documents of the first train shard, of as many sources as possible.
 
-    Documents lie in the order of their hashes, so the first ones are a random sample.
+    Documents are in the order of their hashes, so the first ones are a random sample.
 
     Raises:
         UserError: the shard or the tokenizer is missing or damaged.

@@ -1,4 +1,4 @@
-"""Reading compressed files as a stream, with every kind of damage told apart from an end."""
+"""Streams of compressed files that report every kind of damage instead of ending early."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _MAGIC = {
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
-# Fed to the decoder at a time. It gives all of it out at once, and a repeated byte grows 32,768-fold: 32 MB at most.
+# Input per call of the decoder, which returns all output at once; a repeated byte grows 32,768-fold: 32 MB at most.
 _ZSTANDARD_BYTES = 1 << 10
-_LONGEST_WINDOW_BYTES = 1 << 31  # of zstd --long=31; the system gives no more of it than the content fills
+_LONGEST_WINDOW_BYTES = 1 << 31  # of zstd --long=31; the system allocates no more than the content fills
 
 
 def detect_compression(head: bytes) -> str:
-    """The ending that belongs to a file that begins with these (at least ten) bytes, or ""."""
+    """Return the extension for a file that begins with these (at least ten) bytes, or ""."""
     return next((ending for ending, magic in _MAGIC.items() if magic.match(head)), "")
 
 
 def decompress(file: io.RawIOBase, compression: str) -> io.BufferedReader:
-    """The content of `file`, buffered; `compression` is one of `COMPRESSIONS`, or "" for a file that is not compressed.
+    """Return the content of `file`, buffered; `compression` is one of `COMPRESSIONS`, or "" for none.
 
-    Its methods raise one of `DAMAGE` where the file is damaged or ends too early.
+    The stream's methods raise one of `DAMAGE` if the file is damaged or truncated.
     """
     buffered: io.BufferedReader = io.BufferedReader(file, _BUFFER_BYTES)
     if not compression:
@@ -53,7 +53,7 @@ def _decompressor(file: BinaryIO, compression: str) -> Any:
 
 
 def undamaged_pieces(file: io.RawIOBase, compression: str) -> Iterator[bytes]:
-    """What can be decompressed of a file, up to the damage that it has."""
+    """Yield the content of a file up to its first damage."""
     decompressor = _decompressor(io.BufferedReader(file, _BUFFER_BYTES), compression)
     with contextlib.suppress(*DAMAGE):
         while piece := (decompressor.read1 if compression == ".gz" else decompressor.read)(_PIECE_BYTES):
@@ -61,7 +61,7 @@ def undamaged_pieces(file: io.RawIOBase, compression: str) -> Iterator[bytes]:
 
 
 def decompressed_copy(file: io.RawIOBase, compression: str, copy: BinaryIO, where: str) -> None:
-    """Write the content of `file` to `copy`, for formats that are read from their end.
+    """Write the content of `file` to `copy`, for formats whose index is at the end.
 
     Raises:
         UserError: the disk that holds the copy is full.
@@ -73,9 +73,10 @@ def decompressed_copy(file: io.RawIOBase, compression: str, copy: BinaryIO, wher
             copy.flush()
         except OSError as error:
             raise UserError(
-                f"{where} cannot be decompressed: {error.strerror or error} in {tempfile.gettempdir()}, where its "
-                "content is kept while it is read; make space there or set TMPDIR to another folder, and run the same "
-                "command again"
+                f"{where} cannot be decompressed: {error.strerror or error} in {tempfile.gettempdir()}, which holds "
+                "its content while it is read",
+                fix="free space there or set TMPDIR to another folder, and rerun the same command",
+                code="temporary-folder-full",
             ) from None
 
 
@@ -114,14 +115,14 @@ _DECODERS: dict[str, tuple[Callable[[], Any], int, bytes]] = {
     ".bz2": (bz2.BZ2Decompressor, _PIECE_BYTES, b""),
     ".xz": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), _PIECE_BYTES, b"\0"),
 }
-# Of each: decoder of a frame, bytes to feed it at a time, padding that may stand between frames.
+# For each: a frame decoder, input bytes per call, padding allowed between frames.
 
 
 class _FrameReader(io.RawIOBase):
-    """Decompresses frame after frame.
+    """Decompress frame after frame.
 
-    Unlike the libraries' own files it raises where the last Zstandard frame is cut short, and where what follows a
-    bzip2 or xz stream is damaged, which they take for the end.
+    Unlike the libraries' own files it raises if the last Zstandard frame is truncated or if the bytes after a bzip2
+    or xz stream are damaged, which the libraries read as the end.
     """
 
     def __init__(self, file: BinaryIO, new_decoder: Callable[[], _Decoder], piece_bytes: int, padding: bytes) -> None:
@@ -151,13 +152,13 @@ class _FrameReader(io.RawIOBase):
             try:
                 self._ready = memoryview(self._decoder.decompress(data, _BUFFER_BYTES))
             except MemoryError:  # an xz stream's header may ask for 4 GB
-                raise OSError("its header asks for more memory than there is") from None
+                raise OSError("its header requests more memory than available") from None
         piece, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
         buffer[: len(piece)] = piece
         return len(piece)
 
     def _frame_start(self, data: bytes) -> bytes:
-        """The first bytes of the next frame, of which `data` is read already; empty at the end of the file."""
+        """Return the first bytes of the next frame (`data` is already read); empty at the end of the file."""
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file.read(self._piece_bytes)
             if not data:

@@ -1,4 +1,4 @@
-"""Files that hash what is read from them, so that a digest of the inputs costs no second reading."""
+"""Files that hash the bytes read from them, so that a digest of the inputs needs no second read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def read_bytes_of(file: BinaryIO, num_bytes: int, where: str) -> bytes:
-    """Up to `num_bytes` of an input; that the disk or the network fails is no fault of the input's content.
+    """Read up to `num_bytes` of an input; an error of the disk or network is not damage of its content.
 
     Raises:
         UserError: the file cannot be read.
@@ -21,7 +21,9 @@ def read_bytes_of(file: BinaryIO, num_bytes: int, where: str) -> bytes:
     try:
         return file.read(num_bytes)
     except OSError as error:
-        raise UserError(f"{where} cannot be read: {error}; check the disk or the connection") from None
+        raise UserError(
+            f"{where} cannot be read: {error}", fix="check the disk or the connection", code="unreadable-file"
+        ) from None
 
 
 class Beyond(NamedTuple):

@@ -1,9 +1,9 @@
-"""Locks in an object store: small objects that their holder renews, and that die with it.
+"""Locks in an object store: small objects that their holder renews and that expire with it.
 
 A store has no locks, but it can refuse to create an object that is there (If-None-Match) or to replace one that
-changed (If-Match). A lease is such an object. A holder that was killed renews no more; whoever wants the lease then
-watches it for its whole time and takes it over. No two clocks are ever compared. Where a store has no conditional
-writes, two commands that start within the same second may both begin; the next renewal stops one of them.
+changed (If-Match). A lease is such an object. A killed holder stops renewing it; a command that wants the lease
+watches it for its whole period and then takes it over. Clocks of two machines are never compared. In a store without
+conditional writes, two commands that start within the same second may both begin; the next renewal stops one of them.
 """
 
 from __future__ import annotations
@@ -57,21 +57,22 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise UserError once the lease was lost, so that two commands do not go on with the same work."""
-        # Asked of the clock too: the thread may hang in a request, or the whole process was suspended.
+        """Raise UserError after the lease was lost, so that two commands do not continue the same work."""
+        # The clock counts too: the thread may hang in a request, or the process may have been suspended.
         if time.monotonic() - self._renewed_at > self._seconds:
             self._lost = self._lost or f"it could not be renewed for {self._seconds:.0f} s"
         if self._lost:
             raise UserError(
-                f"the lock on {redact(self.folder)} was lost: {self._lost}; see that no other command works on it "
-                "and run the same command again, which goes on from there"
+                f"the lock on {redact(self.folder)} was lost: {self._lost}",
+                fix="make sure that no other command works on it and rerun the same command; it resumes",
+                code="lock-lost",
             )
 
     def release(self) -> None:
-        """Give the lease back; if that fails, the lease expires."""
+        """Release the lease; if that fails, the lease expires."""
         self._released.set()
         self._thread.join()
-        # Not for long: where the store is down, the user waits for the message that says so.
+        # A short limit: if the store is down, the user waits for that message.
         seconds = self._seconds / _RENEWALS_A_LEASE
         with contextlib.suppress(UserError):
             found = _read(self.url, seconds)
@@ -83,14 +84,14 @@ class Lease:
             began_at = time.monotonic()
             if not remote_files.create(self.url, self._content()):
                 found = _read(self.url)
-                # It is ours where the store created it and its answer was lost.
+                # The lease is ours if the store created it and its answer was lost.
                 if found and found.values.get("owner") != self.owner:
                     _refuse_if_held(self.url, self.folder, found)
                 began_at = time.monotonic()
                 if found:
                     remote_files.replace(self.url, self._content(), found.info)
             found = _read(self.url)
-            # A store that was busy for long may have taken it long ago: then it is written once more.
+            # A busy store may have written it long ago: then it is written again.
             if found and found.values.get("owner") == self.owner and time.monotonic() - began_at < self._seconds / 2:
                 self._renewed_at = began_at
                 return
@@ -127,10 +128,10 @@ class Lease:
 
 @contextlib.contextmanager
 def hold_lease(folder: str, name: str = "", shared: bool = False) -> Iterator[Lease]:
-    """Hold the whole folder, or the part of it so named, as `data_prep.storage.locks.hold_lock` says.
+    """Hold the whole folder, or the named part of it, as `data_prep.storage.locks.hold_lock` does.
 
-    Both kinds put their own lease first and look at the other kind then, so of two that begin at once at most one
-    goes on.
+    Both kinds first write their own lease and then look for the other kind, so of two that begin at once at most
+    one continues.
 
     Raises:
         UserError: another command holds it.
@@ -147,7 +148,7 @@ def hold_lease(folder: str, name: str = "", shared: bool = False) -> Iterator[Le
 
 
 def _refuse_if_held(url: str, folder: str, found: _Found) -> None:
-    """Return once the lease is known to be dead; raise UserError where its holder lives."""
+    """Return if the lease's holder is gone; raise UserError if it is alive."""
     values = found.values
     if values.get("machine") and values["machine"] == _machine_mark():
         living = found if _process_mark(values["pid"]) == values.get("process") else None
@@ -155,16 +156,17 @@ def _refuse_if_held(url: str, folder: str, found: _Found) -> None:
         living = _watch(url, folder, found)
     if living:
         raise UserError(
-            f"another command ({_holder(living)}) works on {redact(folder)} now; wait until it ends, or choose "
-            "another folder"
+            f"another command ({_holder(living)}) is using {redact(folder)}",
+            fix="wait until it ends, or choose another folder",
+            code="folder-locked",
         )
 
 
 def _watch(url: str, folder: str, found: _Found) -> _Found | None:
-    """The lease as its holder renews it or the next one takes it; None if nobody does within its time."""
+    """The lease after its holder renewed it or another took it; None if nobody does within its period."""
     seconds = float(found.values.get("lease_seconds", LEASE_SECONDS))
     print(
-        f"{redact(folder)} is held by {_holder(found)}; watching for up to {seconds:.0f} s whether it still works",
+        f"{redact(folder)} is locked by {_holder(found)}; waiting up to {seconds:.0f} s to see whether it is alive",
         file=sys.stderr,
         flush=True,
     )
@@ -178,7 +180,7 @@ def _watch(url: str, folder: str, found: _Found) -> _Found | None:
 
 
 def _refuse_others(folder: str, name: str) -> None:
-    """Refuse a part while the whole is held, and the whole while a part is; remove the leases of the dead."""
+    """Raise if the whole is held and a part is wanted, or the reverse; remove the leases of dead holders."""
     entries = remote_files.list_folder(folder)
     names = [entry["name"].rpartition("/")[2] for entry in entries]
     for other in names:
@@ -192,7 +194,7 @@ def _refuse_others(folder: str, name: str) -> None:
 
 
 def _read(url: str, seconds: float | None = None) -> _Found | None:
-    # The description first: a lease that changes in between cannot be replaced by mistake then.
+    # The description comes first, so that a lease that changes in between is not replaced by mistake.
     info = remote_files.info(url, seconds)
     if info is None:
         return None
@@ -211,7 +213,7 @@ def _holder(found: _Found) -> str:
 
 
 def _machine_mark() -> str:
-    """The same for processes that see each other's process ids, and for no others; empty where it is unknown."""
+    """A name shared by exactly the processes that see each other's process ids; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -220,9 +222,9 @@ def _machine_mark() -> str:
 
 
 def _process_mark(pid: int) -> str:
-    """When the process began, so that another with the same id is not taken for it; empty where there is none."""
+    """The start time of the process, which tells it from another with the same id; empty if there is none."""
     try:
-        # The name, in brackets, may hold spaces; the 22nd field of all is the time of its beginning.
+        # The name, in brackets, may contain spaces; the 22nd field is the start time.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return ""

@@ -1,7 +1,7 @@
-"""One command at a time on an output folder, and the ranges of one array together.
+"""Locks on an output folder: one command at a time, or several ranges of one array together.
 
-Locally the system's own file locks (flock), which end with the process however it ends; in an object store a lease
-(`data_prep.storage.leases`), which expires. On NFS flock works between hosts on Linux; a file system that offers none
+A local folder uses file locks (flock), which the system releases when the process ends; an object store uses a lease
+(`data_prep.storage.leases`), which expires. On NFS flock works between hosts on Linux; a file system without locks
 gets a warning.
 """
 
@@ -24,38 +24,39 @@ from data_prep.storage.leases import hold_lease
 
 LOCK_NAME = ".lock"
 
-# A holder that ends takes the lock alone for a moment, to see whether it is the last.
+# A holder that ends takes the exclusive lock for a moment, to see whether it is the last.
 _ATTEMPTS, _ATTEMPT_SECONDS = 5, 0.05
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class IsHeld(UserError):
-    """Another command on this file system holds the lock: `holder`, "process N on HOST" as far as the lock tells."""
+    """Another command on this file system holds the lock: `holder`, "process N on HOST" if known."""
 
-    def __init__(self, message: str, holder: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, problem: str, holder: str = "", *, fix: str = "", code: str = "folder-locked") -> None:
+        super().__init__(problem, fix=fix, code=code)
+        self.problem = problem
         self.holder = holder
 
 
 class Lock(Protocol):
-    """What a holder of the lock has."""
+    """A held lock."""
 
     def check(self) -> None:
-        """Do nothing while the lock is held; raise UserError once it was lost."""
+        """Raise UserError if the lock was lost."""
 
 
 class _FileLock:
     def check(self) -> None:
-        """The system keeps a file's lock until the process ends."""
+        """Do nothing: the system keeps a file's lock until the process ends."""
 
 
 @contextlib.contextmanager
 def hold_lock(folder: str | Path, name: str = "", shared: bool = False) -> Iterator[Lock]:
     """Keep other commands from `folder` while the block runs; a killed holder blocks nobody, or not for long.
 
-    Without a name the whole folder is held: nobody else holds any part of it. With one, such as "range-003-of-016",
-    only the part so named: other names may be held at the same time, the whole folder not. With `shared` and no name
-    several may hold the folder at once, but nobody as a whole.
+    Without a name the lock covers the whole folder, and nobody else holds any part of it. With a name, such as
+    "range-003-of-016", it covers that part: other names may be held at the same time, but not the whole folder. With
+    `shared` and no name several commands may hold the folder at once, but none the whole of it.
 
     Raises:
         UserError: another command holds it (the message names its process and host; `IsHeld` where the folder is
@@ -74,8 +75,9 @@ def hold_lock(folder: str | Path, name: str = "", shared: bool = False) -> Itera
             held.enter_context(_locked(whole, str(folder), shared=shared or bool(name)))
         except OSError as error:
             raise UserError(
-                f"{folder} cannot be written: {error.strerror or error}; see to it and run the same command again, "
-                "which goes on from there"
+                f"{folder} cannot be written: {error.strerror or error}",
+                fix="fix the cause and rerun the same command; it resumes",
+                code="unwritable-file",
             ) from None
         yield _FileLock()
 
@@ -111,22 +113,22 @@ def _lock(path: Path, folder: str, shared: bool) -> TextIO:
             holder = file.read().strip() or _holder_of_a_part(path) or "unknown"
             file.close()
             raise IsHeld(
-                f"another command ({holder}) works on {folder} now; wait until it ends, or choose another folder",
+                f"another command ({holder}) is using {folder}",
                 holder,
+                fix="wait until it ends, or choose another folder",
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 file.close()
                 raise
             print(
-                f"warning: the file system of {redact(folder)} offers no locks ({error.strerror}); see that no other "
-                "command works on this folder",
+                f"warning: the file system of {redact(folder)} has no locks ({error.strerror}); make sure that no "
+                "other command uses this folder",
                 file=sys.stderr,
                 flush=True,
             )
             return file
-        # The owner before may have removed the file between our opening and locking it: then it locks
-        # nothing.
+        # If the previous owner removed the file between our opening and locking it, the lock covers nothing.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 return file
@@ -134,7 +136,7 @@ def _lock(path: Path, folder: str, shared: bool) -> TextIO:
 
 
 def _holder_of_a_part(whole: Path) -> str:
-    """Who holds a named part of the folder; empty where nobody does."""
+    """The holder of a named part of the folder; empty if there is none."""
     for path in sorted(whole.parent.glob(f"{whole.name}-*")):
         with contextlib.suppress(FileNotFoundError), open(path) as file:
             try:
@@ -145,7 +147,7 @@ def _holder_of_a_part(whole: Path) -> str:
 
 
 def _remove_if_last(file: TextIO, path: Path) -> None:
-    """Remove the lock's file, unless others hold it too."""
+    """Remove the lock's file unless others hold it too."""
     with contextlib.suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Reading Parquet files, text columns by row group or all of it, with every kind of damage told apart from the end.
+"""Readers of Parquet files, text columns by row group or whole tables, that report every kind of damage.
 
-pyarrow is imported where it is used: it takes 34 MB of a process, and most corpora hold no Parquet.
+pyarrow is imported where it is used: it takes 34 MB of a process, and most corpora contain no Parquet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary"
 
 
 class DamagedParquet(Exception):
-    """The file is damaged, cut short, or uses what the library cannot read; says what the library said.
+    """The file is damaged, truncated, or uses an unsupported feature; the text is the library's.
 
     Attributes:
         place: where in the file, such as "row group 2 of 4, rows 101 to 200".
@@ -37,7 +37,7 @@ class DamagedParquet(Exception):
 
 
 class RowGroup(NamedTuple):
-    """What the file's footer says of a row group.
+    """The footer's description of a row group.
 
     Attributes:
         num_rows: its rows.
@@ -60,7 +60,7 @@ class ParquetRows:
 
     Raises:
         DamagedParquet: the file's footer cannot be read.
-        UserError: the file cannot be read for a reason that is not its content.
+        UserError: the disk or the network failed.
     """
 
     def __init__(self, file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> None:
@@ -83,7 +83,7 @@ class ParquetRows:
         self.num_rows = sum(self._rows_of_groups[group] for group in self._groups)
 
     def row_groups(self) -> list[RowGroup]:
-        """What the footer says of each.
+        """The footer's description of each row group.
 
         Raises:
             DamagedParquet: the footer is damaged.
@@ -100,7 +100,7 @@ class ParquetRows:
             ]
 
     def hash_columns(self, names: Collection[str | None]) -> None:
-        """Let `sha256` be that of these columns, as they stand in the file; called before they are read.
+        """Make `sha256` cover the stored bytes of these columns; call it before they are read.
 
         Raises:
             DamagedParquet: the footer is damaged.
@@ -125,7 +125,7 @@ class ParquetRows:
         return self._file.hexdigest()
 
     def values(self, names: Sequence[str], of_any_type: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of these columns; None stands for null.
+        """Yield the rows of these columns; None means null.
 
         Columns hold text, which is given as bytes; those `of_any_type` are given as the values of JSON.
 
@@ -158,7 +158,7 @@ class ParquetRows:
         if name in self._schema.names:
             return self.columns[self._schema.names.index(name)][1]
         first, *path = name.split(".")
-        found = self._schema.field(first).type if path and self._schema.names.count(first) == 1 else None
+        found: Any = self._schema.field(first).type if path and self._schema.names.count(first) == 1 else None
         for part in path:
             is_there = found is not None and pa.types.is_struct(found) and found.get_field_index(part) >= 0
             found = found.field(part).type if is_there else None
@@ -178,7 +178,7 @@ class ParquetRows:
 
     @contextlib.contextmanager
     def _footer(self) -> Iterator[None]:
-        """Tell what goes wrong while the footer is looked at as damage of it."""
+        """Turn errors of reading the footer into `DamagedParquet`."""
         try:
             yield
         except damage() as error:
@@ -187,7 +187,7 @@ class ParquetRows:
 
 
 def read_whole(path: Path) -> pa.Table:
-    """The file as a table, every page and every text of it checked.
+    """Read the file as a table and check every page and every text.
 
     Raises:
         DamagedParquet: the file is damaged.
@@ -206,7 +206,7 @@ def read_whole(path: Path) -> pa.Table:
 
 
 def looks_like_parquet(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a Parquet file, or once was one."""
+    """Whether a file that begins with these bytes is a Parquet file, possibly a damaged one."""
     return bool(_HEAD.match(head))
 
 
@@ -220,7 +220,7 @@ def is_text(column_type: Any) -> bool:
 
 
 def damage() -> tuple[type[Exception], ...]:
-    """What comes of a damaged file; ValueError of names that are no UTF-8 and of our own checks."""
+    """The exceptions that a damaged file raises; ValueError for names that are not UTF-8 and our own checks."""
     import pyarrow as pa
 
     return pa.ArrowException, OSError, MemoryError, ValueError

@@ -1,4 +1,4 @@
-"""What glob patterns name: every file that matches, and an error for whatever matches and would not be read."""
+"""Glob patterns: every file that matches, and an error for each match that cannot be read as a file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Identity = tuple[int, int]  # device and inode of a folder
 def local_matches(path: Path) -> list[str]:
     """The files that a path or a pattern (`*`, `?`, `[...]`, `**`) names, sorted; none where nothing matches.
 
-    A name that is there as it is written wins over the pattern that it also is. Hidden names match where the pattern
-    says so. Links are followed, other than back into a folder that they lie in.
+    A file whose name equals the pattern wins over the pattern. Hidden names match only patterns that begin with a dot.
+    Links are followed, except back into a folder that contains them.
 
     Raises:
-        UsageError: a folder matches of which nothing else does, a link to nothing, or what is no file (a pipe).
-        UserError: a folder on the way cannot be read or entered.
+        UsageError: the pattern matches a folder but none of its files, a dangling link, or a pipe or device.
+        UserError: a folder on the way cannot be read.
     """
     parts = path.parts[1:] if path.is_absolute() else path.parts
     found = {str(path)} if _is_there(str(path)) else set(_walk(path.anchor, parts, ()))
@@ -41,23 +41,28 @@ def local_matches(path: Path) -> list[str]:
     for name in sorted(set(others).difference(folders)):
         if os.path.islink(name) and not os.path.exists(name):
             raise UsageError(
-                f"input {name} is a link to {os.readlink(name)}, which cannot be reached; restore that, or take the "
-                "link out of the inputs"
+                f"input {name} is a link to {os.readlink(name)}, which cannot be reached",
+                fix="restore its target, or remove the link from the inputs",
+                code="dangling-link",
             )
-        raise UsageError(f"input {name} is no file (a pipe or a device), or cannot be reached; name files")
+        raise UsageError(
+            f"input {name} is not a file (a pipe or a device), or cannot be reached",
+            fix="give regular files as inputs",
+            code="input-not-a-file",
+        )
     return files
 
 
 def refuse_unread(pattern: str, files: Sequence[str], folders: Sequence[str], separator: str = os.sep) -> None:
-    """Refuse a pattern that matches a folder of which it matches no file.
+    """Raise if a pattern matches a folder but none of the folder's files.
 
-    Such as the folders NAME.parquet that other tools write their files into; they would be left out in silence.
+    Other tools write folders called NAME.parquet, which would be skipped silently.
 
     Args:
-        files: what else it matches, sorted.
+        files: the files that the pattern matches, sorted.
 
     Raises:
-        UsageError: names the first one.
+        UsageError: names the first such folder.
     """
     for folder in folders:
         inside = folder.rstrip(separator) + separator
@@ -65,14 +70,16 @@ def refuse_unread(pattern: str, files: Sequence[str], folders: Sequence[str], se
         if place == len(files) or not files[place].startswith(inside):
             also = "" if folder == pattern else f", which {pattern} matches,"
             raise UsageError(
-                f"input {folder}{also} is a folder; name its files with a pattern such as '{inside}*.jsonl.gz'"
+                f"input {folder}{also} is a folder",
+                fix=f"name its files with a pattern such as '{inside}*.jsonl.gz'",
+                code="input-is-folder",
             )
 
 
 def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...], was_found: bool = False) -> Iterator[str]:
-    """Paths below `folder` that match; `above` are the folders that `**` came through.
+    """Yield matching paths below `folder`; `above` are the folders that `**` went through.
 
-    Reports what may not be read below a folder that `was_found` by a wildcard, such as a disk's lost+found.
+    A forbidden path below a folder that a wildcard matched (`was_found`), such as lost+found, gets a warning.
     """
     first, rest = parts[0], parts[1:]
     if not glob.has_magic(first):
@@ -85,7 +92,7 @@ def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...], was
         except _Forbidden as error:
             if not was_found:
                 raise
-            print(f"warning: {error}; it is left out", file=sys.stderr, flush=True)
+            print(f"warning: {error} The path is skipped.", file=sys.stderr, flush=True)
         return
     if first == "**" and rest:
         yield from _walk(folder, rest, above, was_found=True)
@@ -108,13 +115,14 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder or os.curdir))
     except OSError as error:
         raise UserError(
-            f"folder {folder or os.curdir} cannot be read: {error.strerror or error}; see to it, or leave it out of "
-            "the pattern"
+            f"folder {folder or os.curdir} cannot be read: {error.strerror or error}",
+            fix="fix the cause, or exclude the folder from the pattern",
+            code="unreadable-file",
         ) from None
 
 
 class _Forbidden(UserError):
-    """The system does not let us look at a path."""
+    """The system denies access to a path."""
 
 
 def _is_there(path: str) -> bool:
@@ -127,11 +135,15 @@ def _is_folder(path: str) -> bool:
 
 
 def _status(path: str, follow_links: bool) -> os.stat_result | None:
-    """What the system says of a path; None where there is nothing, which is another thing than what may not be seen."""
+    """The status of a path; None if there is nothing (a forbidden path raises instead)."""
     try:
         return os.stat(path, follow_symlinks=follow_links)
     except PermissionError as error:
-        raise _Forbidden(f"{path} cannot be read: {error.strerror}; see to it, or leave it out of the inputs") from None
+        raise _Forbidden(
+            f"{path} cannot be read: {error.strerror}",
+            fix="fix the permission, or exclude it from the inputs",
+            code="unreadable-file",
+        ) from None
     except (OSError, ValueError):
         return None
 
@@ -142,5 +154,5 @@ def _identity(folder: str) -> _Identity:
 
 
 def _holds_something(path: str) -> bool:
-    """Whether there are names in a folder that are not hidden."""
+    """Whether a folder has an entry that is not hidden."""
     return any(not name.startswith(".") for name in _names(path))

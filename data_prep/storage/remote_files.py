@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.missing_extra import install_command
 from data_prep.base.urls import WEB_SCHEMES, redact, scheme
 from data_prep.storage.patterns import refuse_unread
 from data_prep.storage.remote_reader import open_ranges
@@ -109,7 +110,7 @@ def replace(url: str, data: bytes, expected: Mapping[str, Any], seconds: float |
 
 
 def list_folder(url: str) -> list[dict[str, Any]]:
-    """What lies directly in a folder, as `info` describes it, sorted by name; empty where there is no such folder."""
+    """The entries of a folder, as `info` describes them, sorted by name; empty if there is no such folder."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         return _list(url, filesystem, path)
@@ -119,11 +120,15 @@ def matching(pattern: str) -> list[str]:
     """URLs of the files that a glob pattern (`*`, `?`, `[...]`, `**`) matches, or of the one file so named.
 
     Raises:
-        UsageError: it names a folder of whose files it matches none, or is a pattern of web addresses, which cannot be
+        UsageError: the pattern names a folder but none of its files, or is a pattern of web addresses, which cannot be
             listed.
     """
     if scheme(pattern) in WEB_SCHEMES and "*" in pattern:
-        raise UsageError(f"{redact(pattern)} is a pattern, and a web server lists no files; name every file")
+        raise UsageError(
+            f"{redact(pattern)} is a pattern, and a web server cannot list files",
+            fix="name every file",
+            code="pattern-of-web-addresses",
+        )
     found = info(pattern)
     if found is not None and found["type"] == "directory":
         refuse_unread(redact(pattern), (), [redact(pattern)], "/")
@@ -241,7 +246,7 @@ def _list(url: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _raise_if_elsewhere(error: FileNotFoundError) -> None:
-    """Raise what is more than a missing file: no bucket, or no permission, which fsspec's web files hide."""
+    """Raise if more than a file is missing: the bucket, or the permission, which fsspec's web files hide."""
     if store_code(error) == "NoSuchBucket":
         raise error
     if http_status(error) in (401, 403):
@@ -249,9 +254,9 @@ def _raise_if_elsewhere(error: FileNotFoundError) -> None:
 
 
 def _walk(url: str, filesystem: Any, folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
-    """Paths below `folder` that match, and whether they are folders.
+    """Yield matching paths below `folder`, and whether they are folders.
 
-    Not fsspec's glob: it takes a folder whose listing fails for an empty one.
+    fsspec's glob is not used: it treats a folder whose listing fails as empty.
     """
     first, _, rest = pattern.partition("/")
     if rest and not glob.has_magic(first):
@@ -278,12 +283,16 @@ def _is_s3(filesystem: Any) -> bool:
 
 def _refuse_web(url: str, what: str) -> None:
     if scheme(url) in WEB_SCHEMES:
-        raise UserError(f"{redact(url)} cannot be {what}: web addresses are for reading; give a folder or a bucket")
+        raise UserError(
+            f"{redact(url)} cannot be {what}: web addresses are read-only",
+            fix="give a folder or a bucket",
+            code="web-address-read-only",
+        )
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
     """The filesystem of fsspec for the URL, with its options, and the path on it."""
-    import fsspec  # here, for work on local files needs none of it and starts sooner
+    import fsspec  # here: work on local files starts sooner without it
 
     given = options_for(url)
     if scheme(url) in ("s3", "s3a"):
@@ -292,10 +301,17 @@ def _filesystem(url: str) -> tuple[Any, str]:
         filesystem, path = fsspec.core.url_to_fs(url, **{"use_listings_cache": False} | given)
     except ImportError as error:
         extra = EXTRAS.get(scheme(url))
-        remedy = f"pip install 'clozeworks[{extra}]'" if extra else "install the package that it names"
-        raise UsageError(f"{redact(url)} cannot be opened: {error}; {remedy}") from None
+        raise UsageError(
+            f"{redact(url)} cannot be opened: {error}",
+            fix=install_command(extra) if extra else "install the package that it names",
+            code="missing-extra",
+        ) from None
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{redact(url)} cannot be opened: {hide_secrets(str(error))}; check it") from None
+        raise UsageError(
+            f"{redact(url)} cannot be opened: {hide_secrets(str(error))}",
+            fix="check the URL and storage_options",
+            code="invalid-url",
+        ) from None
     if _is_s3(filesystem):
         filesystem.retries = 1
     return filesystem, path

@@ -1,4 +1,4 @@
-"""Trying again where a store is busy or a connection breaks, with exponential waits and jitter."""
+"""Retries with exponential backoff and jitter, for busy stores and broken connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.urls import redact
-from data_prep.storage.store_errors import GO_ON, answer, is_transient
+from data_prep.storage.store_errors import RESUME, answer, is_transient
 
 RETRY_SECONDS = 120.0
 RETRY_VARIABLE = "CLOZEWORKS_RETRY_SECONDS"
@@ -22,38 +22,42 @@ Result = TypeVar("Result")
 
 
 def retry_seconds() -> float:
-    """For how long a request is tried again; CLOZEWORKS_RETRY_SECONDS in the environment overrides it.
+    """How long a request is retried, in seconds; the environment variable CLOZEWORKS_RETRY_SECONDS overrides it.
 
     Raises:
-        UsageError: what the environment says is no number, or below 0.
+        UsageError: the variable is not a number of 0 or more.
     """
-    said = os.environ.get(RETRY_VARIABLE) or str(RETRY_SECONDS)
+    value = os.environ.get(RETRY_VARIABLE) or str(RETRY_SECONDS)
     try:
-        seconds = float(said)
+        seconds = float(value)
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise UsageError(f"{RETRY_VARIABLE}={said} is no number of seconds; give one of 0 or more, or unset it")
+        raise UsageError(
+            f"{RETRY_VARIABLE}={value} is not a number of seconds",
+            fix="set it to 0 or more, or unset it",
+            code="invalid-retry-seconds",
+        )
     return seconds
 
 
 def with_retries(url: str, what: str, operation: Callable[[], Result], seconds: float | None = None) -> Result:
     """Call `operation` until it succeeds, fails for good, or the store has been busy for `seconds`.
 
-    An attempt that has begun is not cut short, so a store that hangs takes its own time limit on top. Each wait is
-    reported on stderr. A permanent failure is raised unchanged.
+    A running attempt is not interrupted, so a store that hangs adds its own time limit. Each wait is logged to
+    stderr. A permanent error is raised as it is.
 
     Raises:
-        UserError: the store was busy or out of reach all the time.
+        UserError: the store stayed busy or unreachable.
     """
-    import tenacity  # here, for work on local files needs none of it and starts sooner
+    import tenacity  # here: work on local files starts sooner without it
 
     limit = retry_seconds() if seconds is None else seconds
 
-    def tell(state: tenacity.RetryCallState) -> None:
+    def log_wait(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         wait = state.next_action.sleep if state.next_action else 0.0
-        text = f"{redact(url)} answers {answer(error) if error else 'nothing'}; trying again in {wait:.1f} s"
+        text = f"{redact(url)} answers {answer(error) if error else 'nothing'}; retrying in {wait:.1f} s"
         print(text, file=sys.stderr, flush=True)
 
     backoff = tenacity.wait_exponential_jitter(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, jitter=_FIRST_WAIT_SECONDS)
@@ -61,7 +65,7 @@ def with_retries(url: str, what: str, operation: Callable[[], Result], seconds: 
         retry=tenacity.retry_if_exception(is_transient),
         stop=tenacity.stop_after_delay(limit),
         wait=lambda state: min(backoff(state), max(limit - (state.seconds_since_start or 0.0), 0.0)),
-        before_sleep=tell,
+        before_sleep=log_wait,
         reraise=True,
     )
     try:
@@ -71,6 +75,8 @@ def with_retries(url: str, what: str, operation: Callable[[], Result], seconds: 
             raise
         tried = retrying.statistics
         raise UserError(
-            f"{redact(url)} cannot be {what}: the store has answered {answer(error)} for "
-            f"{tried['delay_since_first_attempt']:.0f} s, {tried['attempt_number']} times; {GO_ON}"
+            f"{redact(url)} cannot be {what}: the store answered {answer(error)} for "
+            f"{tried['delay_since_first_attempt']:.0f} s, {tried['attempt_number']} times",
+            fix=RESUME,
+            code="store-unavailable",
         ) from None

@@ -1,4 +1,4 @@
-"""Parts of work files with their checksums behind them, since work may lie on a disk for weeks."""
+"""Parts of work files, each followed by its checksum, because work files may stay on a disk for weeks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ CHECKSUM_BYTES = 8
 
 
 def sealed(part: bytes) -> bytes:
-    """The part of a file with its checksum behind it."""
+    """Return the part of a file followed by its checksum."""
     return part + xxhash.xxh3_64_digest(part)
 
 
 def unsealed(data: bytes, url: str) -> memoryview:
-    """What `sealed` was given.
+    """Return the part that `sealed` was given.
 
     Raises:
-        UserError: it is not as it was written.
+        UserError: the checksum does not match.
     """
     part, checksum = memoryview(data)[:-CHECKSUM_BYTES], memoryview(data)[-CHECKSUM_BYTES:]
     if xxhash.xxh3_64_digest(part) != checksum:
@@ -30,10 +30,10 @@ def unsealed(data: bytes, url: str) -> memoryview:
 
 
 def read_sealed(file: BinaryIO, url: str, offset: int, num_bytes: int) -> memoryview:
-    """The part of this size, without the checksum behind it.
+    """Read a part of `num_bytes` bytes and check it.
 
     Raises:
-        UserError: it is not as it was written.
+        UserError: the checksum does not match.
     """
     file.seek(offset)
     data = file.read(num_bytes + CHECKSUM_BYTES)
@@ -43,6 +43,9 @@ def read_sealed(file: BinaryIO, url: str, offset: int, num_bytes: int) -> memory
 
 
 def damaged(url: str) -> UserError:
-    """The error about a work file that is not as it was written."""
-    where = storage.redact(url)
-    return UserError(f"{where} is damaged, or of an earlier release; run the same command again with --fresh")
+    """Return the error for a work file whose checksum does not match."""
+    return UserError(
+        f"{storage.redact(url)} is damaged, or was written by an earlier release",
+        fix="rerun the same command with --fresh",
+        code="damaged-work-file",
+    )

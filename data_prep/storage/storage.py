@@ -1,8 +1,7 @@
-"""Files at paths and URLs: the one place that knows whether data lies on a disk or in an object store.
+"""Files at paths and URLs: the only module that distinguishes local disks from object stores.
 
-A local write goes to a temporary name, is flushed to the disk and renamed; a remote one is a single completed
-put. So a file under its final name is always whole, and its existence says that the work that made it was
-done.
+A local write goes to a temporary name, is flushed to the disk and renamed; a remote write is a single completed put.
+So a file under its final name is always complete, and its existence marks the work that made it as done.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from data_prep.storage.storage_options import hide_secrets as hide_secrets
 from data_prep.storage.storage_options import options as options
 from data_prep.storage.storage_options import redacted_options as redacted_options
 from data_prep.storage.storage_options import redacted_settings as redacted_settings
+from data_prep.storage.store_errors import RESUME, UNUSABLE
 
 PARTIAL_SUFFIX = ".partial"
 _COPY_BYTES = 1 << 20
@@ -46,13 +46,13 @@ def exists(url: str | Path) -> bool:
         try:
             return local_path(url).exists()
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # such as a pattern of many braces: no file is called so
+            if error.errno == errno.ENAMETOOLONG:  # such as a pattern of many braces: no file has such a name
                 return False
             raise
 
 
 def folder_of_file(url: str | Path) -> str | None:
-    """The folder of a local file that was given where a folder is asked for; None where `url` is no local file."""
+    """The folder of a local file that was given instead of a folder; None if `url` is not a local file."""
     with explained(url, "read"):
         return urls.folder_of_file(url)
 
@@ -67,9 +67,9 @@ def size(url: str | Path) -> int:
 
 
 def stamp(url: str | Path) -> str:
-    """A cheap mark that changes when the file is written again, or only touched or copied.
+    """Return a cheap mark that changes when the file is rewritten, touched or copied.
 
-    It is the store's own tag, or size, times and inode of a local file: its time of writing alone can be set back.
+    The mark is the store's own tag, or the size, times and inode of a local file (an mtime alone can be set back).
     """
     if is_remote(url):
         return remote_files.tag(_remote_info(url))
@@ -79,16 +79,16 @@ def stamp(url: str | Path) -> str:
 
 
 def modified_at(url: str | Path) -> float | None:
-    """When a local file was last written, in seconds since 1970; None for a remote one, whose clock is another's."""
+    """When a local file was last written, in seconds since 1970; None for a remote file, whose clock may differ."""
     if is_remote(url):
         return None
     with explained(url, "read"):
         status = local_path(url).stat()
-        return max(status.st_mtime, status.st_ctime)  # a copied time of writing does not hide a change
+        return max(status.st_mtime, status.st_ctime)  # a copied mtime does not hide a change
 
 
 def canonical(url: str | Path) -> str:
-    """One spelling for every name of a local file; a URL is its own."""
+    """Return one spelling for all names of a local file; a URL stays as it is."""
     return str(url) if is_remote(url) else os.path.realpath(local_path(url))
 
 
@@ -109,7 +109,7 @@ def read_bytes(url: str | Path) -> bytes:
 
 
 def write_bytes(url: str | Path, data: bytes) -> None:
-    """Write the whole file atomically, making the local folder where it is missing."""
+    """Write the whole file atomically; create a missing local folder."""
     if is_remote(url):
         remote_files.write_bytes(str(url), data)
         return
@@ -119,11 +119,11 @@ def write_bytes(url: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def local_write(url: str | Path) -> Iterator[Path]:
-    """Give a temporary local path to write to, and publish it at `url` when the block ends well.
+    """Yield a temporary local path, and publish it at `url` if the block succeeds.
 
     Raises:
-        UserError: the place cannot be written (disk full, no permission, a file where a folder should be), or there is
-            a device or a pipe, which a file would take the place of; or the block cannot use another file.
+        UserError: `url` cannot be written (disk full, no permission, a file instead of a folder), is a device or a
+            pipe, or the block cannot use another file.
     """
     if is_remote(url):
         with _staged(url) as staged:
@@ -131,12 +131,14 @@ def local_write(url: str | Path) -> Iterator[Path]:
             remote_files.upload(staged, str(url))
         return
     final = local_path(url)
-    # A name of its own for every attempt: threads of one process may write the same file.
+    # Every attempt has its own name: threads of one process may write the same file.
     partial = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     try:
         with explained(url, "written"):
             if final.exists() and not (final.is_file() or final.is_dir()):
-                raise UserError(f"{url} is a device or a pipe, where no file can be put; name another place")
+                raise UserError(
+                    f"{url} is a device or a pipe, not a file", fix="choose another path", code="output-not-a-file"
+                )
             final.parent.mkdir(parents=True, exist_ok=True)
             with _others_named(url, partial):
                 yield partial
@@ -149,13 +151,13 @@ def local_write(url: str | Path) -> Iterator[Path]:
 
 
 def copy(url: str | Path, to: str | Path) -> None:
-    """Copy a file to another place, whole or not at all."""
+    """Copy a file atomically."""
     with local_write(to) as path, open_read(url) as source, open(path, "wb") as target:
         shutil.copyfileobj(source, target, _COPY_BYTES)
 
 
 def flush(path: Path) -> None:
-    """Wait until the content of a local file or folder is on the disk itself; of a folder that is its names."""
+    """Wait until a local file's content, or a folder's list of names, is on the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -164,7 +166,7 @@ def flush(path: Path) -> None:
 
 
 def list_names(folder: str | Path) -> list[str]:
-    """Sorted names of what lies directly in `folder`; empty where there is no such folder."""
+    """Sorted names of the entries of `folder`; empty if there is no such folder."""
     if is_remote(folder):
         entries = remote_files.list_folder(str(folder))
         return sorted(entry["name"].rstrip("/").rpartition("/")[2] for entry in entries)
@@ -174,7 +176,7 @@ def list_names(folder: str | Path) -> list[str]:
 
 
 def remove(url: str | Path) -> None:
-    """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+    """Remove a file, or a folder with its content; do nothing if there is none."""
     if is_remote(url):
         remote_files.remove(str(url))
         return
@@ -187,7 +189,7 @@ def remove(url: str | Path) -> None:
 
 
 def remove_unfinished(folder: str | Path) -> None:
-    """Remove what killed processes left of files they were writing in `folder`; the caller holds its lock."""
+    """Remove the partial files of killed processes in `folder`; the caller holds its lock."""
     if is_remote(folder):
         remote_files.abort_uploads(str(folder))
         return
@@ -206,19 +208,19 @@ def sha256_of(url: str | Path) -> str:
 
 
 def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
-    """A local path of the file: its own if it is local, else that of a copy in `cache_dir`, fetched once.
+    """Return a local path of the file: its own, or that of a copy in `cache_dir`, which is fetched once.
 
-    A fetched copy is checked against `sha256`; a local file is not read. Several processes and threads may ask for
+    A fetched copy is checked against `sha256`; a local file is not read. Several processes and threads may request
     the same copy at once.
 
     Raises:
-        UserError: the file is not there, or what came is not what `sha256` names.
+        UserError: the file is missing, or the copy does not match `sha256`.
     """
     if not is_remote(url):
         with explained(url, "read"):
             is_there = local_path(url).is_file()
         if not is_there:
-            raise UserError(f"{url} is missing; restore it, or make the data set again")
+            raise UserError(f"{url} is missing", fix="restore it, or rebuild the data set", code="missing-file")
         return local_path(url)
     copy = Path(cache_dir) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
     if not copy.is_file():
@@ -227,19 +229,21 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
             found = sha256_of(partial)
             if found != sha256:
                 raise UserError(
-                    f"{redact(url)} is damaged: its sha256 is {found} and should be {sha256}; upload it again"
+                    f"{redact(url)} is damaged: its sha256 is {found} and must be {sha256}",
+                    fix="upload it again",
+                    code="damaged-file",
                 )
     return copy
 
 
 def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path | None = None) -> Path:
-    """The folder itself if it is local, else a copy of those of its files that bear one of the names.
+    """Return the folder itself if it is local, else a local copy of its files with one of the names.
 
-    The copy is replaced when the tag of one of them in the store changes. What else is there stays there: beside a
-    tokenizer there may lie a model.
+    The copy is replaced when a file's tag in the store changes. Other files are not fetched: a tokenizer's folder may
+    contain a model.
 
     Raises:
-        UserError: there is no file of such a name in it.
+        UserError: the folder has no file with one of the names.
     """
     if not is_remote(url):
         return local_path(url)
@@ -247,7 +251,7 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
     tags = {entry["name"].rpartition("/")[2]: remote_files.tag(entry) for entry in entries}
     wanted = {name: tag for name, tag in tags.items() if name in names}
     if not wanted:
-        raise UserError(f"{redact(url)} holds none of {', '.join(names)}; check its name")
+        raise UserError(f"{redact(url)} contains none of {', '.join(names)}", fix="check its name", code="missing-file")
     key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
     copy = Path(cache_dir or _cache_dir()) / f"{key}-{urlsplit(str(url)).path.strip('/').rpartition('/')[2]}"
     if not copy.is_dir():
@@ -265,10 +269,11 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
 def matches(pattern: str) -> list[str]:
     """The files that a path, URL or glob pattern names, sorted; none where nothing matches.
 
-    A name that is there as it is written wins over the pattern that it also is.
+    A file whose name equals the pattern wins over the pattern.
 
     Raises:
-        UsageError: it names a folder or what is no file, or is a pattern of web addresses, which cannot be listed.
+        UsageError: the pattern names a folder or something that is not a file, or is a pattern of web addresses,
+            which cannot be listed.
     """
     if is_remote(pattern):
         return remote_files.matching(pattern)
@@ -277,40 +282,44 @@ def matches(pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def explained(url: str | Path, what: str) -> Iterator[None]:
-    """Turn the system's refusal into the user's paragraph; `what` is read, written or removed."""
+    """Turn an error of the system into a `UserError`; `what` is read, written or removed."""
     try:
         yield
     except OSError as error:
-        remedy = (
-            "see to it and run the same command again, which goes on from there" if what == "written" else "check it"
-        )
-        raise UserError(f"{redact(url)} cannot be {what}: {error.strerror or error}; {remedy}") from None
+        raise UserError(
+            f"{redact(url)} cannot be {what}: {error.strerror or error}",
+            fix=RESUME if what == "written" else "check the path and its permissions",
+            code=UNUSABLE[what],
+        ) from None
 
 
 def _remote_info(url: str | Path) -> dict[str, Any]:
     found = remote_files.info(str(url))
     if found is None:
-        raise UserError(f"{redact(url)} cannot be read: there is no such file; check its name")
+        raise UserError(
+            f"{redact(url)} cannot be read: there is no such file", fix="check its name", code="missing-file"
+        )
     return found
 
 
 @contextlib.contextmanager
 def _staged(url: str | Path) -> Iterator[Path]:
-    """A temporary local file for what will be uploaded to `url`."""
+    """Yield a temporary local path for a file that is then uploaded to `url`."""
     try:
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder, _others_named(url, Path(folder)):
             yield Path(folder) / "upload"
     except OSError as error:
         raise UserError(
-            f"{redact(url)} cannot be written: {error.strerror or error} in {tempfile.gettempdir()}, where files wait "
-            "for their upload; make space there or set TMPDIR to another folder, and run the same command again, "
-            "which goes on from there"
+            f"{redact(url)} cannot be written: {error.strerror or error} in {tempfile.gettempdir()}, which holds files "
+            "until their upload",
+            fix="free space there or set TMPDIR to another folder, and rerun the same command; it resumes",
+            code="temporary-folder-full",
         ) from None
 
 
 @contextlib.contextmanager
 def _others_named(url: str | Path, own: Path) -> Iterator[None]:
-    """Tell the refusal of another file than those below `own`, such as the source of a copy, of that file."""
+    """Report an error about a file that is not below `own`, such as the source of a copy, under its own name."""
     try:
         yield
     except OSError as error:
@@ -318,8 +327,9 @@ def _others_named(url: str | Path, own: Path) -> Iterator[None]:
         if not isinstance(other, str | Path) or str(other).startswith(str(own)):
             raise
         raise UserError(
-            f"{redact(other)} cannot be used while {redact(url)} is written: {error.strerror or error}; see to it and "
-            "run the same command again, which goes on from there"
+            f"{redact(other)} cannot be used while {redact(url)} is written: {error.strerror or error}",
+            fix=RESUME,
+            code="unreadable-file",
         ) from None
 
 
@@ -331,5 +341,5 @@ def _rename_folder(folder: Path, final: Path) -> None:
     try:
         folder.rename(final)
     except OSError:
-        if not final.is_dir():  # another process's copy serves as well
+        if not final.is_dir():  # another process made the same copy
             raise

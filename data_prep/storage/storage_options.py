@@ -1,6 +1,6 @@
-"""Options of remote stores by URL prefix: which apply to a URL, and how they are shown without their secrets.
+"""Options of remote stores by URL prefix: which of them apply to a URL, and their display without secrets.
 
-The options are a process's own: a process that is started gives them on (`options()`) to those it starts.
+The options belong to one process; it passes them (`options()`) to the processes that it starts.
 """
 
 from __future__ import annotations
@@ -23,40 +23,43 @@ def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
     `client_kwargs`, ... for s3:// (s3fs); `token`, `project`, ... for gs:// (gcsfs).
 
     Raises:
-        UsageError: a prefix is no URL, or its options are no mapping.
+        UsageError: a prefix is not a URL, or its options are not a mapping.
     """
     for prefix, values in options.items():
         if "://" not in prefix:
             raise UsageError(
-                f"storage_options has {redact_text(prefix)!r}, which is no URL prefix; write one such as s3:// or "
-                "s3://bucket/folder"
+                f"the key {redact_text(prefix)!r} of storage_options is not a URL prefix",
+                fix="write a prefix such as s3:// or s3://bucket/folder",
+                code="invalid-storage-options",
             )
         if not isinstance(values, Mapping):
             raise UsageError(
-                f"storage_options of {redact_text(prefix)} is no mapping; write options such as {{profile: research}}"
+                f"storage_options of {redact_text(prefix)} is not a mapping",
+                fix="write options such as {profile: research}",
+                code="invalid-storage-options",
             )
     _options.clear()
     _options.update({prefix: dict(values) for prefix, values in options.items()})
 
 
 def options() -> dict[str, dict[str, Any]]:
-    """What `configure` set, secrets included: for the processes that this one starts, never for a file or a log."""
+    """The options that `configure` set, with secrets: for child processes, never for a file or a log."""
     return {prefix: dict(values) for prefix, values in _options.items()}
 
 
 def options_for(url: str) -> dict[str, Any]:
-    """The options of the longest prefix that the URL lies under; none where no prefix fits."""
+    """The options of the longest prefix of the URL; empty if no prefix matches."""
     fitting = [prefix for prefix in _options if _lies_under(url, prefix)]
     return dict(_options[max(fitting, key=len)]) if fitting else {}
 
 
 def redacted_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The options as a manifest may hold them: secrets hidden, endpoint and profile shown."""
+    """The options for a manifest: secrets hidden, endpoint and profile kept."""
     return {redact(prefix): redacted_settings(values) for prefix, values in options.items()}
 
 
 def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of another library as they may be kept and shown: what has the name of a secret is hidden."""
+    """Settings of another library, to store or print: values whose name is that of a secret are hidden."""
     return {name: _redacted(str(name), value) for name, value in values.items()}
 
 

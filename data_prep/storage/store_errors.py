@@ -1,7 +1,7 @@
-"""What a store's refusal means: whether trying again helps, and the message for the user.
+"""The errors of object stores: whether a retry helps, and the message for the user.
 
-The stores' packages are extras, so their exceptions are known by what they carry (a response, a status, the
-names of their classes) and not by their types.
+The stores' packages are extras, so their exceptions are recognized by their attributes (a response, a status) and
+class names, not by their types.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from data_prep.base.errors import UserError
 from data_prep.base.urls import redact
 from data_prep.storage.storage_options import hide_secrets
 
-GO_ON = "see to it and run the same command again, which goes on from there"
+RESUME = "fix the cause and rerun the same command; it resumes"
+"""The remedy where the user has to look for the cause."""
 
 _TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504, 509}
 _TRANSIENT_CODES = {
@@ -48,17 +49,20 @@ _TRANSIENT_ERRNOS = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
 _PACKAGES = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "urllib3"}
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
+UNUSABLE = {"read": "unreadable-file", "written": "unwritable-file", "removed": "unremovable-file"}
+"""The codes of errors of the system or the store, by what was tried."""
+
 
 class IncompleteTransfer(ConnectionError):
-    """Fewer bytes came than were asked for, or arrived than were sent."""
+    """Fewer bytes were received than requested, or stored than sent."""
 
 
 class ChangedWhileRead(OSError):
-    """The object is another one than when it was opened."""
+    """The object was replaced after it was opened."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may well succeed later: the store is busy, or the connection broke."""
+    """Whether the same request may succeed later: the store is busy, or the connection broke."""
     causes = list(_chain(error))
     if isinstance(error, UserError) or any(_UNTRUSTED in str(cause) for cause in causes):
         return False
@@ -72,7 +76,7 @@ def http_status(error: BaseException) -> int | None:
         if isinstance(response, dict):
             status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return status
-        if _has_transient_type(cause):  # aiohttp gives its own findings a code too
+        if _has_transient_type(cause):  # aiohttp's own errors have a code too
             return None
         for name in ("status", "code"):
             if isinstance(status := getattr(cause, name, None), int):
@@ -81,7 +85,7 @@ def http_status(error: BaseException) -> int | None:
 
 
 def store_code(error: BaseException) -> str:
-    """The store's own name of the error, such as SlowDown; empty where it gave none."""
+    """The store's own name of the error, such as SlowDown; empty if it gave none."""
     for cause in _chain(error):
         response = getattr(cause, "response", None)
         if isinstance(response, dict):
@@ -91,8 +95,8 @@ def store_code(error: BaseException) -> str:
 
 
 def answer(error: BaseException) -> str:
-    """What the store answers, in two or three words: "SlowDown", "HTTP status 500", "nothing in time"."""
-    # Not what went wrong while the packages cleaned up after it.
+    """The store's answer in two or three words: "SlowDown", "HTTP status 500", "nothing in time"."""
+    # Errors of the packages' own cleanup come later in the chain.
     cause = next((cause for cause in _chain(error) if _is_transient_itself(cause)), error)
     if code := store_code(cause):
         return code
@@ -107,39 +111,45 @@ def answer(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explained(url: str, what: str) -> Iterator[None]:
-    """Turn a store's refusal into the user's paragraph; `what` is read, written or removed."""
+    """Turn an error of the store into a `UserError`; `what` is read, written or removed."""
     try:
         yield
     except Exception as error:
         if isinstance(error, UserError) or not _is_refusal(error):
             raise
-        raise UserError(f"{redact(url)} cannot be {what}: {_reason(error)}") from None
+        reason, fix, code = _explanation(error)
+        raise UserError(f"{redact(url)} cannot be {what}: {reason}", fix=fix, code=code or UNUSABLE[what]) from None
 
 
-def _reason(error: Exception) -> str:
+def _explanation(error: Exception) -> tuple[str, str, str]:
+    """The reason, the fix and the code; an empty code where the reason is no rule of ours."""
     status, code, name = http_status(error), store_code(error), type(error).__name__
-    said = hide_secrets(getattr(error, "strerror", None) or str(error) or name)
+    message = hide_secrets(getattr(error, "strerror", None) or str(error) or name)
     if isinstance(error, ChangedWhileRead):
-        return "it changed while it was read; start again once nothing writes to it"
+        return "it changed while it was read", "rerun once nothing writes to it", "changed-while-read"
     if code == "NoSuchBucket":
-        return "there is no such bucket; check its name and the endpoint"
+        return "there is no such bucket", "check its name and the endpoint", "unknown-bucket"
     if isinstance(error, PermissionError) or status in (401, 403):
-        reason = answer(error) if code or status else said
-        return f"permission denied ({reason}); check the credentials (AWS_PROFILE, or storage_options for this URL)"
+        reason = f"permission denied ({answer(error) if code or status else message})"
+        return reason, "check the credentials (AWS_PROFILE, or storage_options for this URL)", "permission-denied"
     if isinstance(error, FileNotFoundError):
-        return "there is no such file; check its name"
+        return "there is no such file", "check its name", "missing-file"
     if "Credential" in name:
-        return f"{said}; set AWS_PROFILE or AWS_ACCESS_KEY_ID, or storage_options for this URL"
+        return (
+            message,
+            "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or storage_options for this URL",
+            "missing-credentials",
+        )
     if isinstance(error, TypeError):
-        return f"its storage_options are refused: {said}; check their names"
-    return f"{said}; {GO_ON}"
+        return f"its storage_options are invalid: {message}", "check their names", "invalid-storage-options"
+    return message, RESUME, ""
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the error comes from the store or its package, rather than from a mistake of ours."""
+    """Whether the error comes from the store or its package, not from a bug of this project."""
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _PACKAGES:
         return True
-    # What a package says to an option that it does not know.
+    # How a package reports an unknown option.
     return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
 
 

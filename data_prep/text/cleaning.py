@@ -11,10 +11,13 @@ the text.
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
+from functools import cache
 from itertools import groupby, islice
 from typing import Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from data_prep.base.errors import UserError
@@ -24,16 +27,16 @@ METASPACE = "\u2581"
 """What SentencePiece writes for a space; in a text it counts as one."""
 
 NORMALIZATION_VERSION = 1
-"""Raised when any rule below changes: the same settings would then give other ids."""
+"""Incremented when any rule below changes, because the same settings then give other ids."""
 
 MAX_MARKS = 1_000
-"""Combining marks in a row that a text may have; a letter of any writing has a few."""
+"""The most combining marks in a row; letters of real scripts have a few."""
 
 MAX_WORD_BYTES = 1 << 20
-"""A longer run of characters without a space is encoded in parts; SentencePiece takes over 100 times its size."""
+"""A longer run of characters without a space is encoded in parts; SentencePiece needs over 100 times its size."""
 
 TOO_MANY_MARKS = "too many marks"
-"""The reason under which a document with more is counted."""
+"""The drop reason of documents with more marks."""
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -97,7 +100,7 @@ class Normalization(Settings):
 
 
 def normalize(text: str, normalization: Normalization) -> str:
-    """Return the text as tokenizers see it: words with one space before each, or "" if nothing is left.
+    """Return the text for the tokenizer: words with one space before each, or "" if nothing is left.
 
     Raises:
         UserError: more than twice `MAX_MARKS` stand in a row.
@@ -107,7 +110,7 @@ def normalize(text: str, normalization: Normalization) -> str:
 
 
 def clean_paragraphs(text: str, normalization: Normalization) -> list[str]:
-    """Return the paragraphs (parted by blank lines or U+2029), each normalized, without the space before it.
+    """Return the paragraphs (separated by blank lines or U+2029), each normalized, without the space before it.
 
     `normalize(text)` is exactly `"".join(" " + paragraph for paragraph in clean_paragraphs(text))`.
 
@@ -121,37 +124,36 @@ def clean_paragraphs(text: str, normalization: Normalization) -> list[str]:
 def clean(text: str, normalization: Normalization) -> bytes:
     """Return the text in UTF-8, normalized but for the runs of white space.
 
-    Of white space only spaces and newlines are left; a run with two newlines in it or more parts paragraphs.
+    The only white space left is spaces and newlines; a run with two or more newlines separates paragraphs.
 
     Raises:
         UserError: more than twice `MAX_MARKS` stand in a row.
     """
-    data = text.encode("utf-8", "surrogatepass").translate(None, _REMOVED_ASCII)
+    data = text.encode("utf-8", "surrogatepass")
     if not text.isascii() and not _is_plain(data, normalization):
         data = _clean_thoroughly(data.decode("utf-8", "surrogatepass"), normalization).encode()
     elif normalization.lowercase:
         data = data.lower()
-    return data.replace(b"\r\n", b"\n").translate(_PLAIN_WHITE_SPACE)
+    if b"\r" in data:
+        data = data.translate(None, _REMOVED_ASCII).replace(b"\r\n", b"\n")
+    return data.translate(_PLAIN_WHITE_SPACE, _REMOVED_ASCII)
 
 
 def is_stable(character: str, normalization: Normalization) -> bool:
-    """Whether text may be cut before the character where the one before it is such a one too.
-
-    Both stay what they are, and nothing joins with what stands on the other side.
-    """
+    """Whether text may be cut between two such characters: both stay unchanged and neither joins the other."""
     return "!" <= character <= "~" or (character > "\x7f" and _stays(character, normalization.form))
 
 
 def has_too_many_marks(text: str, most: int = MAX_MARKS) -> bool:
-    """Whether more than `most` combining marks stand in a row, not counting what is removed from between them.
+    """Whether there are more than `most` combining marks in a row, ignoring removed characters between them.
 
-    Python puts a row of marks in order in time that grows with the square of their number.
+    Python sorts a row of marks in quadratic time.
     """
     size = most // 2
     firsts = "" if text.isascii() else text[::size]
     if _OTHERS_IN_ROW.isdisjoint(firsts) and not any(map(unicodedata.combining, firsts)):
-        return False  # as nearly always, which is why so little is looked at
-    # So long a row holds one of these pieces whole.
+        return False  # nearly always, and few characters are inspected
+    # A row of that length contains one of these pieces completely.
     pieces = (text[start : start + size] for start in range(0, len(text) - size + 1, size))
     if not any(all(map(_is_in_row, piece)) for piece in pieces):
         return False
@@ -170,20 +172,28 @@ def character_class(ranges: Ranges) -> str:
 
 
 def _is_plain(data: bytes, normalization: Normalization) -> bool:
-    """Whether all that is not ASCII in the text stays as it is; true of most texts and soon seen."""
+    """Whether normalization leaves all non-ASCII characters unchanged; true and fast for most texts."""
     if normalization.lowercase or normalization.strip_accents:
         return False
-    plain, altered = _PLAIN[normalization.form], _ALTERED[normalization.form]
-    found = set(data.translate(None, _ASCII).decode("utf-8", "surrogatepass"))
-    if found <= plain:
-        return True
-    for character in found - plain:
-        (plain if _stays(character, normalization.form) else altered).add(character)
-    return altered.isdisjoint(found)
+    others = data.translate(None, _ASCII).decode("utf-8", "surrogatepass")
+    codes = np.frombuffer(others.encode("utf-32-le", "surrogatepass"), np.uint32)
+    kinds = _kinds(normalization.form)
+    found = kinds.take(codes).tobytes()
+    if _UNSEEN in found:
+        for code in np.unique(codes[kinds.take(codes) == _UNSEEN]).tolist():
+            kinds[code] = _PLAIN if _stays(chr(code), normalization.form) else _ALTERED
+        found = kinds.take(codes).tobytes()
+    return _ALTERED not in found
+
+
+@cache
+def _kinds(form: Literal["NFC", "NFKC", "none"]) -> np.ndarray:
+    """The cached result of `_stays` for each character, (number of code points,) uint8 of the kinds below."""
+    return np.zeros(sys.maxunicode + 1, np.uint8)
 
 
 def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
-    """Whether the character is neither removed nor white space, and in `form` itself and beside any other such one."""
+    """Whether the character is neither removed nor white space, and is unchanged in `form` beside any other such."""
     if _REMOVED.match(character) or _RARE_WHITE_SPACE.match(character) or _SURROGATES.match(character):
         return False
     # Marks, and the vowels and final consonants of Hangul, may join with what stands before them.
@@ -194,11 +204,12 @@ def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
 
 
 def _clean_thoroughly(text: str, normalization: Normalization) -> str:
-    """Everything but ASCII white space."""
+    """Apply all rules except those for ASCII white space."""
     if has_too_many_marks(text, 2 * MAX_MARKS):  # a text that was read and cleaned before has up to twice as many
         raise UserError(
-            f"a text has more than {2 * MAX_MARKS:,} combining marks (such as accents) in a row, as none "
-            "written for people has; take them or the text out"
+            f"a text has more than {2 * MAX_MARKS:,} combining marks (such as accents) in a row",
+            fix="remove them or the text",
+            code="too-many-combining-marks",
         )
     cleaned = _in_form(_REMOVED.sub("", replace_surrogates(text)), normalization.form)
     if normalization.lowercase:
@@ -241,6 +252,4 @@ _OTHER_MARKS = _characters(_ranges("0F73 0F75 0F81 FF9E-FF9F")) | _characters(AC
 _OTHERS_IN_ROW = _OTHER_MARKS | _characters(REMOVED)
 _PARAGRAPH_BREAK = re.compile(rb"\n *\n[ \n]*")
 
-# What `_stays` has said of characters, by Unicode form; no more than Unicode has.
-_PLAIN: dict[str, set[str]] = {"NFC": set(), "NFKC": set(), "none": set()}
-_ALTERED: dict[str, set[str]] = {"NFC": set(), "NFKC": set(), "none": set()}
+_UNSEEN, _PLAIN, _ALTERED = range(3)  # kinds of characters

@@ -20,7 +20,7 @@ _LONGEST_WINDOW_CHARACTERS = 65_536
 
 # sentencex takes the digit after a full stop for a decimal's, also where the stop is none of these; full-width digits,
 # which it does not, stand in for them.
-_DIGIT_OF_A_SENTENCE = re.compile("(?<=[\u3002\uff01\uff1f\uff61])[0-9]")
+_DIGIT_OF_A_SENTENCE = re.compile("([\u3002\uff01\uff1f\uff61])[0-9]")
 _FULL_WIDTH_STOPS = ("\u3002", "\uff01", "\uff1f", "\uff61")
 
 _WHITE_SPACE = re.compile(r"\s+")
@@ -43,21 +43,22 @@ _THREE_LETTER_CODES = frozenset(
 
 
 def check_language(language: str) -> None:
-    """Refuse what is no language code: sentencex would silently take the rules of English.
+    """Raise on an unknown language code, for which sentencex would silently use the rules of English.
 
     Raises:
         UsageError: neither a code of ISO 639-1 nor one of the three-letter codes without a shorter one.
     """
     if not _is_known(_base_code(language)):
         raise UsageError(
-            f"language {language!r} is not known: give its ISO 639-1 code of two letters, such as en, de, fr, zh or ar "
-            "(or the code of three letters of a language that has no shorter one, such as yue), "
-            "as documents.language or as the language of a source"
+            f"unknown language {language!r}",
+            fix="set documents.language or the language of the source to an ISO 639-1 code, such as en, de, fr, zh or "
+            "ar (a language without one has a code of three letters, such as yue)",
+            code="unknown-language",
         )
 
 
 def known_language(language: str | None, otherwise: str) -> str:
-    """The language if `check_language` knows it, else the other one: for what documents say of themselves."""
+    """Return the language if `check_language` accepts it, else `otherwise`: for the languages in documents."""
     return language if language and _is_known(_base_code(language)) else otherwise
 
 
@@ -129,9 +130,9 @@ def _add_starts(starts: list[int], paragraph: str, offset: int, code: str) -> No
     sentences = split(paragraph, code)
     if len(sentences) == 1:
         return
-    num_bytes = len if paragraph.isascii() else _num_bytes
+    is_ascii = paragraph.isascii()
     for sentence in sentences[:-1]:
-        offset += num_bytes(sentence)
+        offset += len(sentence if is_ascii else sentence.encode())
         # A space between two sentences ends the first; and one space stands before the paragraph.
         starts.append(offset if sentence[-1] == " " else offset + 1)
 
@@ -161,9 +162,11 @@ def _split(text: str, code: str) -> list[str]:
     """The text cut into its sentences, each with the white space after it; none is white space alone."""
     sentences: list[str]
     if not text.isascii() and any(stop in text for stop in _FULL_WIDTH_STOPS):
-        found = sentencex.segment(code, _DIGIT_OF_A_SENTENCE.sub("\uff10", text))
-        stops = list(itertools.accumulate(map(len, found)))
-        sentences = [text[start:stop] for start, stop in itertools.pairwise([0, *stops])]
+        replaced = _DIGIT_OF_A_SENTENCE.sub("\\1\uff10", text)
+        sentences = sentencex.segment(code, replaced)
+        if replaced != text:
+            stops = list(itertools.accumulate(map(len, sentences)))
+            sentences = [text[start:stop] for start, stop in itertools.pairwise([0, *stops])]
     else:
         sentences = sentencex.segment(code, text)
     if len(sentences) == 1 or not any(map(str.isspace, sentences)):

@@ -129,19 +129,20 @@ def _join(pieces: Sequence[bytes], begins: Sequence[bool]) -> tuple[bytes, np.nd
     parts = [b"\n\n" + piece if begin else piece for piece, begin in zip(pieces, begins, strict=True)]
     buffer = np.frombuffer(b"".join(parts), np.uint8)
     is_space = buffer <= _SPACE
-    is_kept = np.ones(len(buffer), bool)
-    np.logical_and(is_space[1:], is_space[:-1], out=is_kept[1:])
-    np.logical_not(is_kept[1:], out=is_kept[1:])
-    kept = np.flatnonzero(is_kept)
-    text = buffer[kept]
-    text[text == _NEWLINE] = _SPACE
+    is_dropped = np.zeros(len(buffer), bool)  # each space but the first of a run
+    np.logical_and(is_space[1:], is_space[:-1], out=is_dropped[1:])
+    dropped = np.flatnonzero(is_dropped)
+    is_newline = buffer == _NEWLINE
+    text = np.where(is_newline, _SPACE, buffer)[~is_dropped]
     if is_space[-1]:
         text = text[:-1]
     # Bytes of one run all lead to the one space that is left of it.
-    newlines = np.searchsorted(kept, np.flatnonzero(buffer == _NEWLINE), "right") - 1
+    newlines = np.flatnonzero(is_newline)
+    newlines -= np.searchsorted(dropped, newlines, "right")
     is_second = np.append(newlines, -1)[1:] == newlines
     is_second[1:] &= ~is_second[:-1]
     paragraphs = newlines[is_second]
     lengths = np.array([len(part) for part in parts])
-    piece_starts = np.searchsorted(kept, np.cumsum(lengths) - lengths, "right") - 1
+    piece_starts = np.cumsum(lengths) - lengths
+    piece_starts -= np.searchsorted(dropped, piece_starts, "right")
     return text.tobytes(), piece_starts, paragraphs[paragraphs < len(text)]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from data_prep.text.cleaning import METASPACE
 from data_prep.tokenizer.sentencepiece_model import Piece
 from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS, SpecialTokens
+
+if TYPE_CHECKING:
+    import tokenizers
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
@@ -35,7 +37,11 @@ def read_files(url: str) -> dict[str, bytes]:
     places = {name: storage.join(url, name) for name in FILE_NAMES}
     files = {name: storage.read_bytes(place) for name, place in places.items() if storage.exists(place)}
     if TOKENIZER_NAME not in files:
-        raise UserError(f"{storage.redact(url)} holds no {TOKENIZER_NAME}; copy the tokenizer's whole folder again")
+        raise UserError(
+            f"{storage.redact(url)} contains no {TOKENIZER_NAME}",
+            fix="copy the tokenizer's whole folder again",
+            code="incomplete-tokenizer",
+        )
     return files
 
 
@@ -55,12 +61,17 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
     missing = [f"{role}_token {names[role]!r}" for role in _ROLES if role not in ids and role != "unk"]
     if missing:
         raise UserError(
-            f"{where} has no {', '.join(missing)} in its vocabulary, which an encoder of masked text needs; name the "
-            f"special tokens in {TOKENIZER_CONFIG_NAME}, or take the tokenizer of a BERT or ModernBERT"
+            f"{where} has no {', '.join(missing)} in its vocabulary, which masked-language modeling needs",
+            fix=f"name the special tokens in {TOKENIZER_CONFIG_NAME}, or use the tokenizer of a BERT or ModernBERT",
+            code="missing-special-tokens",
         )
     named = list(ids.values())
     if len(set(named)) < len(named):
-        raise UserError(f"{where} has one id for two of its special tokens ({names}); give each its own")
+        raise UserError(
+            f"{where} has one id for two of its special tokens ({names})",
+            fix="give each special token its own id",
+            code="shared-special-token-id",
+        )
     _check_template(encoder, ids["cls"], ids["sep"], where)
     others = [
         number
@@ -148,9 +159,9 @@ def _check_template(encoder: tokenizers.Tokenizer, cls_id: int, sep_id: int, whe
     for what, (found, wanted) in expected.items():
         if found != wanted:
             raise UserError(
-                f"{where} makes {found} of {what}, where an encoder here is trained on [CLS] A [SEP] and [CLS] A [SEP] "
-                f"B [SEP], {wanted}; its post-processor in {TOKENIZER_NAME} has to write these, as BERT's and "
-                "ModernBERT's do"
+                f"{where} encodes {what} as {found}; training needs [CLS] A [SEP] and [CLS] A [SEP] B [SEP], {wanted}",
+                fix=f"set the post-processor in {TOKENIZER_NAME} to write these, as BERT's and ModernBERT's do",
+                code="unsupported-template",
             )
 
 
@@ -173,5 +184,7 @@ def _read_json(files: Mapping[str, bytes], name: str, where: str) -> dict[str, A
     try:
         values = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{storage.join(where, name)} is not valid JSON ({error}); copy it again") from None
+        raise UserError(
+            f"{storage.join(where, name)} is not valid JSON ({error})", fix="copy it again", code="damaged-tokenizer"
+        ) from None
     return values if isinstance(values, dict) else {}

@@ -12,10 +12,9 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import tokenizers
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import printable
@@ -31,6 +30,9 @@ from data_prep.tokenizer.foreign_files import (
 )
 from data_prep.tokenizer.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _LONGEST_REASON = 300  # characters
 _GROUP_CHARACTERS = 1 << 18
@@ -75,11 +77,13 @@ class ForeignTokenizer(Tokenizer):
             UserError: a file is damaged, is not the one that the folder says, or the special tokens are not those of an
                 encoder.
         """
+        import tokenizers  # here: commands with a tokenizer made here start sooner without it
+
         # A process is one core's worth of work; many of them work beside each other.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         files = read_files(url)
         where = storage.redact(url)
-        with _told_by_the_library(where):
+        with _library_errors(where):
             encoder = tokenizers.Tokenizer.from_str(files[TOKENIZER_NAME].decode())
             encoder.no_truncation()
             encoder.no_padding()
@@ -97,15 +101,24 @@ class ForeignTokenizer(Tokenizer):
             kind="hugging_face",
             special_tokens=special_tokens,
         )
-        said = TokenizerInfo.read(url)
-        if said is not None and said.special_tokens != special_tokens:
-            raise UserError(f"{where} has other special tokens than {INFO_NAME} says; copy the whole folder again")
-        if said is not None and (said.fingerprint, said.vocab_size) != (found.fingerprint, found.vocab_size):
+        recorded = TokenizerInfo.read(url)
+        if recorded is not None and recorded.special_tokens != special_tokens:
+            raise UserError(
+                f"{where} has other special tokens than {INFO_NAME}",
+                fix="copy the whole folder again",
+                code="tokenizer-mismatch",
+            )
+        if recorded is not None and (recorded.fingerprint, recorded.vocab_size) != (
+            found.fingerprint,
+            found.vocab_size,
+        ):
             raise UserError(
                 f"{where} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found.fingerprint}, not "
-                f"{said.fingerprint}; a file of it was changed, copy the whole folder again"
+                f"{recorded.fingerprint}",
+                fix="copy the whole folder again",
+                code="tokenizer-mismatch",
             )
-        tokenizer = cls(url, said or found, files, encoder)
+        tokenizer = cls(url, recorded or found, files, encoder)
         tokenizer._check_literals(where)
         return tokenizer
 
@@ -130,7 +143,7 @@ class ForeignTokenizer(Tokenizer):
         stops: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in texts]
         positions, cut_words, was_cut = [0] * len(texts), [0] * len(texts), [False] * len(texts)
         for group in _groups(texts):
-            with _told_by_the_library(storage.redact(self.url)):
+            with _library_errors(storage.redact(self.url)):
                 encoded = self._encoder.encode_batch([piece.text for piece in group], add_special_tokens=False)
             for (number, text, goes_on), encoding in zip(group, encoded, strict=True):
                 ids[number].append(np.array(encoding.ids, self.token_dtype))
@@ -170,8 +183,9 @@ class ForeignTokenizer(Tokenizer):
             for text in (name, f"a {name} b", f"a{name}b"):
                 if np.isin(self.encode_text(text), special_tokens.never_in_text).any():
                     raise UserError(
-                        f"{where} turns the characters {name!r} in a text into its special token of that name, so any "
-                        f"text could hold it; let its pre-tokenizer part them, as BertPreTokenizer does"
+                        f"{where} encodes the characters {name!r} of a text as its special token of that name",
+                        fix="let its pre-tokenizer split them, as BertPreTokenizer does",
+                        code="special-token-in-text",
                     )
 
 
@@ -199,18 +213,20 @@ def _groups(texts: Sequence[str]) -> Iterator[list[_Piece]]:
 
 
 @contextlib.contextmanager
-def _told_by_the_library(where: str) -> Iterator[None]:
-    """Turn what the library makes of a damaged tokenizer.json, bare exceptions and panics, into a user's paragraph."""
+def _library_errors(where: str) -> Iterator[None]:
+    """Turn the library's bare exceptions and panics on a damaged tokenizer.json into a `UserError`."""
     try:
         yield
     except UserError:
         raise
-    except BaseException as error:  # a panic of its Rust is no Exception
+    except BaseException as error:  # a panic of its Rust code is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = printable(" ".join(str(error).split()))[:_LONGEST_REASON]
         raise UserError(
-            f"{storage.join(where, TOKENIZER_NAME)} cannot be read as a tokenizer ({reason}); copy it again"
+            f"{storage.join(where, TOKENIZER_NAME)} cannot be read as a tokenizer ({reason})",
+            fix="copy it again",
+            code="damaged-tokenizer",
         ) from None
 
 
@@ -220,8 +236,9 @@ def _vocab_size(encoder: tokenizers.Tokenizer, where: str) -> int:
     vocab_size = max(ids) + 1
     if not MIN_VOCAB_SIZE <= vocab_size <= 2 * len(ids) + _MOST_HOLES:
         raise UserError(
-            f"{storage.join(where, TOKENIZER_NAME)} numbers {len(ids):,} pieces up to {max(ids):,}, as no tokenizer "
-            "does; copy it again"
+            f"{storage.join(where, TOKENIZER_NAME)} has {len(ids):,} tokens with ids up to {max(ids):,}",
+            fix="copy it again",
+            code="damaged-tokenizer",
         )
     return vocab_size
 

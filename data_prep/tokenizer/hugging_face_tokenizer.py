@@ -88,7 +88,9 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
     try:
         other = tokenizers.Tokenizer.from_str(storage.read_bytes(path).decode())
     except Exception as error:  # noqa: BLE001 - the library raises bare exceptions
-        raise UserError(f"{path} cannot be read as a tokenizer ({error}); write it again") from None
+        raise UserError(
+            f"{path} cannot be read as a tokenizer ({error})", fix="write it again", code="damaged-tokenizer"
+        ) from None
     # A literal "[MASK]" is the mask in tokenizer.json and text in preparation: read as text, all else can be compared.
     other.encode_special_tokens = True
     texts = [*texts, *ADVERSARIAL_LINES, *lines_with_symbols(tokenizer.settings.user_symbols)]
@@ -215,9 +217,11 @@ def _compare(path: Path, text: str, expected: list[int], found: list[int]) -> No
     if expected == found:
         return
     shorter = min(len(expected), len(found))
-    place = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
+    index = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
     raise UserError(
-        f"{path} does not give the ids of preparation for the text beginning {text[:60]!r}: at place {place} it gives "
-        f"{found[place : place + 8]} and preparation {expected[place : place + 8]}; write it again with this release, "
-        f"with the release of the tokenizers library named in the constraints (here {tokenizers.__version__})"
+        f"{path} does not give the ids of preparation for the text beginning {text[:60]!r}: at token {index} it gives "
+        f"{found[index : index + 8]} and preparation {expected[index : index + 8]}",
+        fix="write it again with this release and the version of the tokenizers library in the constraints (here "
+        f"{tokenizers.__version__})",
+        code="tokenizer-json-mismatch",
     )

@@ -1,4 +1,4 @@
-"""The one place that speaks to the SentencePiece library: training a BPE model, opening it, reading its vocabulary.
+"""The interface to the SentencePiece library: training a BPE model, opening it, reading its vocabulary.
 
 SentencePiece changes no character here (identity rule, no space of its own); `data_prep.text.cleaning` does all that.
 """
@@ -27,7 +27,7 @@ _PROBE = " a  \ufb01e\u0301 "  # comes back from SentencePiece's own normalizati
 
 
 class Piece(NamedTuple):
-    """A place in the vocabulary: its text (U+2581 for a space), its score (higher merges first) and its kind."""
+    """A vocabulary entry: its text (U+2581 for a space), its score (higher merges first) and its kind."""
 
     text: str
     score: float
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class TokenSpan(NamedTuple):
-    """A token and the bytes of the text that it stands for; [UNK] stands for a run of unknown characters."""
+    """A token and its bytes of the text; [UNK] covers a run of unknown characters."""
 
     token_id: int
     start_bytes: int
@@ -53,7 +53,7 @@ def train_model(
     """Train a BPE model on normalized lines and return its file; every character of the lines gets a piece.
 
     Raises:
-        RuntimeError: SentencePiece refuses; its message names the limit that was passed.
+        RuntimeError: SentencePiece fails; its message names the exceeded limit.
     """
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -83,38 +83,41 @@ def train_model(
 
 
 def open_model(model: bytes, name: str) -> Processor:
-    """Open a model and check that it is one of ours: special tokens in their places, text left alone.
+    """Open a model and check that this project made it: special token ids, no normalization.
 
     Raises:
-        UserError: it is no model, is damaged, or was made by something else; `name` says which one.
+        UserError: it is not a model, is damaged, or was made by other software; `name` is its path.
     """
     processor = sentencepiece.SentencePieceProcessor()
     try:
         if not processor.LoadFromSerializedProto(model):
             raise RuntimeError("no model")
-        pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+        pieces: list[str] = processor.id_to_piece(list(range(processor.get_piece_size())))
         normalized = processor.normalize(_PROBE)
     except (RuntimeError, UnicodeDecodeError):
         raise UserError(
-            f"{name} is no SentencePiece model, or is damaged; train the tokenizer again, or copy it again"
+            f"{name} is not a SentencePiece model, or is damaged",
+            fix="copy it again, or train the tokenizer again",
+            code="damaged-tokenizer",
         ) from None
     is_ours = (
         tuple(pieces[: len(SPECIAL_TOKENS)]) == SPECIAL_TOKENS
-        and [piece for number, piece in enumerate(pieces) if processor.is_byte(number)] in ([], _BYTE_PIECES)
+        and list(compress(pieces, processor.is_byte(list(range(len(pieces)))))) in ([], _BYTE_PIECES)
         and not any(METASPACE in piece[1:] for piece in pieces)
         and normalized == _PROBE.replace(" ", METASPACE)
     )
     if not is_ours:
         raise UserError(
             f"{name} is a SentencePiece model that was not made by 'python -m data_prep tokenizer' (special tokens at "
-            "ids 0 to 4, all bytes or none, no piece beyond a word, no normalization of its own); train a tokenizer "
-            "with that command"
+            "ids 0 to 4, all bytes or none, no piece longer than a word, no normalization of its own)",
+            fix="train a tokenizer with that command",
+            code="unsupported-tokenizer",
         )
     return processor
 
 
 def vocabulary_of(processor: Processor, user_symbols: Sequence[str] = ()) -> tuple[Piece, ...]:
-    """All pieces of a model; which of them are user symbols the library does not tell, so they are given."""
+    """Return all pieces of a model; the library does not expose which are user symbols, so they are given."""
     symbols = frozenset(user_symbols)
     numbers = list(range(processor.get_piece_size()))
     texts = processor.id_to_piece(numbers)

@@ -30,7 +30,7 @@ from data_prep.tokenizer.special_tokens import (
     SpecialTokens,
 )
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, REPORT_NAME, TokenizerInfo, TokenizerSettings
-from data_prep.tokenizer.word_cache import WordCache, can_cut_at_letters, parts_of_word
+from data_prep.tokenizer.word_cache import WordCache, parts_of_word
 
 __all__ = [
     "CLS_TOKEN_ID",
@@ -68,7 +68,7 @@ class Tokenizer:
         shown = [_UNKNOWN if piece.kind == "unknown" else _bytes_of(piece) for piece in vocabulary]
         self._describe(folder, info, url, info.settings.normalization, vocabulary, shown)
         self._processor = processor
-        self._cache = WordCache(self._encode_directly, self.token_dtype, self._can_cut_at_letters())
+        self._cache = WordCache(self._encode_directly, self.token_dtype, self._merged_pieces())
 
     def _describe(
         self,
@@ -111,16 +111,21 @@ class Tokenizer:
 
         url = str(folder)
         if meant := storage.folder_of_file(url):
-            raise UsageError(f"{url} is a file; name the folder of a tokenizer, such as {meant}")
+            raise UsageError(
+                f"{url} is a file",
+                fix=f"name the folder of a tokenizer, such as {meant}",
+                code="tokenizer-is-file",
+            )
         if is_foreign(url):
             return ForeignTokenizer.open(url)
         local = storage.local_folder(url, FILE_NAMES) if storage.is_remote(url) else Path(folder)
         info = TokenizerInfo.read(local)
         if info is None:
             raise UserError(
-                f"{storage.redact(url)} holds no {INFO_NAME}, so it is no complete tokenizer; "
-                "make one with 'python -m data_prep tokenizer', or run it again if it was stopped; or give a "
-                "checkpoint's folder with tokenizer.json, which transformers' save_pretrained writes"
+                f"{storage.redact(url)} is not a complete tokenizer: it contains no {INFO_NAME}",
+                fix="run 'python -m data_prep tokenizer' (again, if it was stopped), or give a folder with "
+                "tokenizer.json, which transformers' save_pretrained writes",
+                code="incomplete-tokenizer",
             )
         path = storage.redact(storage.join(url, MODEL_NAME))
         model = storage.read_bytes(local / MODEL_NAME)
@@ -130,15 +135,18 @@ class Tokenizer:
         if found != info.fingerprint or len(tokenizer.vocabulary) != info.vocab_size:
             raise UserError(
                 f"{path} is not the tokenizer that {INFO_NAME} describes: its fingerprint is {found}, not "
-                f"{info.fingerprint}; one of the two files was changed, copy the whole folder again or train it again"
+                f"{info.fingerprint}",
+                fix="copy the whole folder again, or train the tokenizer again",
+                code="tokenizer-mismatch",
             )
         # The fingerprint is of the pieces; whether they are merged, as here, or looked up stands in the model alone.
         sha256 = hashlib.sha256(model).hexdigest()
         if info.files.get(MODEL_NAME, sha256) != sha256:
             raise UserError(
                 f"{path} is not the file that {INFO_NAME} describes: its sha256 is {sha256}, not "
-                f"{info.files[MODEL_NAME]}; one of the two files was changed, copy the whole folder again or train it "
-                "again"
+                f"{info.files[MODEL_NAME]}",
+                fix="copy the whole folder again, or train the tokenizer again",
+                code="tokenizer-mismatch",
             )
         return tokenizer
 
@@ -216,12 +224,13 @@ class Tokenizer:
         places = np.searchsorted(token_starts, np.asarray(starts_bytes, dtype=np.int64), side="right") - 1
         return np.unique(places).astype(np.uint32)
 
-    def _can_cut_at_letters(self) -> bool:
-        """Whether ids on both sides of an ASCII letter's end are independent; an [UNK] would stand for both."""
-        pieces = (piece.text for piece in self.vocabulary if piece.kind in ("normal", "user"))
-        return any(piece.kind == "byte" for piece in self.vocabulary) and can_cut_at_letters(pieces)
+    def _merged_pieces(self) -> list[str] | None:
+        """The text of all pieces that text can become, for `WordCuts`; None without byte fallback."""
+        if not any(piece.kind == "byte" for piece in self.vocabulary):
+            return None
+        return [piece.text.replace(METASPACE, " ") for piece in self.vocabulary if piece.kind in ("normal", "user")]
 
-    def _encode_directly(self, texts: list[str]) -> list[list[int]]:
+    def _encode_directly(self, texts: list[bytes]) -> list[list[int]]:
         ids: list[list[int]] = self._processor.encode(texts, num_threads=1)
         return ids
 

@@ -135,13 +135,18 @@ class TokenizerInfo(BaseModel):
             version = values.get("format_version") if isinstance(values, dict) else None
             if version != FORMAT_VERSION:
                 raise UserError(
-                    f"{path} has format version {version!r} and this release reads {FORMAT_VERSION}; "
-                    "use the release that wrote it, or train the tokenizer again"
+                    f"{path} has format version {version!r}; this release reads {FORMAT_VERSION}",
+                    fix="use the release that wrote it, or train the tokenizer again",
+                    code="unsupported-format-version",
                 )
             return cls.model_validate(values)
         except (ValidationError, ValueError, RecursionError) as error:
             reason = first_problem(error) if isinstance(error, ValidationError) else str(error)
-            raise UserError(f"{path} is damaged ({reason}); train the tokenizer again, or copy it again") from None
+            raise UserError(
+                f"{path} is damaged ({reason})",
+                fix="copy it again, or train the tokenizer again",
+                code="damaged-tokenizer",
+            ) from None
 
     def write(self, folder: str | Path) -> None:
         """Write the marker, the last act of a training."""

@@ -91,4 +91,6 @@ def read_report(folder: str | Path) -> TokenizerReport | None:
     try:
         return TokenizerReport.model_validate_json(storage.read_bytes(url))
     except ValidationError as error:
-        raise UserError(f"{storage.redact(url)} is damaged ({first_problem(error)}); copy it again") from None
+        raise UserError(
+            f"{storage.redact(url)} is damaged ({first_problem(error)})", fix="copy it again", code="damaged-tokenizer"
+        ) from None

@@ -1,21 +1,22 @@
-"""Remembering the ids of words: a bounded cache in front of an encoder, exact because words do not touch.
+"""Remembering the ids of words: a bounded cache in front of an encoder, exact because words are independent.
 
 In a normalized text every word has one space before it, and no piece of the vocabulary reaches across a space, so the
-ids of a text are the ids of its words in a row. Where no piece reaches from an ASCII letter to an ASCII character that
-is none (SentencePiece learns none that do), the same holds of "word" and the "," after it; so a text is cut there as
-well, which leaves far fewer different words. Text is worked on as an array of bytes, all words of a piece at once.
+ids of a text are the ids of its words in a row. `word_cuts` cuts further where that changes no id, which leaves far
+fewer different words, also of text without spaces. Text is worked on as an array of bytes, all words of a piece at
+once.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.text.cleaning import MAX_WORD_BYTES
 from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, PAD_TOKEN_ID
+from data_prep.tokenizer.word_cuts import WordCuts
 
 PIECE_BYTES = 1 << 18
 """Text worked on at once; numpy's arrays then stay near the core."""
@@ -23,52 +24,49 @@ PIECE_BYTES = 1 << 18
 _NUM_SLOTS = 1 << 20
 """Words that the table holds, 32 bytes each."""
 
-_MAX_LONG_WORDS = 200_000
-"""Words kept that no slot holds; about 50 MB at most. Then they are forgotten, and the common ones soon back."""
+_MAX_OTHERS = 200_000
+"""Words kept that fit no slot; about 50 MB at most. Then all are forgotten, and the common ones soon return."""
 
 _MAX_KEPT_BYTES = 64
-"""Longer words (Chinese text, data, URLs) hardly ever come twice and are not kept."""
+"""Longer words (data, URLs) hardly ever occur twice and are not kept."""
 
 _KEY_BYTES = 16
 _SLOT_WORDS = 4
 _EMPTY = ~np.uint64(0)  # no word's key: 0xFF is in no UTF-8
-_NO_ID, _ELSEWHERE = PAD_TOKEN_ID, CLS_TOKEN_ID  # no text becomes them: filling, and "to be found elsewhere"
-_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd and of no pattern, as hashes want them
-
-_SPACE_CLASS, _LETTER_CLASS, _OTHER_ASCII_CLASS, _REST_CLASS = 8, 1, 2, 4
-_CROSSING = re.compile("[A-Za-z][\x00-\x1f!-@[-`{-\x7f]|[\x00-\x1f!-@[-`{-\x7f][A-Za-z]")
-
-
-def can_cut_at_letters(pieces: Iterable[str]) -> bool:
-    """Whether no piece of the vocabulary reaches from an ASCII letter to another ASCII character or back."""
-    return not any(map(_CROSSING.search, pieces))
+_NO_ID, _ELSEWHERE = PAD_TOKEN_ID, CLS_TOKEN_ID  # no text becomes these: padding of a slot, and "not in the table"
+_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd, without a pattern, for hashing
 
 
 class WordCache:
     """Encodes normalized text by looking up its words; not for use by several threads at once.
 
-    The table is two-way set-associative: a word lies in the slot that its hash names or in the next (the slots of a
-    pair), under its own bytes as the key, so that a hit is never another word's. A new word whose slot is taken pushes
-    out what is in the other of the pair. A slot is half a line of the core's cache (two words of key, one of ids, one
-    unused), so that one look at a word is one access to memory.
+    The table is two-way set-associative: a word is in the slot that its hash names or in the other one of the pair,
+    with its own bytes as the key, so that a hit is never another word's. A new word whose slot is taken replaces the
+    word in the other slot of the pair. A slot is half a cache line (two words of key, one of ids, one unused), so that
+    one look-up is one access to memory.
     """
 
     def __init__(
         self,
-        encode: Callable[[list[str]], list[list[int]]],
+        encode: Callable[[list[bytes]], list[list[int]]],
         dtype: type[np.unsignedinteger],
-        cut_at_letters: bool = False,
+        pieces: Iterable[str] | None = None,
         num_slots: int = _NUM_SLOTS,
-        max_long_words: int = _MAX_LONG_WORDS,
+        max_others: int = _MAX_OTHERS,
     ) -> None:
-        """`encode` turns texts into ids, never into [PAD] or [CLS]; it is asked for what is not in the cache alone."""
+        """Create an empty cache.
+
+        Args:
+            encode: turns texts in UTF-8 into ids, never into [PAD] or [CLS]; called for words that are not cached.
+            pieces: as `WordCuts` takes them.
+        """
         self._encode, self._dtype = encode, np.dtype(dtype)
         self._ids_per_slot = 8 // self._dtype.itemsize
-        self._classes = _byte_classes(cut_at_letters)
+        self._cuts = WordCuts(pieces)
         self._shift = np.uint64(64 - (num_slots.bit_length() - 1))
         self._slots = np.full((num_slots, _SLOT_WORDS), _EMPTY)
-        self._long_words: dict[bytes, bytes] = {}
-        self._max_long_words = max_long_words
+        self._others: dict[bytes, bytes] = {}
+        self._max_others = max_others
 
     def encode(self, data: bytes) -> np.ndarray:
         """Return the ids of normalized text in UTF-8, (num_tokens,) of the dtype."""
@@ -76,76 +74,115 @@ class WordCache:
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, self._dtype), *found])
 
     def _encode_piece(self, data: bytes) -> np.ndarray:
-        starts, lengths = self._cut(data)
+        starts = self._cuts.starts(data)
+        lengths = np.diff(starts, append=len(data))
         low, high = _keys(data, starts, lengths)
-        slots = (low * _FACTORS[0]) ^ (high * _FACTORS[1])
-        slots ^= slots >> np.uint64(29)
-        slots = ((slots * _FACTORS[0]) >> self._shift).view(np.int64)
+        hashes = (low * _FACTORS[0]) ^ (high * _FACTORS[1])
+        hashes ^= hashes >> np.uint64(29)
+        hashes *= _FACTORS[0]
+        slots = (hashes >> self._shift).view(np.int64)
         found = self._slots.take(slots, axis=0)
         ids = found[:, 2].copy()
         away = np.flatnonzero((found[:, 0] != low) | (found[:, 1] != high))
         found = self._slots.take(slots[away] ^ 1, axis=0)
         in_second = (found[:, 0] == low[away]) & (found[:, 1] == high[away])
         ids[away] = np.where(in_second, found[:, 2], _first_of_slot(_ELSEWHERE, self._dtype))
-        missing = away[~in_second]
         flat: np.ndarray = ids.view(self._dtype)
         flat = flat[flat != _NO_ID]
+        missing = away[~in_second]
         if not len(missing):
             return flat
-        words = [
-            data[start : start + length]
-            for start, length in zip(starts[missing].tolist(), lengths[missing].tolist(), strict=True)
-        ]
-        ids_of_word = self._look_up(words)
-        self._remember(ids_of_word, dict(zip(words, missing.tolist(), strict=True)), slots, low, high)
-        return _fill_in(flat, [ids_of_word[word] for word in words])
+        missing_words = _distinct(data, starts[missing], lengths[missing], low[missing], high[missing], hashes[missing])
+        firsts, word_of_occurrence, words = missing_words
+        runs, is_new = self._look_up(words)
+        self._remember(words, runs, is_new, slots[missing[firsts]], low[missing[firsts]], high[missing[firsts]])
+        return _fill_in(flat, runs.take(word_of_occurrence))
 
-    def _cut(self, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets and lengths of the words, each with the space before it."""
-        classes = np.frombuffer(data.translate(self._classes), np.uint8)
-        is_start = classes == _SPACE_CLASS
-        is_start[:1] = True  # also where the piece is a later part of a long word
-        is_start[1:] |= (classes[1:] | classes[:-1]) == _LETTER_CLASS | _OTHER_ASCII_CLASS
-        starts = np.flatnonzero(is_start)
-        return starts, np.diff(starts, append=len(data))
-
-    def _look_up(self, words: list[bytes]) -> dict[bytes, bytes]:
-        """The ids, as bytes, of words that the table lacks."""
-        found = {word: self._long_words.get(word, b"") for word in words}
-        new = [word for word, ids in found.items() if not ids]
-        encoded = self._encode([word.decode() for word in new])
-        flat = np.fromiter(chain.from_iterable(encoded), self._dtype).tobytes()
-        stop = 0
-        for word, ids in zip(new, encoded, strict=True):
-            start, stop = stop, stop + len(ids) * self._dtype.itemsize
-            found[word] = flat[start:stop]
-        return found
+    def _look_up(self, words: list[bytes]) -> tuple[_Runs, np.ndarray]:
+        """The ids of words that the table lacks, and which of them (W,) bool were encoded now."""
+        known = [self._others.get(word) for word in words]
+        is_new = np.array([ids is None for ids in known], bool)
+        encoded = self._encode([word for word, ids in zip(words, known, strict=True) if ids is None])
+        old = b"".join([ids for ids in known if ids is not None])
+        counts = np.empty(len(words), np.int64)
+        counts[is_new] = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        counts[~is_new] = [len(ids) // self._dtype.itemsize for ids in known if ids is not None]
+        new_counts, old_counts = counts[is_new], counts[~is_new]
+        new = np.fromiter(chain.from_iterable(encoded), self._dtype, int(new_counts.sum()))
+        begins = np.empty(len(words), np.int64)
+        begins[is_new] = np.cumsum(new_counts) - new_counts
+        begins[~is_new] = len(new) + np.cumsum(old_counts) - old_counts
+        return _Runs(np.concatenate([new, np.frombuffer(old, self._dtype)]), begins, counts), is_new
 
     def _remember(
         self,
-        ids_of_word: dict[bytes, bytes],
-        place_of_word: dict[bytes, int],
+        words: list[bytes],
+        runs: _Runs,
+        is_new: np.ndarray,
         slots: np.ndarray,
         low: np.ndarray,
         high: np.ndarray,
     ) -> None:
-        slot_bytes = self._ids_per_slot * self._dtype.itemsize
-        short: list[bytes] = []
-        places: list[int] = []
-        long: dict[bytes, bytes] = {}
-        for word, ids in ids_of_word.items():
-            if len(word) <= _KEY_BYTES and len(ids) <= slot_bytes:
-                short.append(ids.ljust(slot_bytes, b"\0"))
-                places.append(place_of_word[word])
-            elif len(word) <= _MAX_KEPT_BYTES:
-                long[word] = ids
-        if len(self._long_words) + len(long) > self._max_long_words:
-            self._long_words.clear()
-        self._long_words.update(long)
-        first = slots[places]
+        """Keep the new words: in the slots given if they fit there, else among the others unless they are too long."""
+        lengths = np.fromiter(map(len, words), np.int64, len(words))
+        fits = is_new & (lengths <= _KEY_BYTES) & (runs.counts <= self._ids_per_slot)
+        others = np.flatnonzero(is_new & ~fits & (lengths <= _MAX_KEPT_BYTES)).tolist()
+        if len(self._others) + len(others) > self._max_others:
+            self._others.clear()
+        for number in others:
+            begin = runs.begins[number]
+            self._others[words[number]] = runs.values[begin : begin + runs.counts[number]].tobytes()
+        in_slot = np.arange(self._ids_per_slot)
+        places = runs.begins[fits][:, None] + in_slot
+        ids = runs.values.take(places, mode="clip")
+        ids[in_slot >= runs.counts[fits][:, None]] = _NO_ID
+        first = slots[fits]
         is_taken = self._slots[first, 0] != _EMPTY
-        entries = np.stack([low[places], high[places], np.frombuffer(b"".join(short), np.uint64)], axis=1)
-        self._slots[first ^ is_taken, :3] = entries
+        self._slots[first ^ is_taken, :3] = np.stack([low[fits], high[fits], ids.view(np.uint64)[:, 0]], axis=1)
+
+
+class _Runs(NamedTuple):
+    """Runs of ids: run i is `values[begins[i] : begins[i] + counts[i]]`."""
+
+    values: np.ndarray
+    begins: np.ndarray
+    counts: np.ndarray
+
+    def take(self, numbers: np.ndarray) -> _Runs:
+        return _Runs(self.values, self.begins[numbers], self.counts[numbers])
+
+
+def _distinct(
+    data: bytes, starts: np.ndarray, lengths: np.ndarray, low: np.ndarray, high: np.ndarray, hashes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
+    """The different words among occurrences (n,).
+
+    Returns the number of an occurrence of each word (W,), the number of each occurrence's word (n,), and the words. By
+    a rare chance (equal hashes) a short word is there twice, which does no harm.
+    """
+    word_of_occurrence = np.empty(len(starts), np.int64)
+    # Short words are equal where their keys are; sorted by hashes, equal ones are neighbors.
+    short = np.flatnonzero(lengths <= _KEY_BYTES)
+    order = short[np.argsort(hashes[short])]
+    differs = np.ones(len(order), bool)
+    differs[1:] = (low[order[1:]] != low[order[:-1]]) | (high[order[1:]] != high[order[:-1]])
+    word_of_occurrence[order] = np.cumsum(differs) - 1
+    firsts = order[differs]
+    words = _slices(data, starts[firsts], lengths[firsts])
+    long = np.flatnonzero(lengths > _KEY_BYTES)
+    if len(long):
+        number_of_word: dict[bytes, int] = {}
+        long_words = _slices(data, starts[long], lengths[long])
+        word_of_occurrence[long] = [number_of_word.setdefault(word, len(number_of_word)) for word in long_words]
+        _, firsts_of_long = np.unique(word_of_occurrence[long], return_index=True)
+        word_of_occurrence[long] += len(words)
+        firsts = np.concatenate([firsts, long[firsts_of_long]])
+        words += number_of_word
+    return firsts, word_of_occurrence, words
+
+
+def _slices(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    return [data[start:stop] for start, stop in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
 
 
 def pieces_of(data: bytes, piece_bytes: int | None = None) -> Iterator[bytes]:
@@ -198,15 +235,6 @@ def count_long_words(data: bytes) -> int:
     return count
 
 
-def _byte_classes(cut_at_letters: bool) -> bytes:
-    """A table for `bytes.translate`; neighbors whose classes are those of letters and of other ASCII are cut apart."""
-    classes = np.full(256, _REST_CLASS, np.uint8)
-    if cut_at_letters:
-        classes[:128] = [_LETTER_CLASS if chr(byte).isalpha() else _OTHER_ASCII_CLASS for byte in range(128)]
-    classes[ord(" ")] = _SPACE_CLASS
-    return classes.tobytes()
-
-
 _LENGTHS = range(_KEY_BYTES + 1)
 _LOW_MASKS = np.array([(1 << 8 * min(length, 8)) - 1 for length in _LENGTHS] + [0], np.uint64)
 _HIGH_MASKS = np.array([(1 << 8 * max(length - 8, 0)) - 1 for length in _LENGTHS] + [0], np.uint64)
@@ -228,17 +256,17 @@ def _first_of_slot(value: int, dtype: np.dtype) -> np.uint64:
     return whole
 
 
-def _fill_in(ids: np.ndarray, others: list[bytes]) -> np.ndarray:
-    """Put the ids of the others, in their order, where the mark for them stands."""
+def _fill_in(ids: np.ndarray, others: _Runs) -> np.ndarray:
+    """Put the runs, in their order, where the mark for them stands."""
     is_mark = ids == _ELSEWHERE
-    counts = np.fromiter(map(len, others), np.int64, len(others)) // ids.itemsize
+    counts = others.counts
     stops = np.cumsum(counts)
-    values = np.frombuffer(b"".join(others), ids.dtype)
-    # Where each other's ids begin: after the marks' neighbors that stand before it, and after the others before it.
-    begins = np.flatnonzero(is_mark) - np.arange(len(counts)) + stops - counts
-    is_other = np.zeros(len(ids) - len(counts) + len(values), bool)
-    is_other[np.repeat(begins - stops + counts, counts) + np.arange(len(values))] = True
+    within = np.arange(stops[-1])
+    # Where each run begins in the result: after the other ids before its mark, and after the runs before it.
+    offsets = np.flatnonzero(is_mark) - np.arange(len(counts))
+    is_other = np.zeros(len(ids) - len(counts) + len(within), bool)
+    is_other[np.repeat(offsets, counts) + within] = True
     filled = np.empty(len(is_other), ids.dtype)
-    filled[is_other] = values
+    filled[is_other] = others.values[np.repeat(others.begins - stops + counts, counts) + within]
     filled[~is_other] = ids[~is_mark]
     return filled

@@ -211,8 +211,9 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written ({error.strerror}); the sample needs about tokenizer.sample_bytes of space "
-            "for each worker: free some, or choose another output"
+            f"{path} cannot be written: {error.strerror} (the sample needs about tokenizer.sample_bytes per worker)",
+            fix="free space there, or choose another output",
+            code="unwritable-file",
         ) from None
 
 

@@ -62,7 +62,11 @@ def check_vocab_size(settings: TokenizerSettings) -> None:
         UsageError: it is too large.
     """
     if settings.vocab_size > MAX_VOCAB_SIZE:
-        raise UsageError(f"tokenizer.vocab_size={settings.vocab_size} is too large; give at most {MAX_VOCAB_SIZE:,}")
+        raise UsageError(
+            f"tokenizer.vocab_size={settings.vocab_size} exceeds {MAX_VOCAB_SIZE:,}",
+            fix="lower it",
+            code="vocab-size-out-of-range",
+        )
 
 
 def train_on_sample(
@@ -83,7 +87,11 @@ def train_on_sample(
     """
     check_vocab_size(settings)
     if not sample.num_documents:
-        raise UserError("there is no text to train a tokenizer on: every document is empty once cleaned; check --input")
+        raise UserError(
+            "there is no text to train a tokenizer on: every document is empty after cleaning",
+            fix="check --input",
+            code="no-text",
+        )
     held_out = sample.set_aside()
     _say(
         f"training {settings.vocab_size:,} pieces on {sample.num_bytes / 1e6:.1f} MB of "
@@ -151,7 +159,11 @@ def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: Tokenizer
     smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
     largest = re.search(r"set it to a value <= (\d+)", message)
     if smallest is None and largest is None:
-        raise UserError(f"SentencePiece could not train a tokenizer on this text: {message}") from None
+        raise UserError(
+            f"SentencePiece cannot train a tokenizer on this text: {message}",
+            fix="check --input and tokenizer.vocab_size",
+            code="tokenizer-training-failed",
+        ) from None
     lower = int(smallest[1]) if smallest else _limit(sample, alphabet, settings, 0, r"required_chars\. \d+ vs (\d+)")
     upper = int(largest[1]) if largest else None
     if upper is None and sample.num_bytes <= _SMALL_SAMPLE_BYTES:
@@ -167,8 +179,9 @@ def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: Tokenizer
     may_lower = " or lower character_coverage" if num_others else ""
     raise UsageError(
         f"vocab_size={settings.vocab_size} is too {'small' if smallest else 'large'} for this text, which can give "
-        f"{possible} pieces ({', '.join(parts)}, and what it holds of larger pieces); "
-        f"choose a size in that range{may_lower if smallest else ' or give more text'}"
+        f"{possible} pieces ({', '.join(parts)}, and the merged pieces that it contains)",
+        fix=f"choose a size in that range{may_lower if smallest else ' or give more text'}",
+        code="vocab-size-out-of-range",
     )
 
 

@@ -175,19 +175,15 @@ def chop(paragraph: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
 
     A word that is too long for a line is cut between characters.
     """
-    line: list[str] = []
-    line_bytes = 0
-    for word in _short_words(paragraph, (max_bytes - 1) // 4):
-        word_bytes = len(word.encode()) + 1
-        if line_bytes + word_bytes > max_bytes:
-            yield " " + " ".join(line)
-            line, line_bytes = [], 0
-        line.append(word)
-        line_bytes += word_bytes
-    if line:
-        yield " " + " ".join(line)
-
-
-def _short_words(paragraph: str, max_characters: int) -> Iterator[str]:
-    for word in paragraph.split():
-        yield from re.findall(f".{{1,{max_characters}}}", word, re.DOTALL) if len(word) > max_characters else (word,)
+    words = paragraph.split()
+    max_characters = (max_bytes - 1) // 4
+    if max(map(len, words), default=0) > max_characters:
+        words = [part for word in words for part in re.findall(f".{{1,{max_characters}}}", word, re.DOTALL)]
+    data = f" {' '.join(words)}".encode() if words else b""
+    start = 0
+    while len(data) - start > max_bytes:
+        stop = data.rfind(b" ", start + 1, start + max_bytes + 1)
+        yield data[start:stop].decode()
+        start = stop
+    if start < len(data):
+        yield data[start:].decode()

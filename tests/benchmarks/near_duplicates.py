@@ -182,7 +182,7 @@ def dropped(
             with open_signatures(url, settings) as writer:
                 for number in numbers:
                     writer.add(len(originals) + number, copies[number])
-            return find_near_duplicates([first, url], settings, work, _in_process).tolist()
+            return find_near_duplicates([first, url], settings, work, _in_process)[:, 0].tolist()
 
         first = f"{folder}/originals.signatures"
         with open_signatures(first, settings) as writer:
@@ -275,7 +275,7 @@ def scale(arguments: argparse.Namespace) -> dict[str, Any]:
         with multiprocessing.get_context("spawn").Pool(1) as clean:
             # A process of its own for the rest too, so that its memory is seen alone.
             baseline = clean.apply(machine.peak_memory_mb)
-        ids = find_near_duplicates(urls, settings, folder, run)
+        ids = find_near_duplicates(urls, settings, folder, run)[:, 0]
         ended_at = time.perf_counter()
         pair_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.npy"))
     copies = {number for number in range(arguments.documents) if is_copy(number)}

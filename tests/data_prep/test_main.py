@@ -302,3 +302,16 @@ def test_the_top_level_help_takes_little_cpu() -> None:
     subprocess.run([sys.executable, "-m", "data_prep", "--help"], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+
+
+def test_a_module_of_the_working_folder_is_found(
+    command: Command, small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "executor_of_the_working_folder.py").write_text(
+        "from data_prep.executors.process_executor import ProcessExecutor\n"
+        "def open_mine(options):\n    print('mine')\n    return ProcessExecutor(options.num_workers)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as for the installed command
+    words = ["verify", small_shards, "--workers", 1, "--executor", "executor_of_the_working_folder:open_mine"]
+    assert command(*words) == 0 and command.output.startswith("mine\nok: ")

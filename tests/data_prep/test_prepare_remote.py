@@ -90,11 +90,11 @@ def test_two_runs_at_once_and_the_same_range_twice_are_refused(
 ) -> None:
     output = f"{s3_bucket.url}/out"
     with storage.hold_lock(output):
-        with pytest.raises(UserError, match="another command .* works on"):
+        with pytest.raises(UserError, match="another command .* is using"):
             prepare_shards(plan, tokenizer, output, 1)
-        with pytest.raises(UserError, match="another command .* works on"):
+        with pytest.raises(UserError, match="another command .* is using"):
             map_range(plan, tokenizer, output, 1, ShardRange(1, 2))
     with storage.hold_lock(output, ShardRange(1, 2).name):
-        with pytest.raises(UserError, match="another command .* works on"):
+        with pytest.raises(UserError, match="another command .* is using"):
             map_range(plan, tokenizer, output, 1, ShardRange(1, 2))
         assert map_range(plan, tokenizer, output, 1, ShardRange(2, 2))

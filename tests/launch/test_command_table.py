@@ -70,6 +70,14 @@ def test_every_command_module_is_in_the_table() -> None:
     assert {command.name for command in COMMANDS.values() if command.module == DATA_PREP} == set(preparing)
 
 
+def test_the_readme_of_the_folder_lists_every_command() -> None:
+    """By its name, or by the script that is the same."""
+    text = (REPOSITORY / "launch" / "README.md").read_text(encoding="utf-8")
+    scripts = {command.name: command.module.replace(".", "/") + ".py" for command in COMMANDS.values()}
+    listed = {name for name in COMMANDS if any(form in text for form in (f"{name}`", scripts[name]))}
+    assert COMMANDS.keys() - listed == set()
+
+
 def test_every_extra_of_the_table_exists() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
@@ -116,7 +124,7 @@ def test_without_a_command_the_list_is_printed_as_wrong_usage(
     monkeypatch.setattr(sys, "argv", ["/usr/lib/launch/__main__.py"])
     with pytest.raises(SystemExit, match="2"):
         entry.main()
-    assert capsys.readouterr().out.startswith("usage: python -m launch COMMAND")
+    assert capsys.readouterr().err.startswith("usage: python -m launch COMMAND")
 
 
 def test_a_missing_library_is_answered_with_the_extra_of_the_command(

@@ -68,7 +68,7 @@ def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of(tmp_path):
     assert levels(list(preflight.check_batches(config, 2))) == ["ok", "ok"]
     fits, warmup = preflight.check_batches(config, 8)
     assert (fits.level, warmup.level) == ("ok", "warn")
-    assert "4 sizes from 1,024 to 4,096 tokens, of whose computed rows 37.5% only fill up" in warmup.text
+    assert "4 sizes from 1,024 to 4,096 tokens, with 37.5% padding rows" in warmup.text
     assert "a multiple of the 4,096 that the ranks take at once" in warmup.text
 
 

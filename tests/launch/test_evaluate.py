@@ -9,6 +9,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from launch import evaluate
+from tests.support.error_codes import coded
 from tests.support.launch_command import run
 from trainer.inference.fill_mask import FillMask
 
@@ -41,5 +42,16 @@ def test_wrong_arguments_are_refused_before_the_model_is_loaded(
     tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FillMask, "load", lambda folder: pytest.fail("the model was loaded"))
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, check=coded("no-minimal-pairs")):
         run(monkeypatch, evaluate, "--model", tiny_hugging_face, "--minimal-pairs", tmp_path / "none")
+    with pytest.raises(UserError, check=coded("invalid-model-address")):
+        run(monkeypatch, evaluate, "--model", "models:/english", "--minimal-pairs", tmp_path)
+
+
+def test_a_dry_run_counts_the_pairs_and_neither_loads_nor_writes(
+    tiny_hugging_face: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FillMask, "load", lambda folder: pytest.fail("the model was loaded"))
+    options = ["--model", tiny_hugging_face, "--minimal-pairs", pairs, "--output", pairs / "scores.json", "--dry-run"]
+    run(monkeypatch, evaluate, *options)
+    assert "2 minimal pairs" in capsys.readouterr().out and not (pairs / "scores.json").exists()

@@ -140,7 +140,7 @@ def test_dry_run_explains_a_run_without_shards(tmp_path):
         "hidden_size: 1024",
         "total                    335,180,608    335,180,608  sum of the above",
         "x 8 ranks x 4 accumulation = 1,048,576 global tokens",
-        "1.992 GFLOP a token",
+        "1.992 GFLOP per token",
         "<- this run",
         "data/shards holds no manifest.json",
     ):

@@ -183,7 +183,7 @@ def test_the_first_loss_is_the_checkpoints_on_the_same_batch(continued):
 
 
 def test_the_run_says_what_it_began_with(continued):
-    assert f"beginning with the weights of {continued.folder / 'checkpoint'}" in continued.output
+    assert f"initializing from {continued.folder / 'checkpoint'}" in continued.output
     assert f"mlm_head.bias from row {continued.theirs.config.vocab_size:,} of" in continued.output
     assert "not checked" not in continued.output
 

@@ -104,7 +104,7 @@ def test_row_01_no_file_a_folder_an_empty_file_and_white_space(shards: Shards, g
     white.write_text(" \n\n\t\n")
     shards.refused([tmp_path / "*.xyz.jsonl"], r"no input file matches .*\.xyz\.jsonl", status=2)
     shards.refused([tmp_path], "is a folder; name its files", status=2)
-    shards.refused([empty, white], r"nothing is left of the inputs \(2 empty file\); give files that hold text")
+    shards.refused([empty, white], r"nothing is left of the inputs \(2 empty file\)")
     manifest = shards.made([good, empty, white])
     assert held(manifest) == len(TEXTS) and dropped(manifest) == {"empty file": 2}
 
@@ -153,7 +153,7 @@ def test_row_02_binary_file_and_invalid_utf8(
     fault="truncated .gz and .zst; a file that is not what its ending says",
     required="named with file and place, fatal or skipped by policy; the documents before the cut are not used",
 )
-@pytest.mark.parametrize("ending", [".jsonl", ".txt", ".parquet"])
+@pytest.mark.parametrize("ending", [".jsonl", ".txt", ".parquet", ".csv", ".arrow"])
 def test_row_03_truncated_archives_and_wrong_endings(
     ending: str, shards: Shards, good: Path, tmp_path: Path, observed: Callable[..., None]
 ) -> None:
@@ -166,16 +166,27 @@ def test_row_03_truncated_archives_and_wrong_endings(
     texts = [f"cut document {random.Random(number).random()}" for number in range(2000)]
     table = io.BytesIO()
     pq.write_table(pa.table({"text": texts}), table)
-    content = {".jsonl": lines(texts), ".txt": "\n\n".join(texts).encode(), ".parquet": table.getvalue()}[ending]
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, pa.schema({"text": pa.string()})) as writer:
+        writer.write_table(pa.table({"text": texts}))
+    content = {
+        ".jsonl": lines(texts),
+        ".txt": "\n\n".join(texts).encode(),
+        ".parquet": table.getvalue(),
+        ".csv": "\n".join(["text", *texts]).encode(),
+        ".arrow": stream.getvalue(),
+    }[ending]
     for compression, compressed in compress.items():
         cut, wrong = tmp_path / f"cut{ending}{compression}", tmp_path / f"wrong{ending}{compression}"
         cut.write_bytes(compressed(content)[:-1000])
         wrong.write_bytes(content)
-        where = "after [0-9,]+ bytes of its content" if ending == ".parquet" else r"at or before line \d+"
+        places = {".parquet": "after [0-9,]+ bytes of its content", ".arrow": "(at or before line|in) "}
+        where = places.get(ending, r"at or before line \d+")
         blocks = "documents.txt_documents=blank_lines"
         shards.refused([good, cut], rf"cut{ending}{compression} is damaged or cut short {where}", blocks)
-        message = "is a Parquet file" if ending == ".parquet" else "is not .*-compressed"
-        shards.refused([good, wrong], rf"wrong{ending}{compression} {message}, other than its ending says", blocks)
+        kinds = {".parquet": "is a Parquet file", ".arrow": "is an Arrow file"}
+        message = kinds.get(ending, "is not .*-compressed")
+        shards.refused([good, wrong], rf"wrong{ending}{compression} {message}, unlike its ending", blocks)
         manifest = shards.skipped([good, cut, wrong], blocks)
         assert (held(manifest), dropped(manifest)) == (len(TEXTS), {"damaged file": 1, "wrong ending": 1})
         assert f"{cut} is damaged" in shards.told and f"{wrong} is" in shards.told.replace("the content of ", "")
@@ -194,9 +205,9 @@ def test_row_03_truncated_archives_and_wrong_endings(
 def test_row_03_content_of_another_kind_than_the_name_says(shards: Shards, good: Path, tmp_path: Path) -> None:
     content = lines(["A document under a wrong name."])
     cases = {
-        "gzip.jsonl": (gzip.compress(content), r"is gzip-compressed, .*; rename it to end in \.gz"),
-        "zstandard.jsonl.gz": (zstandard.compress(content), r"is Zstandard-compressed, .*; rename it to end in \.zst"),
-        "lines.parquet": (content, r"is not a Parquet file, .*; rename it without \.parquet"),
+        "gzip.jsonl": (gzip.compress(content), r"is gzip-compressed, .*rename it to end in \.gz"),
+        "zstandard.jsonl.gz": (zstandard.compress(content), r"is Zstandard-compressed, .*rename it to end in \.zst"),
+        "lines.parquet": (content, r"is not a Parquet file, .*rename it without \.parquet"),
     }
     for name, (data, message) in cases.items():
         (tmp_path / name).write_bytes(data)
@@ -229,6 +240,42 @@ def test_row_04_jsonl_with_faulty_lines(shards: Shards, tmp_path: Path, observed
         f"each of {len(faults)} faulty lines named; with documents.on_bad_input=skip it is counted, and the "
         f"{len(TEXTS) + 1} others are there; BOM and CRLF simply work",
         lost="with on_bad_input=skip the faulty lines",
+    )
+
+
+@pytest.mark.fault(
+    row=4,
+    fault="a table with a short row, no UTF-8, NUL, no text; a score that is text; a filter that fails",
+    required="one paragraph with file and line, or skipped and counted by policy; a filter that fails always stops",
+)
+def test_row_04_tables_and_filters_with_faulty_rows(
+    shards: Shards, tmp_path: Path, observed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "faulty.csv"
+    table = b"text,score\n" + b"".join(f"{text},3\n".encode() for text in TEXTS)
+    keeps = "documents.filters=[{name: metadata, keep: score >= 3}]"
+    reads = "documents.metadata_fields=[score]"
+    faults = {
+        b"short\n": ("line 42 has 1 cells, and the header has 2", "invalid CSV"),
+        b"\xff,3\n": ("line 42 is not UTF-8 in 'text'", "invalid UTF-8"),
+        b"a\0b,3\n": ("line 42 is no text: it holds NUL", "binary"),
+        b",3\n": ("line 42 has no text in 'text'", "missing field"),
+        b"x,many\n": ("line 42: filter 'metadata': score='many'", "filter metadata: cannot be judged"),
+    }
+    for line, (message, reason) in faults.items():
+        path.write_bytes(table + line + b"The last one.,4\nA bad one.,2\n")
+        shards.refused([path], rf"faulty\.csv {message}", reads, keeps)
+        manifest = shards.skipped([path], reads, keeps)
+        expected = {reason: 1, "filter metadata: not score >= 3": 1}
+        assert (held(manifest), dropped(manifest)) == (len(TEXTS) + 1, expected)
+    (tmp_path / "failing_filter.py").write_text("def keep(document): return document.metadata['absent']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path.write_bytes(table)
+    for policy in ("error", "skip"):
+        failing = ["documents.filters=[{name: failing_filter:keep}]", f"documents.on_bad_input={policy}"]
+        shards.refused([path], r"failing_filter:keep' failed at .*failing_filter\.py:1 .*faulty\.csv line 2", *failing)
+    observed(
+        f"each of {len(faults)} faulty rows named; with documents.on_bad_input=skip it is counted, the others are there"
     )
 
 

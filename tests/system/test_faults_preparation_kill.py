@@ -107,7 +107,7 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     run = Run(small_corpus, small_tokenizer)
     if kind != "lines":
         kept = f"keep_dropped={tmp_path / 'dropped'}"
-        filters = "documents.filters=[{name: metadata, keep: 'number >= \"1\"'}]"
+        filters = "documents.filters=[{name: metadata, keep: number >= 1}]"
         folder = tables_of(small_corpus, tmp_path / "tables")
         run = Run(folder / "*.csv", small_tokenizer, "documents.metadata_fields=[number]", filters, kept)
     duration = run.to_the_end(tmp_path / "whole")

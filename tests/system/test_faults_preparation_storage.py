@@ -77,7 +77,7 @@ def test_row_13_a_full_disk_stops_clearly_and_with_space_the_same_command_ends_r
     stages = [
         (reduce_task.storage, "write_bytes"),  # the plan itself
         (phases, "run_units"),  # the work files
-        (preparation, "run_reduce"),  # the shards
+        (preparation, "make_shards"),  # the shards
         (publication, "token_counts_file"),
         (versions, "write_manifest"),
     ]
@@ -231,11 +231,11 @@ _PAUSED = """
 import os, signal, sys
 from data_prep.__main__ import main
 from data_prep.pipeline import preparation as prepare
-work = prepare.run_reduce
+work = prepare.make_shards
 def paused(*given, **named):
     os.kill(os.getpid(), signal.SIGSTOP)
     return work(*given, **named)
-prepare.run_reduce = paused
+prepare.make_shards = paused
 main()
 """
 

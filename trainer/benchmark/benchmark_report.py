@@ -1,4 +1,4 @@
-"""What a benchmark tells: a table for people, and a JSON in which each figure stands with what it was measured on."""
+"""The report of a benchmark: a table, and a JSON file in which each figure has its conditions."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ GIB = 1 << 30
 
 
 def heading_lines(config: RunConfig, stage_number: int, ranks: Ranks, engine: str, data: str) -> list[str]:
-    """What is measured, and what MFU divides by."""
+    """The measured configuration, and the divisor of MFU."""
     training, stage = config.training, config.stages[stage_number]
     peak = peak_flops(config, ranks.device)
     mode = "compiled blocks" if training.compile else "eager"
     return [
         f"{num_parameters(config.model, config.data.has_sentence_pairs):,} parameters, {training.precision}, {mode}, "
         f"{engine}; {ranks.world_size} x {device_name(ranks.device)}",
-        f"rows of {stage.sequence_length} places; {data}",
-        f"MFU = {flops_per_place(config, stage) / 1e9:.4g} GFLOP a place x places a second / "
-        + (f"{peak / 1e12:g} TFLOP/s a device" if peak else "a peak that is not stated (--peak-tflops states one)"),
+        f"sequences of {stage.sequence_length} tokens; {data}",
+        f"MFU = {flops_per_place(config, stage) / 1e9:.4g} GFLOP per token x tokens/s / "
+        + (f"{peak / 1e12:g} TFLOP/s per device" if peak else "an unknown peak (set it with --peak-tflops)"),
     ]
 
 
 def table_lines(points: Sequence[Measurement]) -> list[str]:
     """One line for each measured batch shape."""
     lines = [
-        f"{'micro-batch':>11}  {'accumulation':>12}  {'tokens/s':>10}  {'ms a step (p10 to p90)':>28}  {'MFU':>10}  "
+        f"{'micro-batch':>11}  {'accumulation':>12}  {'tokens/s':>10}  {'ms per step (p10 to p90)':>28}  {'MFU':>10}  "
         f"{'waiting for data':>16}  {'filled':>7}  peak memory, GiB"
     ]
     for point in points:
         times = point.step_milliseconds
         step = f"{times['median']:,.1f} ({times['p10']:,.1f} to {times['p90']:,.1f})"
-        mfu = "not stated" if point.mfu is None else f"{point.mfu:.1%}"
+        mfu = "unknown" if point.mfu is None else f"{point.mfu:.1%}"
         memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in point.peak_memory_bytes.items())
         lines.append(
             f"{point.micro_batch_tokens:>11,}  {point.accumulation_steps:>12}  {point.tokens_per_second:>10,.0f}  "
@@ -72,7 +72,7 @@ def report(
         "machine": describe_machine(ranks.device) | {"ranks": ranks.world_size},
         "versions": describe_environment(),
         "git_revision": git_revision(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(sys.argv if sys.argv[0].startswith("clozeworks ") else ["python", *sys.argv]),
         "engine": engine,
         "data": data,
         "flops_formula": FLOPS_FORMULA,

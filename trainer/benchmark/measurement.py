@@ -167,7 +167,7 @@ class Training:
 
 
 def free_memory() -> None:
-    """Let go of what nothing refers to, on the device too, and of what torch.compile made for other shapes."""
+    """Free unreferenced memory, on the device too, and what torch.compile made for other shapes."""
     torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Bringing a checkpoint to a node's disk from the remote store: what is missing or damaged, and only what is needed.
+"""Fetch a checkpoint from the remote store to a node's disk: only what is needed and missing or damaged.
 
 A rank that resumes on the same number of ranks at the same ZeRO stage needs the file that it wrote; in every other
 case each node needs all of them. All ranks call `fetch_checkpoint` together.
@@ -53,7 +53,7 @@ def fetch_checkpoint(remote: str, folder: Path, step: int, stage: int | None, ra
 
 
 def needed_files(marker: Marker, folder: Path, stage: int | None, ranks: Ranks) -> list[FileRecord]:
-    """The tensor files that this rank has to see to: its own, or on one rank of a node all of them."""
+    """The tensor files that this rank fetches: its own, or on one rank of a node all of them."""
     saved = parse_state(folder, marker)
     tensors = [record for record in marker.files if record.name != STATE_NAME]
     if stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, stage):
@@ -63,7 +63,7 @@ def needed_files(marker: Marker, folder: Path, stage: int | None, ranks: Ranks) 
 
 
 def _marker(remote: str, folder: Path, step: int) -> Marker:
-    """The local one, which is the truth; the store's where there is none, or none that can be used."""
+    """The local marker; the store's if there is none, or none that is usable."""
     if not (folder / MARKER_NAME).exists():
         return stored_marker(remote, step)
     try:

@@ -7,7 +7,7 @@
         checkpoint.json                   `Marker`: bytes and sha256 of every file above; written last
 
 A tensor `KIND:START:NAME` is a 1-D float32 piece of the flattened parameter NAME from element START on, KIND one of
-weight, exp_avg, exp_avg_sq. The pieces of all files cover every parameter once, whatever the ZeRO stage and number of
+weight, exp_avg, exp_avg_sq. The pieces of all files cover every parameter once, at any ZeRO stage and number of
 ranks, so any stage and number can read them (`trainer/checkpoint/pieces.py`). No marker, no checkpoint.
 """
 
@@ -78,8 +78,8 @@ def read_marker(folder: Path) -> Marker:
     """Read the marker.
 
     Raises:
-        UserError: the folder is no checkpoint, or has the name of another step, or the marker is damaged or of another
-            format.
+        UserError: the directory is not a checkpoint, or has the name of another step, or the marker is damaged or of
+            another format.
     """
     path = folder / MARKER_NAME
     if not path.is_file():
@@ -112,7 +112,7 @@ def read_state(folder: str | Path) -> SavedState:
     """Read what a checkpoint holds besides tensors, checked against the marker.
 
     Raises:
-        UserError: the folder is no complete checkpoint, or the file is not the one that was written.
+        UserError: the directory is not a complete checkpoint, or the file is not the one that was written.
     """
     folder = Path(folder)
     marker = read_marker(folder)
@@ -153,7 +153,7 @@ def open_checkpoint(folder: str | Path, verified: bool = False) -> Checkpoint:
     """The checkpoint at `folder`, every file checked (size and sha256) unless that was done.
 
     Raises:
-        UserError: it is no checkpoint, or not whole.
+        UserError: it is not a complete checkpoint.
     """
     folder = Path(folder)
     marker = read_marker(folder)

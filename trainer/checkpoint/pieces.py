@@ -19,11 +19,11 @@ def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     """The whole fp32 weights by parameter name, on the CPU.
 
     Raises:
-        UserError: the folder is no complete checkpoint; where it is a run's folder, the newest one is named.
+        UserError: the directory is not a complete checkpoint; of a run's directory the error names the newest one.
     """
     checkpoint = open_checkpoint(folder)
     shapes = checkpoint.saved.shapes
-    check_pieces(checkpoint)  # before memory is taken for the shapes that are said
+    check_pieces(checkpoint)  # before memory is allocated for the recorded shapes
     weights = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
     for name in checkpoint.tensor_files:
         for piece in read_pieces(checkpoint.folder / name):

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON files say: the marker, and all of the training's state that is no tensor."""
+"""The contents of a checkpoint's JSON files: the marker, and all training state except tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrainState(_Record):
     evaluation: dict[str, float] = Field({}, description="finite metrics of an evaluation at this very step, if any")
     skipped_samples: tuple[SampleRange, ...] = Field((), description="--skip-samples: nothing is predicted in these")
     branched_at: Count | None = Field(
-        None, description="--resume-from: the step that this course left an earlier one at"
+        None, description="--resume-from: the step at which this run branched from an earlier one"
     )
     data_lineage: tuple[str, ...] = Field(
         (), description="manifest digests of all data that the weights saw; empty in checkpoints of earlier releases"
@@ -62,7 +62,7 @@ class DataIdentity(_Record):
 
 
 class SavedState(_Record):
-    """Everything of a checkpoint that is no tensor."""
+    """Everything of a checkpoint except tensors."""
 
     format_version: Literal[1]
     state: TrainState
@@ -74,7 +74,7 @@ class SavedState(_Record):
     optimizer_steps: Count = Field(description="updates that Adam has made")
     loss_scaler: dict[str, float | int] | None = Field(description="dynamic loss scale of fp16")
     versions: dict[str, str]
-    numerics: dict[str, str] = Field({}, description="what changes the bits of a loss and is no setting, by name")
+    numerics: dict[str, str] = Field({}, description="what changes the bits of a loss and is not a setting, by name")
 
     @property
     def data_lineage(self) -> tuple[str, ...]:

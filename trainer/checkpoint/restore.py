@@ -45,7 +45,7 @@ def find_latest(
         step: take the checkpoint of this step and no other.
 
     Raises:
-        UserError: there are checkpoints, and none of them is whole; or there is none of `step`.
+        UserError: all checkpoints are damaged, or there is none of `step`.
     """
     say = warn if ranks.is_first else be_silent
     steps = _candidates(output_dir, ranks, remote, say)
@@ -84,7 +84,7 @@ def find_latest(
 
 
 def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:
-    """Steps of which some node's disk or the store has a complete checkpoint, newest first; the same on all ranks."""
+    """Steps with a complete checkpoint on some node's disk or in the store, newest first; the same on all ranks."""
     in_turn(lambda: bring_back_replaced(output_dir), ranks, nodes_have_disks=remote is not None)
     complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
     steps = sorted({step for found in gather_objects(complete, ranks) for step in found}, reverse=True)
@@ -116,7 +116,7 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     """Set weights and optimizer state of a prepared engine, all ranks together, each reading what it holds.
 
     Raises:
-        UserError: the checkpoint is of a model with other parameters.
+        UserError: the checkpoint's model has other parameters.
     """
     _check_shapes(parameter_shapes(engine.module), checkpoint)
     fragments = engine.fragments()

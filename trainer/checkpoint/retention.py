@@ -10,9 +10,9 @@ from trainer.config.run_settings import CheckpointSettings
 def superfluous_steps(complete: Mapping[int, float | None], newest: int, settings: CheckpointSettings) -> set[int]:
     """The steps that may go now that `newest` is complete.
 
-    Kept are the newest, the `keep_last` newest, those that `keep_every_steps` divides, and the `keep_best` best. What
-    is of a later step than `newest` is of a course that the run has left (it was damaged and skipped, or the run was
-    taken back on purpose), and goes.
+    Kept are the newest, the `keep_last` newest, those that `keep_every_steps` divides, and the `keep_best` best. Steps
+    later than `newest` belong to a branch that the run has left (they were damaged and skipped, or the run went back on
+    purpose) and are removed.
 
     Args:
         complete: the complete checkpoints by step, each with its `best_metric`; None where it was not evaluated.

@@ -1,6 +1,6 @@
-"""Writing a safetensors file tensor by tensor: no copy of the training state is made, whatever its size.
+"""Write a safetensors file tensor by tensor, without a copy of the training state.
 
-`safetensors.torch.save_file` takes all tensors at once: a GPU's state would lie in memory as a whole (and with
+`safetensors.torch.save_file` takes all tensors at once: the whole state of a GPU would be in host memory (and with
 older releases the CPU's once more), and the file would be read again for its checksum. The format is public: 8 bytes
 of header length, little-endian; a JSON header of dtype, shape and offsets; the data.
 """

@@ -1,8 +1,8 @@
 """Copying checkpoints to a remote store in the background; the local copy stays the truth.
 
-Every rank copies its own file, for it may lie on a disk that no other node sees. Rank 0 copies state.json, waits until
-the store holds every rank's part of this very save, writes the marker, and lets superfluous ones go. Training waits for
-none of it. What fails is warned of and tried again at the next save.
+Every rank copies its own file, which may be on a disk that no other node sees. Rank 0 copies state.json, waits until
+the store holds every rank's part of this very save, writes the marker, and removes superfluous ones. Training does not
+wait. A failure is a warning, and the next save tries again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Uploader:
     def submit(self, checkpoint: Checkpoint) -> None:
         """Have a complete checkpoint copied, and what failed before tried again; returns at once."""
         with self._changed:
-            # What is of a later step is of a course that the run has left.
+            # Later steps belong to a branch that the run has left.
             self._pending = {step: each for step, each in self._pending.items() if step < checkpoint.step}
             self._pending[checkpoint.step] = checkpoint
             self._newest = checkpoint.step
@@ -74,7 +74,7 @@ class Uploader:
             self._changed.notify_all()
 
     def submit_if_missing(self, checkpoint: Checkpoint) -> None:
-        """Have the checkpoint that a run goes on from copied where the store lacks it; all ranks together.
+        """Copy the checkpoint that a run resumes from if the store lacks it; all ranks together.
 
         Ranks of another number have other files, and their next save is copied.
         """
@@ -131,7 +131,7 @@ class Uploader:
         """Whether nothing is left to do: it was copied, or has made room for newer ones."""
         try:
             return self._copy(checkpoint)
-        except Exception as error:  # noqa: BLE001 - whatever befell one, the next is copied
+        except Exception as error:  # noqa: BLE001 - whatever fails, the next one is copied
             if not (checkpoint.folder / MARKER_NAME).exists():
                 return True
             reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

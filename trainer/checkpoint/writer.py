@@ -1,8 +1,8 @@
 """Saving a checkpoint: every rank writes its own fragments, all agree, and a marker makes it one.
 
 The order of a save: every rank's file (temporary name, flushed, renamed); agreement; state.json; the marker. A save
-that fails on any rank is none on all of them, and the last good checkpoint stays. Old ones go only once a newer one is
-complete, their marker first. `trainer/checkpoint/format.py` describes the layout.
+that fails on any rank fails on all of them, and the last complete checkpoint stays. Old ones are removed, their marker
+first, only once a newer one is complete. `trainer/checkpoint/format.py` describes the layout.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> N
 
 def _make_room(folder: Path) -> None:
     """Rank 0: set aside what an earlier save of this step left, so that nothing of it mixes with the new one."""
-    with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it tells the reason
+    with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it reports the reason
         if (folder / MARKER_NAME).exists():
             storage.remove(_replaced(folder))
             folder.rename(_replaced(folder))
@@ -200,7 +200,7 @@ def _replaced(folder: Path) -> Path:
 
 
 def _replaced_steps(output_dir: str | Path) -> list[int]:
-    """Steps of which a checkpoint was set aside."""
+    """Steps whose checkpoint was set aside."""
     names = storage.list_names(checkpoints_folder(output_dir))
     steps = [step_of(name.removesuffix(_REPLACED)) for name in names if name.endswith(_REPLACED)]
     return [step for step in steps if step is not None]

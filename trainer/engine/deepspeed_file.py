@@ -1,4 +1,4 @@
-"""A user's own DeepSpeed JSON file (`--deepspeed_config`), which stands for the `deepspeed` block of the YAML."""
+"""A user's own DeepSpeed JSON file (`--deepspeed_config`), which replaces the `deepspeed` block of the YAML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
     """The configuration with what the file says as its `deepspeed` block; as it is where no file is given.
 
     Raises:
-        UsageError: there is a block already, or the file cannot be read or holds no JSON object.
+        UsageError: the YAML has that block, or the file cannot be read or is not a JSON object.
     """
     if path is None:
         return config
@@ -29,7 +29,7 @@ def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
         is_too_deep = _is_deeper(values, _MOST_LEVELS)
-        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # a checkpoint tells it again
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # a checkpoint stores it
     except OSError as error:
         raise UsageError(
             f"--deepspeed_config {path} cannot be read ({error.strerror})",
@@ -60,7 +60,7 @@ def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether mappings and lists are nested in more levels, which a checkpoint could not tell again."""
+    """Whether mappings and lists are nested in more levels, which a checkpoint could not store."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value

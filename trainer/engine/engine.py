@@ -61,15 +61,15 @@ class Engine:
         return self.ranks.device
 
     def train(self) -> None:
-        """Dropout on."""
+        """Turn dropout on."""
         self._engine.train()
 
     def eval(self) -> None:
-        """Dropout off."""
+        """Turn dropout off."""
         self._engine.eval()
 
     def forward(self, batch: Any, **options: Any) -> Any:
-        """The model's output for one micro-batch on this rank's device; the options are the model's."""
+        """Return the model's output for one micro-batch on this rank's device; the options are the model's."""
         return self._engine(batch, **options)
 
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
@@ -111,7 +111,7 @@ class Engine:
         return applied
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """The learning rate of the next step."""
+        """Set the learning rate of the next step."""
         for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
             group["lr"] = learning_rate
 
@@ -160,7 +160,7 @@ class Engine:
 
     @property
     def optimizer_steps(self) -> int:
-        """Updates that Adam has made; skipped steps are none."""
+        """Number of updates by Adam; skipped steps do not count."""
         return fragments.optimizer_steps(self._engine.optimizer, self.stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:
@@ -179,12 +179,12 @@ class Engine:
         return bool(scaler.dynamic and scaler.cur_scale > scaler.min_scale)
 
     def set_loss_scaler_state(self, state: dict[str, float | int] | None) -> None:
-        """Go on with a loss scale; None leaves it as it is."""
+        """Set the loss scale; None leaves it unchanged."""
         if state is not None and self.precision == "fp16":
             vars(self._engine.optimizer.loss_scaler).update(state)
 
     def destroy(self) -> None:
-        """Let go of DeepSpeed's hooks and buffers; before `process_group.leave_groups`."""
+        """Release DeepSpeed's hooks and buffers; call it before `process_group.leave_groups`."""
         if self._reduction is not None:
             self._reduction.destroy()
         self._engine.destroy()

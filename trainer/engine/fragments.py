@@ -32,7 +32,7 @@ class Fragment:
     owned_start: int
     owned_stop: int
     view: Callable[[str], torch.Tensor]
-    """By kind: the fp32 tensor (stop - start + padding,) itself, on whatever device it lives."""
+    """By kind: the fp32 tensor (stop - start + padding,) itself, on its device."""
 
     def read_owned(self, kind: str) -> torch.Tensor:
         """The owned elements, (owned_stop - owned_start,) float32."""
@@ -75,7 +75,7 @@ def base_optimizer(optimizer: Any, stage: int) -> torch.optim.Optimizer:
 
 
 def optimizer_steps(optimizer: Any, stage: int) -> int:
-    """Updates that Adam has made; a skipped step is none."""
+    """Number of updates by Adam; skipped steps do not count."""
     counts = {int(state["step"]) for state in base_optimizer(optimizer, stage).state.values()}
     assert len(counts) == 1, f"the optimizer's parts have made different numbers of updates: {sorted(counts)}"
     return counts.pop()

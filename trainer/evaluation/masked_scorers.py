@@ -55,7 +55,7 @@ class TransformersScorer:
 
 
 class PretrainingScorer:
-    """The model as it is trained here, on the device where it lies."""
+    """The model as it is trained here, on its device."""
 
     def __init__(self, model: PretrainingModel) -> None:
         self._model = model

@@ -57,7 +57,7 @@ def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionS
     pair = torch.stack([scores.pair_losses, scores.pair_correct, torch.ones_like(scores.pair_losses)])
     parts = (
         (mlm, micro.labels != IGNORED, micro.masked_positions, micro.masked_positions, slice(0, 4)),
-        # A pair is of the source of its first token, which stands behind its [CLS].
+        # A pair belongs to the source of its first token, which follows its [CLS].
         (pair, micro.next_sentence_labels != IGNORED, micro.cls_positions, micro.cls_positions + 1, slice(4, 7)),
     )
     starts = micro.cu_seqlens.long()
@@ -72,7 +72,7 @@ def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionS
 
 
 def metrics_of(totals: torch.Tensor, origins: Origins, length_bounds: Sequence[int]) -> dict[str, float]:
-    """From sums (num_sources, num_lengths, NUM_SUMS) to metrics; of what nothing was predicted, none."""
+    """From sums (num_sources, num_lengths, NUM_SUMS) to metrics; without those for which nothing was predicted."""
     by_source, by_length = totals.sum(1), totals.sum(0)
     metrics = _figures("valid", by_source.sum(0))
     for name, sums in zip(length_names(length_bounds), by_length, strict=True):

@@ -18,7 +18,7 @@ from trainer.inference.pretrained import Preprocessor, Row
 
 MAX_ANSWER_TOKENS = 30
 NUM_CANDIDATES = 20
-_NO_ANSWER = "there is no answer, and each question needs one that stands in its context"
+_NO_ANSWER = "there is no answer, and each question needs one from its context"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _character(cell: Any) -> int:
     try:
         return int(cell)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"answer_start {cell!r} is no place in a text; it counts characters from 0") from None
+        raise ValueError(f"answer_start {cell!r} is not a position in the text; it counts characters from 0") from None
 
 
 def _windows(question: str, context: str, preprocessor: Preprocessor) -> tuple[list[tuple[Row, Offsets]], int]:

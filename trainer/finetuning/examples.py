@@ -51,7 +51,7 @@ def read_examples(
 
     Raises:
         UsageError: a column is not there.
-        UserError: the file holds no row, or a cell that is empty or none of the task; the first is named by its row.
+        UserError: the file has no rows, or a cell is empty or invalid for the task; the error names the first one.
     """
     table = read_table(path, quoting)
     if len(table) == 0:
@@ -96,7 +96,7 @@ def text_of(cell: Any) -> str:
         ValueError: the cell holds something else, or half a character.
     """
     if isinstance(cell, float) and cell != cell:
-        raise ValueError("NaN stands where a text should")
+        raise ValueError("the cell is NaN, and this task reads a text")
     if isinstance(cell, bytes):
         cell = cell.decode("utf-8")
     if not isinstance(cell, (str, int, float)):
@@ -104,5 +104,5 @@ def text_of(cell: Any) -> str:
         raise ValueError(f"the cell holds a {kind}, and this task reads a text")
     text = str(cell)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("the text holds half a surrogate pair, which is no character")
+        raise ValueError("the text holds half a surrogate pair, which is not a character")
     return text

@@ -379,8 +379,8 @@ def _register(settings: FinetuneSettings, folder: Path, run_id: str | None) -> R
         return register(folder, settings.register, settings.alias, settings.tracking_uri, run_id)
     except UserError as error:
         raise UserError(
-            f"{error} The fitted model is complete in {folder}",
-            fix=f"correct that, and run `{command}{_server_option(settings)}`",
+            f"{error.problem.rstrip('. ')}. The fitted model is complete in {folder}",
+            fix=f"{error.fix or 'correct that'}, then run `{command}{_server_option(settings)}`",
             code=error.code or "registration-failed",
         ) from error
 

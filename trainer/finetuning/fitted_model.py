@@ -175,12 +175,12 @@ def _card(facts: FitFacts) -> str:
     counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"
-        f"tags:\n- clozeworks\n---\n\n# {base}, fitted to {task}\n\n"
-        f"`{facts.base_model}`, fitted to {task} with clozeworks ({facts.variant}, learning "
+        f"tags:\n- clozeworks\n---\n\n# {base}, fine-tuned for {task}\n\n"
+        f"`{facts.base_model}`, fine-tuned for {task} with clozeworks ({facts.variant}, learning "
         f"rate {facts.learning_rate:g}, seed {facts.seed}, epoch {facts.best_epoch}).\n\n"
-        f"## Scores\n\n{scores}\n\nExamples: {counts}. Texts beyond {facts.max_length} tokens are cut.\n\n"
-        "It knows nothing but its training examples' task and language, and repeats their errors and biases. Where it "
-        "comes from stands in `provenance.json`, how it was fitted in `finetune.json`.\n"
+        f"## Scores\n\n{scores}\n\nExamples: {counts}. Longer texts are truncated to {facts.max_length} tokens.\n\n"
+        "The model knows only the task and language of its training examples, and repeats their errors and biases. "
+        "`provenance.json` has its origin, `finetune.json` how it was fine-tuned.\n"
     )
 
 

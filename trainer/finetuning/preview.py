@@ -32,7 +32,7 @@ class ParameterRow(NamedTuple):
 
 
 def describe(experiment: Experiment) -> Iterator[str]:
-    """What is about to be done: the data, how its text fits the tokenizer, what is trained."""
+    """Yield the data, how its text fits the tokenizer, and what is trained, as lines."""
     data = experiment.data
     yield from data_lines(data)
     texts = [text if isinstance(text, str) else " ".join(text) for text in data.parts["train"].examples.texts]
@@ -58,7 +58,7 @@ def estimate_lines(experiment: Experiment, estimates: dict[str, float]) -> Itera
         fits = f"{counted(len(rates) + seeds - 1, 'fit')} of {counted(epochs, 'epoch')}"
         tried = f"rates {', '.join(f'{rate:g}' for rate in rates)}; {counted(seeds, 'seed')}"
         yield f"{variant}: {fits} ({tried}), about {duration(seconds)}"
-    yield f"about {duration(sum(estimates.values()))} in all, by a few timed steps"
+    yield f"about {duration(sum(estimates.values()))} in total, extrapolated from a few timed steps"
 
 
 def estimate_seconds(experiment: Experiment) -> dict[str, float]:

@@ -63,9 +63,9 @@ def tagging_scores(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence
         return {"f1": f1, "precision": precision, "recall": recall, "accuracy": accuracy}
     found = Counter[str]()
     for tags, guesses in zip(labels, predicted, strict=True):
-        true, said = set(entities(tags)), set(entities(guesses))
-        found.update({"true": len(true), "said": len(said), "right": len(true & said)})
-    precision = found["right"] / found["said"] if found["said"] else 0.0
+        true, guessed_entities = set(entities(tags)), set(entities(guesses))
+        found.update({"true": len(true), "guessed": len(guessed_entities), "right": len(true & guessed_entities)})
+    precision = found["right"] / found["guessed"] if found["guessed"] else 0.0
     recall = found["right"] / found["true"] if found["true"] else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     return {"f1": f1, "precision": precision, "recall": recall, "accuracy": accuracy}

@@ -209,13 +209,13 @@ def data_lines(data: TaskData) -> Iterator[str]:
         yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.examples.labels or [])}"
     num_truncated = sum(part.encoded.num_truncated for part in data.parts.values())
     if num_truncated:
-        how = "read in windows of" if isinstance(data.task, AnswerTask) else "cut at"
+        how = "read in windows of" if isinstance(data.task, AnswerTask) else "truncated to"
         long = counted(num_truncated, "text")
         yield f"{long} longer than the model takes, {how} {data.preprocessor.max_length} tokens"
     if data.num_swallowing:
         yield (
-            f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks, as where an unpaired "
-            "quotation mark swallows the rows after it; if the marks are plain characters, add --no-quoting"
+            f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
+            "may have joined rows; if quotation marks are plain characters, add --no-quoting"
         )
     if data.num_repeated:
         yield f"warning: {counted(data.num_repeated, 'example')} of valid and test with the text of a training example"
@@ -225,7 +225,7 @@ def data_lines(data: TaskData) -> Iterator[str]:
     for group in alike.values():
         if len(group) > 1:
             names = ", ".join(map(repr, group))
-            yield f"warning: the classes {names} differ in capitals only; if they are one, write it alike in every row"
+            yield f"warning: the classes {names} differ only in capitals; if they are one class, use one spelling"
 
 
 def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int) -> dict[str, Examples]:

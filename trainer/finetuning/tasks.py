@@ -181,7 +181,7 @@ class RegressionTask(SequenceTask):
         try:
             value = float(cell)
         except (TypeError, ValueError):
-            raise ValueError(f"{cell!r} is no number, and regression needs one") from None
+            raise ValueError(f"{cell!r} is not a number, and regression needs one") from None
         except OverflowError:
             value = math.inf
         if not abs(value) <= LARGEST_LABEL:
@@ -225,7 +225,7 @@ class TokenTask(Task):
     def parse_text(self, cell: Any) -> list[str]:
         words = [text_of(word) for word in _items(cell, "words")]
         if not words:
-            raise ValueError("there is no word")
+            raise ValueError("the text has no word")
         return words
 
     def parse_label(self, cell: Any, text: Any) -> list[str]:

@@ -61,15 +61,15 @@ def pretraining_fit(folder: Path) -> TextFit | None:
 def fit_lines(task: TextFit, pretraining: TextFit | None) -> list[str]:
     """A table for people, and warnings where the text is unlike the pretraining's."""
 
-    def shown(name: str, pick: str, form: str) -> str:
+    def compared(name: str, pick: str, form: str) -> str:
         known = format(getattr(pretraining, pick), form) if pretraining is not None else "not known"
         return f"{name:<18}{format(getattr(task, pick), form):>14}{known:>14}"
 
     lines = [
         f"{'tokenizer':<18}{'this text':>14}{'pretraining':>14}",
-        shown("tokens a word", "tokens_per_word", ".3f"),
-        shown("single bytes", "byte_share", ".4%"),
-        shown("unknown tokens", "unknown_share", ".4%"),
+        compared("tokens a word", "tokens_per_word", ".3f"),
+        compared("single bytes", "byte_share", ".4%"),
+        compared("unknown tokens", "unknown_share", ".4%"),
     ]
     return lines + [f"warning: {text}" for text in warnings_of(task, pretraining)]
 

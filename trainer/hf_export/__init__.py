@@ -1,1 +1,1 @@
-"""From a checkpoint to a folder that transformers loads, behind the parity gate."""
+"""Export a checkpoint to a directory that transformers loads, behind the parity gate."""

@@ -114,9 +114,9 @@ def export_model(
 
     Raises:
         UserError: transformers has no class for the configuration, weights are NaN or infinite or do not fit it, the
-            tokenizer is no tokenizer folder or has more pieces than the model, or the written folder does not behave
-            like the model.
-        UsageError: `output` is there and not empty.
+            tokenizer is not a tokenizer directory or is larger than the model's vocabulary, or the export does not
+            behave like the model.
+        UsageError: `output` exists and is not empty.
     """
     facts, output = facts or TrainingFacts(), Path(output).absolute()
     check_output(output)
@@ -143,7 +143,7 @@ def export_model(
 
 
 def check_output(output: Path) -> None:
-    """Refuse a place that holds something already."""
+    """Refuse an output that exists and is not an empty directory."""
     if output.is_dir() and any(output.iterdir()):
         raise UsageError(
             f"--output {output} is not empty",

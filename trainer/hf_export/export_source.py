@@ -1,4 +1,4 @@
-"""What an export is made from: a checkpoint's weights and configuration, and what is known of its training."""
+"""The inputs of an export: a checkpoint's weights and configuration, and the facts of its training."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
 
 
 def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Digests of all data that the weights saw; a checkpoint of an earlier release lacks what its run told MLflow."""
+    """Digests of all data that the weights saw; for a checkpoint of an earlier release, as its run logged to MLflow."""
     if saved.state.data_lineage:
         return saved.data_lineage
     tracked = (digest for digest in tags.get(LINEAGE_TAG, "").split(",") if digest)
@@ -106,7 +106,7 @@ def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _tracked_tags(output_dir: Path) -> dict[str, str]:
-    """What the training told MLflow of itself; nothing where its record is gone, for an export can do without."""
+    """The tags that the run logged to MLflow; empty without the record, which an export does not need."""
     try:
         record = read_record(output_dir / "tracking")
     except (UserError, OSError):
@@ -127,7 +127,7 @@ def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord,
 
 
 def _scores(output_dir: Path, step: int) -> dict[str, float]:
-    """The evaluation that the run's status tells, if it stood at this checkpoint's step."""
+    """The evaluation in the run's status, if it is of this checkpoint's step."""
     status: dict[str, Any] = read_status(output_dir) or {}
     if status.get("step") != step:
         return {}

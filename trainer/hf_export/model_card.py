@@ -22,7 +22,7 @@ _PLAIN_URL = re.compile(r"https?://[\w.~:/?#@!$&'()*+,;=%-]+", re.ASCII)  # noth
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What is known of the training behind the weights; what is not stays empty and the card says so."""
+    """What is known about the training of the weights; the card reports missing facts as not recorded."""
 
     checkpoint: str | None = None
     """Name of the checkpoint folder."""
@@ -80,7 +80,7 @@ def _description(config: RunConfig, has_pairs: bool) -> str:
         f"A {_ARCHITECTURES[_family(config)]} encoder pretrained with clozeworks by {tasks}: "
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
         f"feed-forward size "
-        f"{model.intermediate_size}, trained on rows of up to {config.longest_sequence} places, "
+        f"{model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
         f"{num_parameters(model, has_pairs):,} parameters."
     )
 
@@ -90,13 +90,13 @@ def _use(name: str, config: RunConfig, has_pairs: bool, tokenizer: Tokenizer) ->
     rows = config.model.padded_vocab_size
     text = f"The capital of France is {tokenizer.vocabulary[tokenizer.info.special_tokens.mask].text}."
     padding = (
-        f" `vocab_size` is {rows:,}: rows beyond the tokenizer's pieces only fill up the matrix and are "
-        "never predicted by a trained model."
+        f" `vocab_size` is {rows:,}: rows beyond the tokenizer's vocabulary are padding, "
+        "which a trained model never predicts."
     )
     return (
         "```python\nfrom transformers import pipeline\n\n"
         f'pipeline("fill-mask", model={json.dumps(name)})({json.dumps(text)})\n```\n\n'
-        f"`AutoModel`, `AutoModelForMaskedLM` and `SentenceTransformer` (mean pooling) load the folder too."
+        f"`AutoModel`, `AutoModelForMaskedLM` and `SentenceTransformer` (mean pooling) load this directory too."
         f"{heads}{padding}"
     )
 
@@ -106,8 +106,8 @@ def _pairs_head(config: RunConfig, has_pairs: bool) -> str:
         f" The pooler and the head for {_PAIR_TASKS[config.data.sentence_pairs]} are trained; load them with "
         "`BertForPreTraining` (label 0: B follows A)."
         if has_pairs
-        else " There was no task over sentence pairs, so there is no trained pooler: transformers makes a random one "
-        "and warns; use the hidden states."
+        else " It was not trained on sentence pairs, so it has no trained pooler: transformers initializes a random "
+        "one and warns. Use the hidden states."
     )
 
 
@@ -119,7 +119,7 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
             "sequence lengths",
             ", ".join(str(length) for length in dict.fromkeys(p.sequence_length for p in config.stages)),
         ),
-        ("share of tokens predicted", _masking_rate(config)),
+        ("masking rate", _masking_rate(config)),
         ("peak learning rate", f"{config.optimizer.learning_rate:g} ({config.schedule.name})"),
         ("precision", config.training.precision),
         ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
@@ -132,7 +132,13 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
         ("source code", f"git `{facts.git_revision}`" if facts.git_revision else None),
     ]
     lines = [f"- {label}: {value if value is not None else 'not recorded'}" for label, value in rows]
-    return "\n".join([*lines, "", "The whole configuration is in `training_config.yaml`, checks in `provenance.json`."])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "`training_config.yaml` has the full configuration, `provenance.json` the results of the export checks.",
+        ]
+    )
 
 
 def _data(facts: TrainingFacts) -> str:
@@ -140,7 +146,7 @@ def _data(facts: TrainingFacts) -> str:
     known = ", ".join(languages(facts))
     lines.insert(0, f"- languages, by tokens: {known or 'not stated'}")
     if not facts.sources:
-        return "\n".join([*lines, "- the sources and their licenses were not available when this was exported"])
+        return "\n".join([*lines, "- the sources and their licenses were not available at export"])
     table = ["", "| source | license | language | date | documents | tokens |", "|---|---|---|---|---|---|"]
     for source in facts.sources:
         linked = _linked(source.name, source.url)
@@ -158,10 +164,10 @@ def _evaluation(facts: TrainingFacts) -> str:
 
 def _limits(config: RunConfig) -> str:
     return (
-        "For fill-mask, sentence embeddings after fine-tuning, and as the start of fine-tuning on tasks over text. "
-        "It generates no text, and was not evaluated for any use that affects people. It reflects its training "
-        f"text, with its errors and biases; languages and subjects not in it are out of reach. Text beyond "
-        f"{config.longest_sequence} tokens has to be cut."
+        "Intended for fill-mask, for fine-tuning on tasks over text, and for sentence embeddings after fine-tuning. "
+        "The model does not generate text, and it was not evaluated for any use that affects people. It reflects its "
+        "training text with its errors and biases, and does not know languages and subjects outside it. Truncate text "
+        f"to {config.longest_sequence} tokens."
     )
 
 
@@ -170,7 +176,7 @@ def _family(config: RunConfig) -> str:
 
 
 def _linked(name: str, url: str | None) -> str:
-    """The name, as a link where its URL is one that stays within it; any other stands beside the name."""
+    """The name as a link if its URL is safe in Markdown; any other URL follows the name as text."""
     if not url:
         return escaped(name)
     return f"[{escaped(name)}](<{url}>)" if _PLAIN_URL.fullmatch(url) else f"{escaped(name)}: {escaped(url)}"

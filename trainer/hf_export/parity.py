@@ -1,6 +1,6 @@
 """The parity gate of an export: the folder as transformers loads it, against our model and preparation.
 
-Compared are the logits at every place of sample sequences, packed into rows on our side and padded on the
+It compares the logits at every position of sample sequences, packed into rows on our side and padded on the
 other, and the ids that `AutoTokenizer` gives for raw text with the ids that preparation writes for it.
 """
 

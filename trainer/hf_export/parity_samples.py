@@ -25,7 +25,7 @@ MASK_TEXTS = (
     ("", " is the capital of France."),
     ("He said (", "), then left the room."),
 )
-"""What stands before and after a mask: before punctuation, at the start, within brackets."""
+"""Text before and after a mask: before punctuation, at the start, within brackets."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Encoded:
 def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list[Encoded]:
     """The sample texts as the model sees them, a token of each masked; with `pairs`, sentence pairs too.
 
-    The last text is all of them, again and again: a sequence of `max_length` places, further than a local layer sees.
+    The last text is all of them, again and again: a sequence of `max_length` tokens, further than a local layer sees.
     """
     ids = [tokenizer.encode_text(text).tolist() for text in SAMPLE_TEXTS]
     together = [token for text_ids in ids for token in text_ids]

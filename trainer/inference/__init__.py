@@ -1,1 +1,1 @@
-"""What one does with a trained encoder: masks filled, vectors, sentence pairs, attention."""
+"""Use of a trained encoder: filling masks, vectors, sentence pairs, attention; opening any model that a user names."""

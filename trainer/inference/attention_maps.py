@@ -26,7 +26,7 @@ def attention_maps(folder: Path, first: str, second: str | None = None) -> Atten
     """Run the model in `folder` over a sentence or a pair.
 
     Raises:
-        UserError: the folder is no encoder.
+        UserError: the directory is not an encoder.
         UsageError: the text is empty or longer than the model takes.
     """
     if not first.strip():

@@ -1,4 +1,4 @@
-"""Filling masks with a run's own checkpoint: before an export, and where transformers computes no such model."""
+"""Fill masks with a run's own checkpoint: before an export, and for models that transformers lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CheckpointMaskedLM(nn.Module):
         self.config = model.config
 
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> MaskedLogits:
-        """Ids (1, length), none of them padding, to logits of every place."""
+        """Ids (1, length), none of them padding, to logits of every position."""
         (ids,) = input_ids.tolist()
         batch = pack_rows([Encoded(ids, [0] * len(ids))], len(ids))
         return MaskedLogits(self.model.predict(batch).mlm_logits[None])

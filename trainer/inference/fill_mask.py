@@ -1,4 +1,4 @@
-"""Filling masks in text with a trained model, and masking a word of a text to see what the model makes of it."""
+"""Fill masks in text with a trained model, and mask a word of a text to compare the guess with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WORD = regex.compile(
 
 
 class Candidate(NamedTuple):
-    """A piece for a mask; `begins_word` tells a word (or its beginning) from the rest of one."""
+    """A token for a mask; `begins_word` is false for the continuation of a word."""
 
     token: str
     token_id: int
@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model makes of a text: for each mask its candidates, likeliest first, and the text filled with those."""
+    """The candidates of each mask of a text, likeliest first, and the text filled with the likeliest."""
 
     text: str
     masks: tuple[tuple[Candidate, ...], ...]
@@ -55,7 +55,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class MaskedText:
-    """A text of which one word was replaced by the mask."""
+    """A text in which one word was replaced by the mask."""
 
     actual: str
     masked: str
@@ -165,7 +165,7 @@ class FillMask:
         return Prediction(text, tuple(masks), fill(text, self.mask_token, best), len(body), window)
 
     def is_one_piece(self, word: str) -> bool:
-        """Whether a single piece of the vocabulary stands for the word, so that one mask can be filled with it."""
+        """Whether the word is a single token of the vocabulary, so that one mask can be filled with it."""
         ids = self._ids(word, add_special_tokens=False)
         return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
 
@@ -244,14 +244,14 @@ def word_start_of(pieces: Iterable[str]) -> str | None:
 
 
 def windows(positions: list[int], num_tokens: int, length: int) -> list[tuple[int, list[int]]]:
-    """Stretches of `length` tokens to read, as (start, masks within): all at once, or one around each mask."""
+    """Windows of `length` tokens to read, as (start, masks within): all at once, or one around each mask."""
     if num_tokens <= length:
         return [(0, positions)]
     return [(min(max(place - length // 2, 0), num_tokens - length), [place]) for place in positions]
 
 
 def fill(text: str, mask_token: str, candidates: list[Candidate]) -> str:
-    """Put one candidate for each mask; the rest of a word joins what stands before it."""
+    """Fill each mask with one candidate; the continuation of a word joins the text before it."""
     filled, *rest = text.split(mask_token)
     for candidate, following in zip(candidates, rest, strict=True):
         if not candidate.begins_word:
@@ -265,7 +265,7 @@ def mask_random_word(
 ) -> MaskedText:
     """Mask one whole word of `text`, never punctuation: which one follows from (seed, text).
 
-    `preferred` narrows the choice where it leaves any word, for instance to words that one piece stands for.
+    `preferred` narrows the choice where it leaves any word, for instance to words that are one token.
 
     Raises:
         UsageError: the text has no word.
@@ -322,7 +322,7 @@ def as_json(prediction: Prediction, masked: MaskedText | None = None) -> dict[st
 
 
 def window_note(prediction: Prediction) -> str | None:
-    """What to say of a text of which only windows were read; None of any other."""
+    """The warning for a text of which only windows were read; None for any other."""
     if prediction.window_tokens is None:
         return None
     return (

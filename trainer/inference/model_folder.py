@@ -1,4 +1,4 @@
-"""A Hugging Face folder from elsewhere: is it safe to load, is it the one meant, where does it come from."""
+"""Checks of a Hugging Face directory: is it safe to load, what is its digest, its card, its configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib",
 
 
 def check_model_folder(folder: Path, strict: bool = False, name: str | None = None) -> None:
-    """Refuse a folder that is no model, has its weights elsewhere or as pickle only, or asks for code of its own.
+    """Refuse a directory without a model, with weights elsewhere or only as pickles, or that needs code of its own.
 
     With `strict` (what goes into a registry or comes from one) it must hold no pickle and no code at all.
 
@@ -109,7 +109,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no file, or none.
+    """Read a JSON object; empty if there is no file or another value.
 
     Raises:
         UserError: it is not JSON, or nested too deep.

@@ -1,4 +1,4 @@
-"""Loading a Hugging Face folder as a model of some kind: safetensors only, no code of its own, no look-up elsewhere."""
+"""Load a Hugging Face directory as a model: safetensors only, no code of its own, no look-up elsewhere."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Row = dict[str, Any]
 
 SAFELY: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _AS_USED: dict[str, Any] = {"return_dict": True, "output_hidden_states": False, "chunk_size_feed_forward": 0}
-"""How the model answers and computes here, whatever config.json says of it."""
+"""Outputs and computation that this project needs, in place of the settings of config.json."""
 SHORTEST = 8
 """Tokens that a model has to take at least; fewer leave no room for text beside the special ones."""
 MOST_LAYERS = 1_000
-"""Each takes a millisecond to build, whatever its size."""
+"""A layer of any size takes a millisecond to build."""
 MOST_LABELS = 1_000_000
 _COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
 _OF_A_LAYER = re.compile(r"\blayers?\.\d+\.")
@@ -48,7 +48,7 @@ def load_pretrained(
     error what the folder was to be loaded as.
 
     Raises:
-        UserError: transformers cannot make such a model of the folder, a weight is none that training gives, or there
+        UserError: transformers cannot load such a model, a weight is not finite or implausibly large, or there
             are weights of layers that the model has not.
     """
     config = load_config(folder)  # whose numbers are looked at, before a model of so many layers is made
@@ -96,7 +96,7 @@ def load_config(folder: Path) -> Any:
     """The folder's configuration.
 
     Raises:
-        UserError: there is none that transformers understands, or a number in it is that of no model.
+        UserError: transformers cannot read it, or a number in it is impossible.
     """
     num_labels = read_config(folder).get("num_labels", 2)
     if isinstance(num_labels, int) and num_labels > MOST_LABELS:  # a name is made for each
@@ -120,7 +120,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The folder's tokenizer, to which "[MASK]" and the like in a text are the special tokens.
 
     Raises:
-        UserError: there is none that transformers understands, or the model beside it does not know all its ids.
+        UserError: transformers cannot read it, or its ids exceed the model's vocabulary.
     """
     # Before the tokenizer is made, for which transformers reads it too.
     vocab_size = getattr(load_config(folder), "vocab_size", None) if (folder / "config.json").is_file() else None
@@ -129,7 +129,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), **SAFELY)
-            _ = tokenizer.all_special_ids  # of an unknown token that is none it never comes to an end
+            _ = tokenizer.all_special_ids  # loops forever if the unknown token is not in the vocabulary
         except Exception as error:  # as above; tokenizers raises plain `Exception`
             raise _cannot_load(folder, "a tokenizer", error) from error
     _check_ids(tokenizer, vocab_size, folder)
@@ -151,7 +151,7 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     """The longest input in tokens, special tokens included.
 
     Raises:
-        UserError: the model has no number of positions, or what model and tokenizer say is no length.
+        UserError: the model has no number of positions, or model or tokenizer has an impossible length.
     """
     folder = tokenizer.name_or_path
     positions = getattr(config, "max_position_embeddings", None)
@@ -180,7 +180,7 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Makes rows of texts: a tokenizer, the longest input in tokens, and whether the model tells segments apart."""
+    """Tokenizes texts into rows: a tokenizer, the longest input in tokens, and whether the model has token types."""
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int

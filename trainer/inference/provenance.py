@@ -43,6 +43,6 @@ def read_provenance(folder: Path) -> dict[str, Any]:
 
 
 def data_lineage(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Manifest digests of all data that the weights saw; empty where their provenance tells of none."""
+    """Manifest digests of all data that the weights saw; empty if the provenance has none."""
     digests: dict[str, str] = provenance.get("data_digests") or {}
     return tuple(dict.fromkeys([*digests.values(), *(provenance.get("data_lineage") or [])]))

@@ -69,7 +69,8 @@ def _take(held: contextlib.ExitStack, output_dir: str) -> UserError | None:
     except IsHeld as error:
         process, _, host = error.holder.rpartition(" on ")
         kind = IsHeldElsewhere if process and host != socket.gethostname() else IsHeld
-        return kind(f"{error}; if no training runs there, remove {Path(output_dir, LOCK_NAME)}", error.holder)
+        fix = f"{error.fix}; if no training runs there, remove {Path(output_dir, LOCK_NAME)}"
+        return kind(error.problem, error.holder, fix=fix)
     except UserError as error:
         return error
     return None

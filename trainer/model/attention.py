@@ -33,7 +33,7 @@ Whole steps of `tiny_cpu` gain 5% by the choice in fp32 at 64, nothing to 8% abo
 
 
 class AttentionLayout(NamedTuple):
-    """Where the sequences of a micro-batch lie and how far a place sees; made once, shared by all layers of a kind.
+    """Bounds of the sequences of a micro-batch and the reach of a position; made once, shared by all layers of a kind.
 
     A NamedTuple, not a dataclass: DeepSpeed's module hooks walk through tuples and warn about other types.
     """
@@ -159,7 +159,7 @@ def _attend_masked(
 
 
 def _are_apart(batch: Batch, reach: int | None) -> torch.Tensor:
-    """(R, 1, L, L) bool: whether two places of a row are of different sequences, or further apart than `reach`."""
+    """(R, 1, L, L) bool: whether two positions of a row are of different sequences, or further apart than `reach`."""
     places = torch.arange(batch.input_ids.numel(), device=batch.cu_seqlens.device, dtype=torch.int32)
     sequences = torch.bucketize(places, batch.cu_seqlens[1:], right=True)  # (T,): number of each place's sequence
     sequences = sequences.view(batch.num_rows, 1, batch.sequence_length)

@@ -51,7 +51,7 @@ def family_in_transformers(config: ModelSettings, next_sentence: bool) -> str:
     """The family whose class in transformers computes what `config` says; a custom model may be of one, too.
 
     Raises:
-        UserError: there is none; it says what stands in the way.
+        UserError: there is none; the message names the reasons.
     """
     reasons = []
     for family in [config.family] if config.family in FAMILIES else list(RULES):

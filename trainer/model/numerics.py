@@ -87,7 +87,7 @@ def with_precision_decided(
 ) -> tuple[RunConfig, str | None]:
     """The configuration with `training.precision=auto` replaced by one precision, the same on all ranks.
 
-    A run goes on in `saved`, that of its checkpoint, whatever processor it has moved to; the warning says so where a
+    A run keeps `saved`, the precision of its checkpoint, on any processor; the warning says so where a
     new run would have another. A new run takes bf16 where every rank is fast in it. All ranks call it together.
     """
     if config.training.precision != "auto":
@@ -115,7 +115,7 @@ def _with_training(config: RunConfig, **changes: Any) -> RunConfig:
 
 
 def describe_numerics(config: RunConfig, device: torch.device) -> dict[str, str]:
-    """By name, for a checkpoint: what changes the bits of a loss and is no setting."""
+    """By name, for a checkpoint: what changes the bits of a loss and is not a setting."""
     model, dtype = config.model, DTYPES[config.training.precision]
     lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
     dropout = model.attention_probs_dropout_prob

@@ -72,7 +72,7 @@ class PretrainingModel(nn.Module):
         """`compile_blocks` puts the compiled function here."""
 
     def forward(self, batch: Batch, scored: bool = False) -> PretrainingOutput | PredictionScores:
-        """Loss sums and counts of `batch`, which must lie on the model's device; or the scores of each prediction."""
+        """Loss sums and counts of `batch`, which must be on the model's device; or the scores of each prediction."""
         if scored:
             return _score_each(self.predict(batch), batch)
         hidden_states = self.encoder(batch)  # (T, hidden_size)
@@ -117,7 +117,7 @@ class PretrainingModel(nn.Module):
         """Begin at the log of each piece's frequency: the best prediction without context.
 
         Args:
-            token_counts: (vocab_size,) int64, how often each piece stands in the training data; the special tokens and
+            token_counts: (vocab_size,) int64, how often each token occurs in the training data; the special tokens and
                 the rows that pad the vocabulary count as pieces that occur less than once.
         """
         counts = torch.full((self.config.padded_vocab_size,), 0.5, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""transformers without its bars, its warnings and its questions to a hub."""
+"""Run transformers without progress bars, warnings and requests to the Hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Within the block transformers shows no progress bars and no warnings, and asks no hub for anything."""
+    """Within the block transformers shows no progress bars and no warnings, and sends no request to the Hub."""
     import torch
     from huggingface_hub import constants  # the variable HF_HUB_OFFLINE is only read when this is first imported
     from transformers.utils import logging as transformers_logging

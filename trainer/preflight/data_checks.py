@@ -33,13 +33,13 @@ def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
         yield from _check_shards(shard_set)
         train, where = shard_set.manifest.train, storage.redact(shard_set.url)
         if not shard_set.manifest.valid.documents:
-            yield Finding("warn", "shards", f"{where} holds no valid documents; raise shards.valid_fraction")
-        shards = "1 train shard serves" if len(train.shards) == 1 else f"{len(train.shards):,} train shards serve"
+            yield Finding("warn", "shards", f"{where} has no valid documents; raise shards.valid_fraction")
+        shards = "1 train shard for" if len(train.shards) == 1 else f"{len(train.shards):,} train shards for"
         yield Finding("ok", "shards", f"{where}: {shards} {counted(world_size, 'rank')}")
     check_enough_data(sets, config.data, config.stages, config.training.seed)
     asked = tokens_of_run(config.stages, config.steps_by_stage)
     tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
-    yield Finding("ok", "tokens", f"the run reads {asked:,} places, about {asked / max(tokens, 1):.2f} epochs")
+    yield Finding("ok", "tokens", f"the run reads {asked:,} tokens, about {asked / max(tokens, 1):.2f} epochs")
 
 
 def _check_tokenizer_files(sets: list[ShardSet]) -> Iterator[Finding]:
@@ -49,7 +49,7 @@ def _check_tokenizer_files(sets: list[ShardSet]) -> Iterator[Finding]:
         yield Finding("fail", "tokenizer", problem)
     if not problems:
         fingerprint = sets[0].manifest.tokenizer.fingerprint[:16]
-        yield Finding("ok", "tokenizer", f"{fingerprint}, the one that made the shards; its ids fit the model")
+        yield Finding("ok", "tokenizer", f"{fingerprint}, the tokenizer of the shards; its ids fit the model")
 
 
 def _check_shards(shard_set: ShardSet) -> Iterator[Finding]:
@@ -58,15 +58,15 @@ def _check_shards(shard_set: ShardSet) -> Iterator[Finding]:
     missing = _missing_files(shard_set)
     problems = []
     if missing:
-        shown = ", ".join(missing[:SHOWN_FILES]) + (", ..." if len(missing) > SHOWN_FILES else "")
-        problems.append(f"{where} lacks {len(missing)} of the files that its manifest names: {shown}")
+        missing_names = ", ".join(missing[:SHOWN_FILES]) + (", ..." if len(missing) > SHOWN_FILES else "")
+        problems.append(f"{where} lacks {len(missing)} of the files in its manifest: {missing_names}")
     chosen = _sample(manifest)
     there = [record for record in chosen if record.name not in missing]
     problems += [problem for record in there if (problem := _shard_problem(shard_set, record))]
     for problem in problems:
-        yield Finding("fail", "shards", f"{problem}; restore it, or make the shards again")
+        yield Finding("fail", "shards", f"{problem}; restore it, or rebuild the shards")
     if not problems:
-        yield Finding("ok", "shards", f"{len(chosen)} of {len(manifest.shards)} looked at in {where}")
+        yield Finding("ok", "shards", f"{len(chosen)} of {len(manifest.shards)} checked in {where}")
 
 
 def _missing_files(shard_set: ShardSet) -> list[str]:
@@ -91,7 +91,7 @@ def _shard_problem(shard_set: ShardSet, record: ShardRecord) -> str | None:
     if not storage.exists(url):
         return f"{where} is missing"
     if (size := storage.size(url)) != record.bytes:
-        return f"{where} has {size:,} bytes and should have {record.bytes:,}"
+        return f"{where} has {size:,} bytes instead of {record.bytes:,}"
     if not storage.is_remote(url) and size <= HASHED_BYTES and storage.sha256_of(url) != record.sha256:
-        return f"{where} has another sha256 than the manifest's"
+        return f"{where} has another sha256 than in the manifest"
     return None

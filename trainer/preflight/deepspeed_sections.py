@@ -1,4 +1,4 @@
-"""What DeepSpeed itself would refuse of a user's settings, told before any process group starts.
+"""Report settings that DeepSpeed itself would reject, before any process group starts.
 
 DeepSpeed refuses an unknown nested key or a wrong type in `deepspeed.initialize`, when all ranks have met and the model
 is built, or when it first uses the value, as a package or a folder that is not there. Its own schemas are asked here

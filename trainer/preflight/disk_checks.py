@@ -27,13 +27,15 @@ def check_disk(config: RunConfig) -> Iterator[Finding]:
     folder = Path(config.output_dir).absolute()
     there = _nearest(folder)
     if not os.path.isdir(there):
-        yield Finding("fail", "disk", f"{there} is no folder; set output_dir to another than {folder}")
+        yield Finding("fail", "disk", f"{there} is not a directory; set output_dir to another one than {folder}")
         return
     try:
         with _probe(there):
             pass
     except OSError as error:
-        yield Finding("fail", "disk", f"{there} cannot be written ({error.strerror}); set output_dir to another folder")
+        yield Finding(
+            "fail", "disk", f"{there} cannot be written ({error.strerror}); set output_dir to another directory"
+        )
         return
     yield _check_room(config, folder, shutil.disk_usage(there).free)
 
@@ -45,10 +47,10 @@ def check_clock(config: RunConfig) -> Iterator[Finding]:
         with _probe(there) as probe:
             skew = abs(time.time() - probe.stat().st_mtime)
     except OSError as error:
-        yield Finding("warn", "clock", f"cannot be compared: {there} cannot be written ({error.strerror})")
+        yield Finding("warn", "clock", f"cannot compare: {there} cannot be written ({error.strerror})")
         return
     level: Level = "ok" if skew <= LARGEST_SKEW_SECONDS else "warn"
-    remedy = "" if level == "ok" else "; set the clocks by a time server"
+    remedy = "" if level == "ok" else "; synchronize the clocks with a time server"
     yield Finding(level, "clock", f"{skew:.1f} s from that of {there}{remedy}")
 
 
@@ -65,7 +67,7 @@ def _check_room(config: RunConfig, folder: Path, free: int) -> Finding:
     needed = max(1, kept - saved)
     more = "more checkpoints" if saved else "checkpoints"
     text = f"{needed} {more} of {size / GIB:.2f} GiB at once, {free / GIB:.1f} GiB free for {folder}"
-    remedy = "; free some, or lower checkpoint.keep_last and the like"
+    remedy = "; free space, or lower checkpoint.keep_last"
     level: Level = "ok" if needed * size <= 0.9 * free else "warn" if needed * size <= free else "fail"
     return Finding(level, "disk", text + ("" if level == "ok" else remedy))
 

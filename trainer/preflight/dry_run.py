@@ -45,7 +45,7 @@ def explain(config: RunConfig, world_size: int) -> str:
         ("Batches", batch_lines(config, world_size)),
         ("Operations", flops_lines(config)),
         (
-            f"Memory a rank, GiB (estimate, {counted(world_size, 'rank')}, {config.training.precision})",
+            f"Memory per rank, GiB (estimate, {counted(world_size, 'rank')}, {config.training.precision})",
             memory_lines(config, world_size),
         ),
         (
@@ -64,20 +64,22 @@ def explain(config: RunConfig, world_size: int) -> str:
 
 
 def resume_line(config: RunConfig, step: int) -> str:
-    """Whether the checkpoint is there that --resume-from names, in the run's folder or in the store.
+    """Report whether the checkpoint of --resume-from exists, in the output directory or in the store.
 
-    A note and no refusal: a run that has left that step may have none of it any more, and goes on.
+    This is a note, not an error: a run past that step may have removed it and still resumes.
     """
     steps = {*list_steps(config.output_dir)[0]}
     if config.checkpoint.upload_to is not None:
         try:
             steps |= {*stored_steps(config.checkpoint.upload_to)}
         except UserError as error:
-            return f"--resume-from {step}: the store was not looked at: {error}"
+            return f"--resume-from {step}: cannot read the store: {error}"
     if step in steps:
-        return f"--resume-from {step}: its checkpoint is there"
-    others = f"those there are of {', '.join(map(str, sorted(steps)))}" if steps else "there is none at all"
-    return f"--resume-from {step}: {config.output_dir} holds no complete checkpoint of that step; {others}"
+        return f"--resume-from {step}: the checkpoint exists"
+    others = ", ".join(map(str, sorted(steps))) or "none"
+    return (
+        f"--resume-from {step}: {config.output_dir} has no complete checkpoint of that step; existing steps: {others}"
+    )
 
 
 def parameter_lines(config: RunConfig) -> list[str]:
@@ -106,16 +108,16 @@ def batch_lines(config: RunConfig, world_size: int) -> list[str]:
 
 
 def warmup_lines(stage: Stage, world_size: int) -> list[str]:
-    """The sizes of a batch warm-up in their order: from which step of the stage, and how they are cut."""
+    """The batch sizes of a ramp-up in order: the first step of each in its stage, and its arithmetic."""
     warmup = stage.batch_warmup
     if warmup is None:
         return []
-    lines = [f"  batch warm-up over {warmup.steps:,} steps; the learning rate follows the step, not the batch"]
+    lines = [f"  batch-size ramp-up over {warmup.steps:,} steps; the learning rate follows the step, not the batch"]
     for step, tokens in global_batch_sizes(stage):
         arithmetic = batch_arithmetic(stage, world_size, tokens)
         line = f"  from step {step + 1:,}: {tokens:,} tokens, {arithmetic.accumulation_steps} accumulation"
         filling = arithmetic.filling_share
-        lines.append(f"{line}, of what is computed {filling:.1%} only fills up" if filling else line)
+        lines.append(f"{line}, {filling:.1%} padding" if filling else line)
     return lines
 
 
@@ -130,8 +132,8 @@ def flops_lines(config: RunConfig) -> list[str]:
             config.data.has_sentence_pairs,
         )
         total += flops * tokens_of_stage(stage, 0, steps)
-        lines.append(f"length {stage.sequence_length}: {flops / 1e9:.3f} GFLOP a token, forward and backward")
-    return [*lines, f"the whole run: {total:.3g} FLOP"]
+        lines.append(f"length {stage.sequence_length}: {flops / 1e9:.3f} GFLOP per token, forward and backward")
+    return [*lines, f"whole run: {total:.3g} FLOP"]
 
 
 def memory_lines(config: RunConfig, world_size: int) -> list[str]:
@@ -173,7 +175,7 @@ def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
         try:
             manifests.append(read_manifest(component.url))
         except UserError as error:
-            yield f"not looked at: {error}"
+            yield f"skipped: {error}"
             continue
         yield from _describe_shards(storage.redact(component.url), manifests[-1], config, world_size)
     if manifests:
@@ -210,13 +212,13 @@ def windows_bytes(manifest: Manifest) -> int:
 
 
 def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
-    """What the run would begin with, and that it fits the model; a run that has checkpoints goes on from those."""
+    """The weights that the run starts from, checked against the model; a run with checkpoints resumes from those."""
     complete, _ = list_steps(config.output_dir)
     if complete:
-        return [f"not looked at: {config.output_dir} holds checkpoints, and the newest one counts"]
+        return [f"skipped: {config.output_dir} has checkpoints, and the run resumes from the newest"]
     try:
         fingerprint = read_manifest(config.data.components[0].url).tokenizer.fingerprint
-    except UserError:  # told under "Shards"; without them there is nothing to compare the tokenizer with
+    except UserError:  # reported under "Shards"; without them there is nothing to compare the tokenizer with
         fingerprint = None
     return look_at_initial_weights(config.model, source, config.tracking.uri, fingerprint)
 
@@ -235,4 +237,4 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
         f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
     )
-    yield f"the run reads {asked:,} places, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"
+    yield f"the run reads {asked:,} tokens, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"

@@ -67,10 +67,8 @@ def check_hosts(hosts: Sequence[str], config: RunConfig) -> Iterator[Finding]:
         with ThreadPoolExecutor(max_workers=32) as pool:
             answers = list(pool.map(lambda host: ask_host(host, paths), hosts))
     except OSError as error:
-        text = (
-            f"{there} cannot be written ({error.strerror}), so whether all hosts see it cannot be told; set output_dir"
-        )
-        yield Finding("fail", "host", f"{text} to a folder that they share")
+        text = f"{there} cannot be written ({error.strerror}), so hosts cannot be checked for seeing it; set output_dir"
+        yield Finding("fail", "host", f"{text} to a directory that they share")
         return
     finally:
         probe.unlink(missing_ok=True)
@@ -118,14 +116,14 @@ def ask_host(host: str, paths: Sequence[str] = ()) -> Answer | str:
     try:
         python, versions, clock, has_paths = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        return f"an answer that is none: {done.stdout[:100]!r}"
+        return f"an unreadable answer: {done.stdout[:100]!r}"
     return Answer(python, versions, clock - (before + time.time()) / 2, has_paths)
 
 
 def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding]:
     """What the deepspeed launcher hands to the ranks of other hosts, and what it must not."""
     if shutil.which("pdsh") is None:
-        yield Finding("fail", "pdsh", "is not found, and 'deepspeed --hostfile' starts the ranks by it; install pdsh")
+        yield Finding("fail", "pdsh", "not found, and 'deepspeed --hostfile' needs it to start the ranks; install pdsh")
     problems = environment_file_problems()
     for problem in problems:
         yield Finding("fail", "forwarding", problem)
@@ -133,7 +131,7 @@ def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding
     given = {name: value for name, value in os.environ.items() if name.startswith(LAUNCHER_PREFIXES)}
     exposed = sorted({*secrets_of(given), *secrets_of(forwarded)})
     if exposed:
-        text = f"{', '.join(exposed)} would stand on the command lines of pdsh, ssh and bash; {SECRET_REMEDY}"
+        text = f"{', '.join(exposed)} would be visible on the command lines of pdsh, ssh and bash; {SECRET_REMEDY}"
         yield Finding("fail", "secrets", text)
     own = ("NCCL",) if device_type == "cuda" else ()
     forgotten = sorted(
@@ -167,7 +165,7 @@ def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device
     backend = "nccl" if device_type == "cuda" else "gloo"
     address = address or _address_of(next(iter(hosts)))
     if address is None:
-        yield Finding("fail", "collective", f"{next(iter(hosts))} tells no address; give --master-addr")
+        yield Finding("fail", "collective", f"{next(iter(hosts))} reports no address; give --master-addr")
         return
     environment = dict(_environment_file_lines()) | dict(os.environ)
     wanted = {name: value for name, value in environment.items() if name.startswith(_COLLECTIVE_PREFIXES)}
@@ -189,17 +187,15 @@ def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device
         with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
             done = list(pool.map(lambda host, command: _ssh(host, command, COLLECTIVE_SECONDS), hosts, words))
     except subprocess.TimeoutExpired:
-        text = (
-            f"{sum(hosts.values())} ranks over {backend} did not end in {COLLECTIVE_SECONDS} s; see to firewalls and "
-        )
+        text = f"{sum(hosts.values())} ranks over {backend} did not end in {COLLECTIVE_SECONDS} s; check firewalls and "
         yield Finding("fail", "collective", text + "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME")
         return
     lines = [line for one in done for line in one.stdout.splitlines() if line.startswith("{")]
     failed = [host for host, one in zip(hosts, done, strict=True) if one.returncode != 0]
     if failed or not lines:
         errors = [one.stderr.strip().splitlines() for one in done if one.returncode != 0]
-        said = next((lines[-1] for lines in errors if lines), "no word")
-        text = f"failed on {', '.join(failed)}: {said[:200]}; set NCCL_DEBUG=INFO, see to firewalls and interfaces"
+        message = next((lines[-1] for lines in errors if lines), "no message")
+        text = f"failed on {', '.join(failed)}: {message[:200]}; set NCCL_DEBUG=INFO, check firewalls and interfaces"
         yield Finding("fail", "collective", text)
         return
     yield Finding("ok", "collective", f"{len(hosts)} hosts, {describe_bandwidth(json.loads(lines[0]))}")
@@ -208,10 +204,10 @@ def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device
 def _check_keep_alive(host: str) -> Iterator[Finding]:
     command = ["ssh", "-G", *_ssh_arguments(), host]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=SSH_SECONDS).stdout
+        options = subprocess.run(command, capture_output=True, text=True, timeout=SSH_SECONDS).stdout
     except (FileNotFoundError, subprocess.TimeoutExpired):
-        return  # `check_hosts` tells it
-    seconds = next((line.split()[1] for line in told.splitlines() if line.startswith("serveraliveinterval ")), "0")
+        return  # `check_hosts` reports it
+    seconds = next((line.split()[1] for line in options.splitlines() if line.startswith("serveraliveinterval ")), "0")
     if seconds == "0":
         text = "ServerAliveInterval is 0: the launcher would wait for hours for a host that is cut off; set it in "
         yield Finding("warn", "ssh", text + "~/.ssh/config, or start with launch/nodes.py")

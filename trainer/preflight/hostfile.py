@@ -22,7 +22,7 @@ def read_hostfile(path: str) -> dict[str, int]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")  # lines end where the launcher's do
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
             f"hostfile {path} cannot be read ({why}), and the launcher would train on one node",
             fix="give the path of a file with lines 'HOST slots=N'",

@@ -26,7 +26,7 @@ def check_device(config: RunConfig, world_size: int, device: torch.device) -> It
 
 
 def check_initial_weights(config: RunConfig) -> Iterator[Finding]:
-    """That the weights to begin with are there and of this model; a run with checkpoints goes on from those."""
+    """Check that the initial weights exist and fit the model; a run with checkpoints resumes from those."""
     if config.init_from is not None and not list_steps(config.output_dir)[0]:
         for line in look_at_initial_weights(config.model, config.init_from, config.tracking.uri, None):
             yield Finding("ok", "init_from", line)

@@ -20,7 +20,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.processor import this_processor
 from data_prep.base.urls import has_password
 from data_prep.storage import storage
-from data_prep.storage.store_errors import GO_ON
+from data_prep.storage.store_errors import RESUME
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
@@ -74,12 +74,12 @@ def _check_batch_warmup(stage: Stage, world_size: int, where: str) -> Finding:
         batch_arithmetic(stage, world_size, tokens).computed_rows * stage.sequence_length for tokens in sizes
     )
     share = 1.0 - sum(sizes) / computed
-    text = f"{where}batch warm-up in {len(sizes)} sizes from {sizes[0]:,} to {sizes[-1]:,} tokens"
+    text = f"{where}batch-size ramp-up in {len(sizes)} sizes from {sizes[0]:,} to {sizes[-1]:,} tokens"
     if share <= NOTABLE_FILLING:
         return Finding("ok", "batch", text)
     needed = world_size * batch_arithmetic(stage, world_size).micro_batch_tokens
     remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
-    return Finding("warn", "batch", f"{text}, of whose computed rows {share:.1%} only fill up; {remedy}")
+    return Finding("warn", "batch", f"{text}, with {share:.1%} padding rows; {remedy}")
 
 
 def check_memory(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
@@ -90,7 +90,9 @@ def check_memory(config: RunConfig, world_size: int, device: torch.device) -> It
         parts = {name: size for name, size in parts.items() if name not in ("optimizer", "master_weights")}
     needed, there = sum(parts.values()), device_memory_bytes(device, world_size)
     largest = max(parts, key=lambda name: parts[name])
-    text = f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} a rank at ZeRO {config.zero.stage}, most of it {largest}"
+    text = (
+        f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} per rank at ZeRO {config.zero.stage}, most of it {largest}"
+    )
     remedy = "; lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage"
     level: Level = "ok" if needed <= 0.85 * there else "warn" if needed <= there else "fail"
     yield Finding(level, "memory", text + ("" if level == "ok" else remedy))
@@ -103,14 +105,14 @@ def check_speed_of_precision(config: RunConfig, device: torch.device) -> Iterato
         yield Finding("ok", "precision", f"{precision} on {device.type}")
         return
     processor = this_processor()
-    fast, told = fast_precision(device.type, processor), ", ".join(processor.instruction_sets) or "none known"
-    text = f"{precision} on {processor.name} (instruction sets: {told})"
+    fast, sets = fast_precision(device.type, processor), ", ".join(processor.instruction_sets) or "unknown"
+    text = f"{precision} on {processor.name} (instruction sets: {sets})"
     if precision == fast or precision == "fp16":
         yield Finding("ok", "precision", text)
     elif precision == "fp32":
         yield Finding("ok", "precision", f"{text}; bf16 is faster on it (training.precision=bf16 or auto)")
     else:
-        remedy = "Fix: set training.precision=fp32 or auto for a new run; a run that was begun in bf16 stays in it"
+        remedy = "Fix: set training.precision=fp32 or auto for a new run; a run that started in bf16 keeps it"
         yield Finding("warn", "precision", f"{text} is slower than fp32. {remedy}")
 
 
@@ -126,7 +128,9 @@ def check_secrets(words: Sequence[str]) -> Iterator[Finding]:
     """That no word of a command line holds a password, which `ps` shows to every user of the machine."""
     found = [word.partition("=")[0] for word in words if has_password(word)]
     if found:
-        text = f"{', '.join(found)} on the command line holds a password, which `ps` shows to all; write it into the "
+        text = (
+            f"{', '.join(found)} on the command line has a password, which `ps` shows to all users; write it into the "
+        )
         yield Finding("fail", "secrets", text + "YAML file, or into ~/.mlflow/credentials or ~/.aws/credentials")
     else:
         yield Finding("ok", "secrets", "none on the command line")
@@ -142,7 +146,7 @@ def check_op_cache() -> Iterator[Finding]:
         age = time.time() - lock.stat().st_mtime
         text = f"{lock} is {age / 60:.0f} minutes old and held by no process of this machine: "
         if age > STALE_LOCK_SECONDS:
-            text += "left by a build that was killed; remove it, or the next build waits for ever"
+            text += "left by a killed build; remove it, or the next build waits forever"
             yield Finding("fail", "op cache", text)
         else:
             yield Finding("warn", "op cache", text + "if no other host builds into this folder, remove it")
@@ -167,7 +171,7 @@ def check_compiler(config: RunConfig) -> Iterator[Finding]:
         yield Finding(
             "fail",
             "compiler",
-            "no C++ compiler is found, and training.compile or zero.offload_optimizer needs one; install g++",
+            "no C++ compiler found, and training.compile or zero.offload_optimizer needs one; install g++",
         )
     else:
         yield Finding("ok", "compiler", compiler or "none, and none is needed")
@@ -178,7 +182,7 @@ def check_store(config: RunConfig, world_size: int) -> Iterator[Finding]:
     check_upload_wait(config, world_size)
     url = config.checkpoint.upload_to
     if url is None:
-        yield Finding("ok", "store", "none asked for (checkpoint.upload_to)")
+        yield Finding("ok", "store", "not configured (checkpoint.upload_to)")
         return
     probe, data = storage.join(url, f"doctor-{secrets.token_hex(4)}"), b"probe"
     try:
@@ -186,10 +190,12 @@ def check_store(config: RunConfig, world_size: int) -> Iterator[Finding]:
         read = storage.read_bytes(probe)
         storage.remove(probe)
     except UserError as error:
-        text = str(error).replace(GO_ON, "see to it, or set checkpoint.upload_to to another folder or bucket")
+        text = str(error).replace(RESUME, "see to it, or set checkpoint.upload_to to another folder or bucket")
         yield Finding("fail", "store", text)
         return
     if read != data:
-        yield Finding("fail", "store", f"{storage.redact(url)} gave other bytes than it was given; use another store")
+        yield Finding(
+            "fail", "store", f"{storage.redact(url)} returned other bytes than were written; use another store"
+        )
     else:
         yield Finding("ok", "store", f"{storage.redact(url)} can be written, read and cleared")

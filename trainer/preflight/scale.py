@@ -92,8 +92,8 @@ def scale_lines(config: RunConfig, world_sizes: Sequence[int]) -> Iterator[str]:
     stage = max(config.stages, key=lambda stage: stage.global_batch_tokens)
     checkpoint_bytes = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.data.has_sentence_pairs)
     yield (
-        f"{stage.global_batch_tokens:,} tokens a step at length {stage.sequence_length}, {config.training.precision}; "
-        "memory in GiB, traffic in GiB that a rank sends in a step"
+        f"{stage.global_batch_tokens:,} tokens per step at length {stage.sequence_length}, "
+        f"{config.training.precision}; memory in GiB, traffic in GiB that a rank sends per step"
     )
     yield "GPUs  ZeRO  micro_batch_tokens  accumulation  state  activations  total   sent  TFLOP  sent a PFLOP"
     for world_size in world_sizes:

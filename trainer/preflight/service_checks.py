@@ -39,12 +39,12 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             client = connect(uri)
             client.search_experiments(max_results=1)
         except MlflowNotInstalled as error:
-            kept = "Training would go on and keep its points for launch/sync_tracking.py"
-            yield Finding(level, "mlflow", f"{error}. {kept}{loss}")
+            kept = "Training would continue and keep its metrics for launch/sync_tracking.py"
+            yield Finding(level, "mlflow", f"{str(error).rstrip('.')}. {kept}{loss}")
             return
         except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does
             text = f"{storage.hide_secrets(uri)} does not answer ({short(error)}); start it, or set tracking.uri"
-            yield Finding(level, "mlflow", f"{text}. Training would go on and send its points later{loss}")
+            yield Finding(level, "mlflow", f"{text}. Training would continue and send its metrics later{loss}")
             return
         yield Finding("ok", "mlflow", f"{storage.hide_secrets(uri)} answers")
         name = f"clozeworks-doctor-{secrets.token_hex(4)}"
@@ -52,7 +52,7 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             client.create_registered_model(name)
             client.delete_registered_model(name)
         except Exception as error:  # noqa: BLE001 - as above
-            yield Finding(level, "registry", f"cannot be written ({short(error)}); see to the rights of this user")
+            yield Finding(level, "registry", f"cannot be written ({short(error)}); check the rights of this user")
         else:
             yield Finding("ok", "registry", "takes models")
 
@@ -76,9 +76,9 @@ def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
         return
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
-        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
         yield Finding(
-            "fail", "collective", f"{counted(world_size, 'rank')} over {backend} failed: {said}; set NCCL_DEBUG=INFO"
+            "fail", "collective", f"{counted(world_size, 'rank')} over {backend} failed: {message}; set NCCL_DEBUG=INFO"
         )
         return
     yield Finding("ok", "collective", describe_bandwidth(json.loads(lines[-1])))
@@ -89,7 +89,7 @@ def describe_bandwidth(result: dict[str, float | int | str]) -> str:
     return (
         f"{counted(int(result['world_size']), 'rank')} over {result['backend']}: "
         f"all-reduce of {COLLECTIVE_BYTES >> 20} MiB in "
-        f"{result['seconds']:.3f} s, {result['gigabytes_per_second']:.2f} GB/s a rank"
+        f"{result['seconds']:.3f} s, {result['gigabytes_per_second']:.2f} GB/s per rank"
     )
 
 

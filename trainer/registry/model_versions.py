@@ -1,4 +1,4 @@
-"""The versions of a registered model side by side: what each was trained on and reached, and which bears an alias."""
+"""The versions of a registered model side by side: what each was trained on and reached, and which has an alias."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_OTHER_SCORES = 3
 
 
 class NotPromoted(UserError):
-    """The version did not pass the gate; the aliases are as they were."""
+    """The version did not pass the gate; no alias was moved."""
 
     exit_status = 3
 
@@ -105,7 +105,7 @@ def promote(
     conditions: tuple[Condition, ...],
     tracking_uri: str | None = None,
 ) -> Verdict:
-    """Let `alias` point to the version if the conditions hold; the version that bore it is kept as `previous`.
+    """Point `alias` to the version if the conditions hold; the version that held it becomes `previous`.
 
     Promotions at once are judged one after another, so that each is compared with what the one before left. The
     registered model's description becomes the version's.

@@ -25,7 +25,7 @@ POLL_SECONDS = 0.2
 
 
 def lock_name(name: str, alias: str) -> str:
-    """The empty model that stands while `alias` of `name` is being moved."""
+    """Name of the empty model that exists while `alias` of `name` is being moved."""
     digest = hashlib.sha256(f"{name}@{alias}".encode()).hexdigest()
     return f"{name[:100]}.promotion-{digest[:12]}"
 

@@ -36,7 +36,7 @@ class Request:
 def register_checkpoint(request: Request) -> tuple[Registration, str]:
     """Export, register, promote; returns the version and what became of the promotion, in words.
 
-    A version that was made of this checkpoint before is taken: a registration may end before it tells of it.
+    An existing version of this checkpoint is reused: a registration may be killed before it reports.
 
     Raises:
         UserError: the export is refused, or the registry; then nothing is registered.
@@ -51,10 +51,13 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
     try:
         verdict = promote(request.name, registration.version, request.promote_to, conditions, request.tracking_uri)
     except NotPromoted as error:
-        return registration, str(error)
+        return registration, error.problem
     except UserError as error:
         command = f"launch/register.py --name {request.name} --version {registration.version}"
-        return registration, f"promoting it broke off ({error}); {command} --promote {request.promote_to} does it"
+        return (
+            registration,
+            f"the promotion failed ({error.problem}); repeat it with {command} --promote {request.promote_to}",
+        )
     return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"
 
 

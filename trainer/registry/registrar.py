@@ -1,4 +1,4 @@
-"""Registering checkpoints while the training goes on: rank 0 alone, one at a time, each in a process of its own.
+"""Register checkpoints during training: rank 0 only, one at a time, each in a process of its own.
 
 What is to be registered and what was is noted in `output_dir/registered.jsonl`, so that a run's next start registers
 what failed or was cut short, and none is registered twice.
@@ -101,7 +101,7 @@ class Registrar:
             step, folder = item
             try:
                 value = self._answer(self._request(step, folder))
-            except Exception as error:  # noqa: BLE001 - whatever befell one, the others are tried
+            except Exception as error:  # noqa: BLE001 - whatever fails, the others are tried
                 reason = storage.hide_secrets(
                     error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 )

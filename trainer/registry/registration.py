@@ -124,7 +124,7 @@ def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> No
     """Let the alias point to the version.
 
     Two registrations that make a new alias at once both insert it, and the store refuses the second; asked again, it
-    moves the alias that is there now.
+    moves the alias that now exists.
     """
     from mlflow.exceptions import MlflowException
 
@@ -135,7 +135,7 @@ def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> No
 
 
 def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, str]:
-    """What an export says of its origin, as version tags; the resolved configuration by its digest."""
+    """The provenance of an export as version tags, with the digest of the resolved configuration."""
     special = (DATA_DIGESTS, DATA_LINEAGE)
     others = {name: value for name, value in provenance.items() if name not in special and value is not None}
     tags = flatten(others, TAG_PREFIX)
@@ -173,7 +173,7 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
     from mlflow.models import Model
 
     served = load_served(folder)
-    served.model.name_or_path = name  # MLflow writes it down, and the temporary path tells nobody anything
+    served.model.name_or_path = name  # MLflow records it, and a temporary path has no meaning
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary, quiet_transformers():
         path = Path(temporary) / "model"
         description = Model(
@@ -234,7 +234,7 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
             description=description,
             model_id=model.model_id,
         )
-        made = [str(created.version)]  # which a server that has sources of its own does not tell below
+        made = [str(created.version)]  # which a server with sources of its own does not list below
     except MlflowException:
         if not _versions_of(client, name, is_of_model):
             raise
@@ -256,13 +256,13 @@ def _is_of_model(model: LoggedModel) -> Callable[[ModelVersion], bool]:
 
 
 def _is_of_checkpoint(tags: Mapping[str, str]) -> Callable[[ModelVersion], bool]:
-    """Whether a version was made of the checkpoint that these tags tell of; of weights without a digest none was."""
+    """Whether a version was made from the checkpoint of these tags; never for weights without a digest."""
     wanted = {name: tags.get(name) for name in CHECKPOINT_TAGS}
     return lambda version: WEIGHTS_TAG in tags and all(version.tags.get(name) == wanted[name] for name in wanted)
 
 
 def _prove(client: MlflowClient, name: str, version: str, folder: Path, uri: str, is_new: bool) -> None:
-    """Read the version back and let it answer both ways; a new version that cannot be is taken away again."""
+    """Read the version back and query it both ways; remove a new version that fails."""
     import mlflow.transformers
 
     model_uri = f"models:/{name}/{version}"

@@ -1,10 +1,10 @@
-"""Begin with trained weights: a Hugging Face checkpoint of BERT or ModernBERT becomes the weights of a new run.
+"""Initialize from trained weights: a Hugging Face checkpoint of BERT or ModernBERT becomes the weights of a new run.
 
-Rank 0 reads (a local folder, or `models:/...` from the registry) and hands the weights to the others, so that only it
-needs the folder. transformers loads them, which knows old names of weights, divided files and models without heads.
-Only safetensors are read. Parameters that the checkpoint lacks keep their fresh values, and it is said which; rows
-that only pad the vocabulary are shut, so that the first loss is the checkpoint's own. A checkpoint that carries a
-tokenizer has to carry that of the shards.
+Rank 0 reads (a local directory, `models:/...` from the registry, or a model on the Hub) and broadcasts the weights, so
+only it needs the directory. transformers loads them: it knows old names of weights, sharded files and models without
+heads. Only safetensors are read. Parameters that the checkpoint lacks keep their initial values and are listed; rows
+that pad the vocabulary get a bias of `SHUT`, so the first loss is the checkpoint's own. A checkpoint with a tokenizer
+must have that of the shards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InitialWeights(NamedTuple):
     notes: list[str]
     """What to say of them."""
     data_lineage: tuple[str, ...]
-    """Manifest digests of the data that they saw; empty where their provenance tells of none."""
+    """Manifest digests of the data that they saw; empty if the provenance has none."""
 
 
 class _Found(NamedTuple):
@@ -63,7 +63,7 @@ def load_initial_weights(
     `tokenizer_fingerprint` is that of the shards; None: it is not compared.
 
     Raises:
-        UserError: `source` is no such checkpoint, of another architecture than the model, or of another tokenizer than
+        UserError: `source` is not such a checkpoint, has another architecture than the model, or another tokenizer than
             the shards.
     """
     found = broadcast_object(
@@ -82,17 +82,15 @@ def load_initial_weights(
         num_rows = len(found.weights[_WORDS])
         parameters["mlm_head.bias"][max(num_rows, model.config.vocab_size) :] = SHUT
     fresh = [name for name in parameters if name not in found.weights] + filled_up
-    lines = [
-        f"beginning with the weights of {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"
-    ]
-    lines += [f"newly initialized, since it lacks them: {', '.join(fresh)}"] if fresh else []
+    lines = [f"initializing from {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"]
+    lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []
     return InitialWeights(lines + ([found.note] if found.note else []), found.data_lineage)
 
 
 def look_at_initial_weights(
     config: ModelSettings, source: str, tracking_uri: str | None = None, tokenizer_fingerprint: str | None = None
 ) -> list[str]:
-    """What `load_initial_weights` would begin with, told without loading a weight; nothing comes from a registry.
+    """Describe what `load_initial_weights` would load, without loading a weight or downloading from a registry.
 
     Raises:
         UserError: `source` would be refused: of a registry, because it is not there; of a folder, for all that
@@ -102,7 +100,7 @@ def look_at_initial_weights(
     if is_address(source):
         family_in_transformers(config, next_sentence=False)
         check_is_there(source, tracking_uri)
-        return [f"{where} is there; whether it fits this model is seen when the run pulls it"]
+        return [f"{where} exists; the run checks whether it fits this model"]
     family, note = _check(_folder_without_weights(source), source, config, tokenizer_fingerprint)
     return [f"{where} is a {family} of this architecture"] + ([note] if note else [])
 
@@ -146,10 +144,10 @@ def _check(
 
 
 def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
-    """Refuse weights whose ids mean other pieces than those of the shards; says where that cannot be seen."""
+    """Refuse weights whose ids mean other tokens than those of the shards; return a note if that cannot be checked."""
     where = storage.redact(source)
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
-        return f"{where} carries no {TOKENIZER_NAME}: that its ids are those of the shards is not checked"
+        return f"{where} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
     found = Tokenizer.load(folder).fingerprint
     if found != expected:
         raise UserError(

@@ -1,18 +1,22 @@
 """Tables with a header: comma-separated values with quotation marks (RFC 4180), and tab-separated ones without.
 
-A quoted cell may hold line ends, and every row needs the header, so a table is one unit whatever its size.
+A quoted cell may hold line ends, and every row needs the header, so a table is one unit whatever its size. Cells of
+`documents.metadata_fields` that are numbers in JSON are numbers.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from data_prep.documents.document import Document
 from data_prep.documents.formats.input_format import NAME_THE_FIELD, Format, Reading, document_of, listed
 from data_prep.documents.lines import Line, bounded_lines
 from data_prep.documents.rejects import BadInput, Fault
+
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,2})?")
 
 
 class CsvFormat(Format):
@@ -33,6 +37,7 @@ class CsvFormat(Format):
         if fault is not None:
             rejects.bad("line 1", fault, sum(1 for row in rows if row))
             return
+        numeric = set(fields.metadata) - {fields.text, fields.language, fields.id, fields.url}
         for row in rows:
             if lines.num_bytes > reading.limit:
                 rejects.too_long(lines.num_bytes)
@@ -43,7 +48,10 @@ class CsvFormat(Format):
                 if len(row) != len(names):
                     raise Fault(f"has {len(row)} cells, and the header has {len(names)}", "invalid CSV")
                 cells = ((name, cell) for name, cell in zip(names, row, strict=True) if name in fields.names)
-                values = {name: _text(cell, name) for name, cell in cells if cell or name == fields.text}
+                values: dict[str, Any] = {
+                    name: _text(cell, name) for name, cell in cells if cell or name == fields.text
+                }
+                values |= {name: _number(cell) for name, cell in values.items() if name in numeric}
                 document = document_of(values, fields)
             except Fault as found:
                 rejects.bad_line(lines.first, found)
@@ -130,6 +138,13 @@ def _header_fault(names: Sequence[str], wanted: Sequence[str], text: str) -> Fau
         return Fault(what, "missing field", NAME_THE_FIELD)
     twice = next((name for name in wanted if names.count(name) > 1), None)
     return None if twice is None else Fault(f"has several columns {twice!r}", "not text", "rename all but one")
+
+
+def _number(cell: str) -> str | int | float:
+    """A number as JSON has it; any other cell, and one with zeros before it such as 007, is text."""
+    if not _NUMBER.fullmatch(cell):
+        return cell
+    return int(cell) if cell.lstrip("-").isdigit() else float(cell)
 
 
 def _text(cell: str, name: str) -> str:

@@ -27,14 +27,14 @@ def test_any_other_is_refused_with_the_bound(text: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as caught:
         read(text)
     assert caught.value.code == 2
-    told = f"error: argument --rows: {text!r} is no whole number of 1 or more"
+    told = f"error: argument --rows: must be a whole number of 1 or more, got {text!r}"
     assert told in capsys.readouterr().err
 
 
 def test_one_of_more_than_64_bits_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read(str(2**63))
-    assert "argument --rows: 9223372036854775808 is beyond 9223372036854775807" in capsys.readouterr().err
+    assert "argument --rows: must be at most 9223372036854775807, got 9223372036854775808" in capsys.readouterr().err
 
 
 def test_a_list_in_commas_that_is_given_again_is_added_to() -> None:

@@ -54,7 +54,10 @@ def test_a_name_that_the_system_refuses_is_told_and_any_other_error_of_the_syste
         with pytest.raises(SystemExit) as ended:
             run_command(lambda name=name: open(tmp_path / name))
         assert ended.value.code == 2
-        assert capsys.readouterr().err == f"error: {tmp_path / name}: {told}; give another name\n"
+        assert (
+            capsys.readouterr().err
+            == f"error: {tmp_path / name}: {told}. Fix: choose another name. [unusable-file-name]\n"
+        )
     with pytest.raises(FileNotFoundError):
         run_command(lambda: open(tmp_path / "nothing"))
 
@@ -64,7 +67,7 @@ def test_a_working_folder_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
     tmp_path.rmdir()
     with pytest.raises(SystemExit) as ended:
         run_command(lambda: print(os.path.abspath("a")))
-    assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: the working folder is gone; change")
+    assert ended.value.code == 2 and capsys.readouterr().err.endswith("[missing-working-folder]\n")
 
 
 def test_another_pipe_that_breaks_is_no_reader_that_left():

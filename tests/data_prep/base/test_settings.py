@@ -9,6 +9,7 @@ import configs
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import Settings, describe, load_settings, to_yaml
 from data_prep.config.preparation_config import PreparationConfig
+from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
 
 
@@ -44,24 +45,28 @@ def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
 @pytest.mark.parametrize(
     ("text", "overrides", "said"),
     [
-        ("name: a\nengin: {}\n", [], "unknown setting engin; did you mean engine?"),
-        ("name: a\nengine: {cylinder: 3}\n", [], "unknown setting engine.cylinder; did you mean engine.cylinders?"),
-        ("name: a\nrate: 3\n", [], "unknown setting rate; did you mean engine.rate?"),
-        ("just text\n", [], "must hold a mapping"),
-        ("name: a\nlang: en\n", [], "unknown setting lang; the settings there are name, engine"),
+        ("name: a\nengin: {}\n", [], "unknown setting engin (did you mean engine?). Fix: use engine"),
+        (
+            "name: a\nengine: {cylinder: 3}\n",
+            [],
+            "unknown setting engine.cylinder (did you mean engine.cylinders?). Fix: use engine.cylinders",
+        ),
+        ("name: a\nrate: 3\n", [], "unknown setting rate (did you mean engine.rate?). Fix: use engine.rate"),
+        ("just text\n", [], "has no mapping"),
+        ("name: a\nlang: en\n", [], "unknown setting lang. Fix: use one of name, engine"),
         (
             "name: a\nengine: {just text: 3}\n",
             [],
-            "unknown setting engine.just text; the settings there are engine.cylinders",
+            "unknown setting engine.just text. Fix: use one of engine.cylinders",
         ),
         ("engine: {}\n", [], "name is required and not set"),
-        ("name: a\n", ["engine.cylinders=0"], "engine.cylinders=0: input should be greater than or equal to 1"),
+        ("name: a\n", ["engine.cylinders=0"], "engine.cylinders=0 must be greater than or equal to 1"),
         ("name: a\n", ["engine.rate=.nan"], "engine.rate"),
         ("name: a\n", ["engine.cylinders=three"], 'engine.cylinders="three"'),
         ("name: a\n", ["cylinders"], "not of the form section.field=value"),
         ("name: ${oc.env:HOME}\n", [], "interpolation"),
-        ('name: "a\\0b"\n', [], r"name='a\x00b' holds the character NUL"),
-        ("- a\n- b\n", [], "must hold a mapping"),
+        ('name: "a\\0b"\n', [], r"name='a\x00b' contains the character NUL"),
+        ("- a\n- b\n", [], "has no mapping"),
         ("name: [unclosed\n", [], "not valid YAML"),
         ("name: !!python/object/apply:os.system ['true']\n", [], "not valid YAML"),
     ],
@@ -75,11 +80,11 @@ def test_a_wrong_configuration_is_one_paragraph_that_says_what_is_wrong(tmp_path
 
 def test_a_folder_and_what_is_not_utf8_are_told_with_the_remedy(tmp_path):
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
-    for path, said in (
-        (tmp_path, "is a folder; name a YAML file"),
-        (tmp_path / "latin.yaml", "not UTF-8 .byte 9.; conv"),
+    for path, code in (
+        (tmp_path, "config-is-folder"),
+        (tmp_path / "latin.yaml", "not-utf8"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=re.escape(str(path)), check=coded(code)):
             load_settings(Car, path)
 
 
@@ -91,7 +96,7 @@ def test_a_missing_file_names_the_presets_of_its_own_kind_only(tmp_path):
         said[schema] = set(re.findall(r"\w+", str(caught.value).partition("presets ")[2]))
     presets = {path.stem for path in Path(configs.__file__).parent.glob("*.yaml")}
     assert said[PreparationConfig] == {"data"} and said[RunConfig] == presets - {"data"}
-    with pytest.raises(UsageError, match="does not exist; give a YAML file$"):
+    with pytest.raises(UsageError, match=r"give a YAML file\.$", check=coded("missing-config")):
         load_settings(Car, tmp_path / "none.yaml")
 
 
@@ -105,8 +110,8 @@ def test_help_lists_every_setting_with_default_and_description():
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("engine.cylinders=true", "engine.cylinders=true: is true or false, and a number is wanted"),
-        ("engine.cylinders='6'", 'engine.cylinders="6": is a text, and a number is wanted'),
+        ("engine.cylinders=true", "engine.cylinders=true must be a number, got true"),
+        ("engine.cylinders='6'", 'engine.cylinders="6" must be a number, got "6"'),
     ],
 )
 def test_a_number_is_no_truth_value_and_no_text(override, said):

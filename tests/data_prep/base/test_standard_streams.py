@@ -26,7 +26,10 @@ def command():
 
 run_command(command)
 """
-LOST = "error: standard output cannot be written (File too large); send it elsewhere, and run the same command again\n"
+LOST = (
+    "error: standard output cannot be written (File too large). Fix: redirect it elsewhere and rerun the same command. "
+    "[unwritable-output]\n"
+)
 
 
 def run(shell: str, *words: str, unbuffered: bool = False, **variables: str) -> tuple[int, str, str, bytes]:
@@ -82,7 +85,7 @@ def test_a_letter_that_a_stream_does_not_have_is_written_out() -> None:
 def test_a_stream_that_tells_raises_and_one_that_does_not_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     with os.fdopen(write, "w", encoding="ascii") as stream, os.fdopen(read, "rb") as pipe:
-        quiet, telling = guarded(stream, tells=False), guarded(stream, tells=True)
+        quiet, telling = guarded(stream, raises=False), guarded(stream, raises=True)
         quiet.write("\u00e9")
         quiet.flush()
         assert pipe.read(4) == rb"\xe9"

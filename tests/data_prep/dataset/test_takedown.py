@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 from data_prep.api.opened_dataset import open_dataset
+from data_prep.api.prepare import prepare
 from data_prep.base.errors import UserError
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.data_card import write_data_card
 from data_prep.dataset.manifest import Manifest, read_manifest, write_manifest
-from data_prep.dataset.provenance import ProvenanceRow, read_provenance, write_provenance
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import ID_NAMES, URL_NAMES, RemovalRequest, find_listed, read_list
 from data_prep.dataset.shards import read_records
@@ -251,3 +253,32 @@ def test_ids_of_absent_copies_are_excluded_later_too() -> None:
     request = RemovalRequest(ids=np.array([3], np.uint64), absent=np.array([1, 9], np.uint64))
     excluded = request.excluded_ids
     assert excluded is not None and excluded.tolist() == [1, 3, 9]
+
+
+def test_a_prepared_corpus_loses_the_kept_document_of_a_dropped_copy(
+    command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """The whole way: exact and near copies are dropped at preparation, and their URLs take the kept texts down."""
+    lines = [
+        {"text": text, "url": f"https://example.org/{number}"} for number, text in enumerate(read_texts(small_corpus))
+    ]
+    exact = max(lines[:100], key=lambda line: len(line["text"]))
+    near = max(lines[100:], key=lambda line: len(line["text"]))
+    words = near["text"].split(" ")
+    lines.append({"text": exact["text"], "url": "https://copy.org/exact"})
+    lines.append({"text": " ".join([*words[:40], *words[41:]]), "url": "https://copy.org/near"})
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    dataset = prepare(
+        tmp_path / "corpus.jsonl",
+        tokenizer=small_tokenizer,
+        output=tmp_path / "set",
+        config={"documents": {"url_field": "url"}, "deduplication": {"near": True}, "shards": {"min_shards": 3}},
+        num_workers=1,
+    )
+    assert dataset.dropped == {"duplicate": 1, "near duplicate": 1}
+    (tmp_path / "urls.txt").write_text("https://copy.org/exact\nhttps://copy.org/near\n")
+    assert command("remove", tmp_path / "set", "--urls", tmp_path / "urls.txt", "--workers", 1) == 0, command.errors
+    assert "2 of 2 URLs" in command.output and "removed 2 documents" in command.output
+    left = {document.url for document in open_dataset(tmp_path / "set")}
+    assert len(left) == 198 and not {exact["url"], near["url"]} & left
+    assert verify_shards(str(tmp_path / "set"))[1] == []

@@ -8,22 +8,30 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.deduplication.exclusions import read_exclusions, write_exclusions
-from data_prep.pipeline.map_task import Destinations
+from data_prep.pipeline.destinations import Destinations
+
+PAIRS = np.column_stack([np.arange(9), np.full(9, 7)])
 
 
 def test_ids_come_back_at_their_destinations(tmp_path: Path) -> None:
     places = Destinations(num_train=3, num_valid=2, valid_fraction=0.3)
     ids = np.random.default_rng(0).integers(0, 1 << 64, 200, np.uint64)
-    by_reason = {"near duplicate": np.concatenate([ids[:150], ids[:5]]), "removed earlier": ids[100:]}
+    near, earlier = np.concatenate([ids[:150], ids[:5]]), ids[100:]
+    by_reason = {
+        "near duplicate": np.column_stack([near, ids[[0]].repeat(155)]),
+        "removed earlier": np.column_stack([earlier, np.zeros_like(earlier)]),
+    }
     url = str(tmp_path / "exclusions")
-    write_exclusions(url, by_reason, len(places), places.of_many)
+    write_exclusions(url, by_reason, places.num_sections, places.groups_of)
     for reason, expected in by_reason.items():
         found = [read_exclusions(url, number)[reason] for number in range(len(places))]
         assert all(len(part) for part in found)
-        assert sorted(np.concatenate(found).tolist()) == sorted(set(expected.tolist()))
+        assert sorted(np.concatenate(found).tolist()) == [
+            list(row) for row in sorted(set(map(tuple, expected.tolist())))
+        ]
         for number, part in enumerate(found):
             assert part.tolist() == sorted(part.tolist())
-            assert {places.of(document_id) for document_id in part.tolist()} == {number}
+            assert {places.of(document_id) for document_id in part[:, 0].tolist()} == {number}
 
 
 def test_no_file_excludes_nothing(tmp_path: Path) -> None:
@@ -32,7 +40,7 @@ def test_no_file_excludes_nothing(tmp_path: Path) -> None:
 
 def test_no_flipped_byte_excludes_other_documents(tmp_path: Path) -> None:
     path = tmp_path / "exclusions"
-    write_exclusions(str(path), {"near duplicate": np.arange(9)}, 2, lambda ids: (ids % 2).astype(np.int64))
+    write_exclusions(str(path), {"near duplicate": PAIRS}, 2, lambda ids: (ids % 2).astype(np.int64))
     written = path.read_bytes()
     expected = [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
     for offset in range(len(written)):
@@ -47,7 +55,7 @@ def refused(path: Path, expected: list[list[int]]) -> list[int]:
     damaged = []
     for destination, ids in enumerate(expected):
         try:
-            assert read_exclusions(str(path), destination)["near duplicate"].tolist() == ids
+            assert read_exclusions(str(path), destination)["near duplicate"].tolist() == [[number, 7] for number in ids]
         except UserError as error:
             assert "exclusions is damaged" in str(error) and "--fresh" in str(error)
             damaged.append(destination)
@@ -56,6 +64,6 @@ def refused(path: Path, expected: list[list[int]]) -> list[int]:
 
 def test_a_shard_reads_the_ids_of_its_own_destination_alone(tmp_path: Path) -> None:
     path = tmp_path / "exclusions"
-    write_exclusions(str(path), {"near duplicate": np.arange(9)}, 2, lambda ids: (ids % 2).astype(np.int64))
+    write_exclusions(str(path), {"near duplicate": PAIRS}, 2, lambda ids: (ids % 2).astype(np.int64))
     path.write_bytes(path.read_bytes()[:-1])
     assert refused(path, [[0, 2, 4, 6, 8], [1, 3, 5, 7]]) == [1]

@@ -87,7 +87,7 @@ def found(
     num_parent_files: int = 0,
 ) -> list[int]:
     urls = write_files(folder, files, settings)
-    ids = find_near_duplicates(urls, settings, str(folder), run or Runner(), num_parent_files)
+    ids = find_near_duplicates(urls, settings, str(folder), run or Runner(), num_parent_files)[:, 0]
     assert ids.dtype == np.uint64
     return ids.tolist()
 

@@ -76,7 +76,7 @@ def test_a_name_that_looks_like_a_pattern_is_taken_as_it_is(corpus: Path, name: 
         ("missing.txt", "no input file matches missing.txt"),
         ("part-{008..011}.txt", r"no input file matches part-011.txt \(of part-\{008..011\}.txt\)"),
         ("{a,z}.jsonl", r"no input file matches z.jsonl \(of"),
-        ("{x.jsonl", r"no input file matches \{x.jsonl;"),
+        ("{x.jsonl", r"no input file matches \{x.jsonl\. Fix:"),
         ("deep", r"input deep is a folder; name its files with a pattern such as 'deep/\*.jsonl.gz'"),
         ("{a.jsonl,deep}", "input deep is a folder"),
         ("part-{0..99999999999999}.txt", "names more than 100,000 files"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from data_prep.documents.languages import DocumentLanguages
 
 
@@ -25,7 +27,7 @@ def test_a_field_that_no_document_has_is_told() -> None:
 
 def test_unknown_languages_are_counted_and_the_first_shown_in_part() -> None:
     (warning,) = counted("de", "German" * 20, "xx", None).warnings("lang")
-    assert warning.startswith("2 of its documents name a language in the field 'lang' that is not known")
+    assert warning.startswith("2 of its documents name a language in the field 'lang' that is unknown")
     assert "'GermanGermanGermanGermanGermanGermanGerm'" in warning
 
 
@@ -34,3 +36,12 @@ def test_parts_add_up_to_the_whole() -> None:
     parts.merge(counted("xx", "yy"))
     parts.merge(counted(None))
     assert parts == whole
+
+
+def test_a_field_that_no_document_has_is_reported() -> None:
+    first, second = DocumentLanguages(), DocumentLanguages()
+    first.add_absent(["id", "url"])
+    second.add_absent(["url"])
+    first.merge(DocumentLanguages(**dataclasses.asdict(second)))
+    assert list(first.absent_warnings()) == ["none of its 2 documents has a value in the field 'url'"]
+    assert list(DocumentLanguages().absent_warnings()) == []

@@ -114,7 +114,7 @@ def test_of_a_larger_corpus_the_estimate_of_every_format_is_near_what_is_made(
     size = sum(shard.bytes + shard.index.bytes for shard in manifest.shards)
     assert found.shard_bytes == pytest.approx(size, rel=0.3)
     report = "\n".join(estimate_report(plan, found, 4, "out"))
-    assert "an estimate, from" in report and "in all: about" in report and "with 4 processes" in report
+    assert "estimated from" in report and "in all: about" in report and "with 4 processes" in report
     unsplittable = report.partition("cannot be split, so one worker reads each: ")[2]
     assert all(f"{tmp_path / name} (" in unsplittable for name in ("a.jsonl.gz", "a.jsonl.xz", "b.parquet.gz"))
     assert "a.parquet (" not in unsplittable

@@ -96,3 +96,11 @@ def test_a_filter_that_differs_from_the_plans_is_refused(tmp_path: Path) -> None
 def test_marks_that_a_transform_makes_are_dropped(tmp_path: Path) -> None:
     found = reader(tmp_path, lambda document: replace(document, text="a" + "\u0301" * 100_000))
     assert list(found) == [] and found.dropped == Counter({"too many marks": 6})
+
+
+def test_fields_that_documents_lack_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "id": 1}\n{"text": "y", "identity": 2}\n')
+    (unit,) = split_into_units(str(tmp_path / "a.jsonl"), 50, 1 << 20, 0)
+    found = FilteredReader(unit, DocumentSettings(id_field="id", metadata_fields=("scroe",)), "web")
+    assert [document.id for document in found] == ["1", None]
+    assert found.languages.absent == {"id": 1, "scroe": 2} and found.languages.read == 2

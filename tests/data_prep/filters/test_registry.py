@@ -115,6 +115,17 @@ def test_a_function_of_a_notebook_is_digested_with_what_it_uses(monkeypatch: pyt
     assert filter_settings(uses_limit).function_digest != first.function_digest, "a function that it uses"
 
 
+def test_functions_of_one_name_and_version_are_not_confused() -> None:
+    outcomes = []
+    for limit in (1, 1000):
+        names: dict[str, Any] = {"limit": limit}
+        exec("def made(document): return 'long' if len(document.text) > limit else None", names)
+        (step,) = load_filters([filter_settings(names["made"], version=1)])
+        outcomes.append(step.apply(SHORT))
+    assert outcomes == ["long", None]
+    assert FilterSettings(name="a:b", version=2).version == "2"  # type: ignore[arg-type]
+
+
 def test_a_function_whose_source_cannot_be_digested_needs_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "LIMIT", object())
     with pytest.raises(UserError, check=coded("filter-without-version")):

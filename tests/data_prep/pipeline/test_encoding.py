@@ -98,7 +98,7 @@ def test_length_limits_count_characters_of_the_clean_text(tokenizer: Tokenizer) 
 
 def test_nothing_is_left_of_nothing(tokenizer: Tokenizer) -> None:
     section, dropped = encode(["", "\n"], tokenizer)
-    assert dropped == {"empty": 2} and [len(array) for array in section.arrays()] == [0] * 5
+    assert dropped == {"empty": 2} and [len(array) for array in section.arrays()] == [0] * 8
     assert section.tokens.dtype == np.uint16
 
 
@@ -139,5 +139,5 @@ def test_a_sentence_whose_tokens_a_foreign_tokenizer_cleans_away_is_none() -> No
 
     text = "One two. Three four. Five."
     batch = TextBatch(f" {text}".encode(), np.array([0, len(text) + 1]), np.array([0]))
-    section, _ = encoding._encode_raw([text], batch, ["en"], Cleaning(), Counter())  # type: ignore[arg-type]
+    section, _, _ = encoding._encode_raw([text], batch, ["en"], Cleaning(), Counter())  # type: ignore[arg-type]
     assert section.sentence_counts.tolist() == [2] and section.sentence_lengths.tolist() == [1, 1]

@@ -59,8 +59,8 @@ def test_more_shards_than_there_are_names_for_are_refused(
     config = load_config(None, ["shards.shard_bytes=100"], [str(small_corpus)])
     tokenizer = Tokenizer.load(small_tokenizer)
     assert len(make_plan(config, tokenizer).destinations) > 100
-    monkeypatch.setattr("data_prep.pipeline.plan.MAX_SHARDS", 100)
-    with pytest.raises(UsageError, match=r"shards.shard_bytes=100 would make [\d,]+ shards .* may be 100; raise it"):
+    monkeypatch.setattr("data_prep.pipeline.scale_plan.MAX_SHARDS", 100)
+    with pytest.raises(UsageError, match=r"shards.shard_bytes=100 makes [\d,]+ shards", check=coded("too-many-shards")):
         make_plan(config, tokenizer)
 
 

@@ -23,7 +23,8 @@ from data_prep.config.preparation_config import PreparationConfig, load_config
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.shards import read_records
 from data_prep.pipeline import map_phase, map_task, reduce_phase
-from data_prep.pipeline.map_task import Destinations, document_id
+from data_prep.pipeline.destinations import Destinations
+from data_prep.pipeline.map_task import document_id
 from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.pipeline.reduce_task import ReduceTask, seeded_order
@@ -209,7 +210,7 @@ def test_small_buffers_give_the_same_shards(
     make([small_corpus], tokenizer, tmp_path / "large")
     monkeypatch.setattr("data_prep.pipeline.sections.FLUSH_BYTES", 2_000)
     monkeypatch.setattr("data_prep.pipeline.map_task._BATCH_CHARACTERS", 900)
-    monkeypatch.setattr("data_prep.pipeline.reduce_task.HELD_TOKENS", 2_000)
+    monkeypatch.setattr("data_prep.pipeline.reduce_task.HELD_BYTES", 2_000)
     make([small_corpus], tokenizer, tmp_path / "small")
     assert files_of(tmp_path / "large") == files_of(tmp_path / "small")
 
@@ -447,7 +448,7 @@ def test_a_language_field_that_no_document_has_and_unknown_languages_are_told_on
     (tmp_path / "text.txt").write_text("A text has no fields.")
     make([small_corpus, named, tmp_path / "text.txt"], tokenizer, tmp_path / "out", "documents.language_field=lang")
     error = capfd.readouterr().err
-    assert "source corpus: 9 of its documents name a language in the field 'lang' that is not known (such as" in error
+    assert "source corpus: 9 of its documents name a language in the field 'lang' that is unknown (such as" in error
     assert "none of" not in error and "end by the rules of en" in error
 
 

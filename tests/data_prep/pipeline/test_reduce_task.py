@@ -11,13 +11,14 @@ import pytest
 
 from data_prep.dataset.shards import read_records
 from data_prep.pipeline import reduce_task, sections
+from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.map_task import sections_url
-from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard
+from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
 from data_prep.pipeline.sections import Section, SectionWriter
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
-def write_copies(url: str, document_id: int, num_copies: int, num_tokens: int) -> None:
+def write_copies(url: str, source: int, document_id: int, num_copies: int, num_tokens: int) -> None:
     """A work file of one destination that holds copies of a document, ever again followed by one of its own."""
     with open(url, "wb") as file:
         writer = SectionWriter(file, 1, np.uint16)
@@ -28,6 +29,7 @@ def write_copies(url: str, document_id: int, num_copies: int, num_tokens: int) -
                 sentence_counts=np.array([2, 1], np.uint32),
                 sentence_lengths=np.array([1, num_tokens - 1, 2], np.uint32),
                 tokens=np.array([300] * num_tokens + [400 + number, 301], np.uint16),
+                sources=np.full(2, source, np.uint16),
             )
             writer.add(copies, np.zeros(2, np.int64))
         writer.close({})
@@ -37,8 +39,11 @@ def task_in(folder: Path, tokenizer: Tokenizer, num_units: int) -> ReduceTask:
     return ReduceTask(
         name="train-000000",
         destination=0,
-        unit_sources=tuple(range(num_units)),
+        destinations=Destinations(1, 0, 0.0),
+        num_units=num_units,
         num_sources=num_units,
+        first_source=0,
+        source=None,
         record_tokens=1000,
         seed=0,
         exact_deduplication=True,
@@ -68,7 +73,7 @@ def test_copies_of_a_text_take_no_memory(
     num_copies, num_tokens = 100, 50_000
     monkeypatch.setattr(sections, "FLUSH_BYTES", 1 << 18)
     for unit in range(2):
-        write_copies(sections_url(str(tmp_path), unit), 7, num_copies, num_tokens)
+        write_copies(sections_url(str(tmp_path), unit), unit, 7, num_copies, num_tokens)
     task = task_in(tmp_path, tokenizer, 2)
     reduce_shard(task)  # once before, so that what is loaded once is not counted
     peak = traced_peak(task)
@@ -83,10 +88,11 @@ def test_copies_of_a_text_take_no_memory(
     # Of equal texts the earliest stays, and every other document with its own tokens.
     expected = [(7, 0, [300] * num_tokens), *((7000 + n, 0, [400 + n, 301]) for n in range(num_copies))]
     assert sorted(documents) == sorted(expected)
-    assert read_result(task).dropped == ({"duplicate": num_copies - 1}, {"duplicate": 2 * num_copies})
+    dropped = [(0, "duplicate", num_copies - 1), (1, "duplicate", 2 * num_copies)]
+    assert list(read_result(result_url(task)).dropped) == dropped
 
 
-def test_a_large_shard_is_made_in_parts_of_bounded_memory_and_of_the_same_bytes(
+def test_the_tokens_of_a_large_shard_lie_in_a_file_and_its_bytes_are_the_same(
     tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_documents, num_tokens = 6_000, 500
@@ -108,7 +114,7 @@ def test_a_large_shard_is_made_in_parts_of_bounded_memory_and_of_the_same_bytes(
     task = dataclasses.replace(task_in(tmp_path, Tokenizer.load(small_tokenizer), 2), record_tokens=20_000)
     reduce_shard(task)
     at_once, peak_at_once = (tmp_path / "train-000000.tar").read_bytes(), traced_peak(task)
-    monkeypatch.setattr(reduce_task, "HELD_TOKENS", 100_000)
+    monkeypatch.setattr(reduce_task, "HELD_BYTES", 200_000)
     peak_in_parts = traced_peak(task)
     assert (tmp_path / "train-000000.tar").read_bytes() == at_once
     token_bytes = 2 * num_documents * num_tokens * 2

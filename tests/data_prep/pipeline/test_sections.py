@@ -16,7 +16,6 @@ from data_prep.pipeline.sections import (
     SectionWriter,
     join_sections,
     read_sections,
-    read_sizes,
     read_summary,
     select_documents,
     take_runs,
@@ -85,8 +84,6 @@ def test_each_destination_gets_its_documents_in_order(
         expected = [item for item, place in zip(everything, destinations, strict=True) if place == destination]
         found = [item for section in read_sections(url, destination, np.uint16) for item in documents_of(section)]
         assert found == expected
-        ids, lengths, counts = (array.tolist() for array in read_sizes(url, destination))
-        assert list(zip(ids, lengths, counts, strict=True)) == [(i, len(t), len(s)) for i, t, s in expected]
     summary, counts = read_summary(url)
     assert summary == {"note": 1} and counts.tolist() == np.bincount(destinations, minlength=5).tolist()
     assert counts[4] == 0 < counts[:4].min()
@@ -124,7 +121,6 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
     def read() -> None:
         read_summary(url)
         for destination in range(4):
-            read_sizes(url, destination)
             list(read_sections(url, destination, np.uint16))
 
     read()

@@ -83,7 +83,7 @@ def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(
         UserError, match=rf"{left} of {len(plan.units)} units are not read yet \(of .*small.jsonl\)"
     ) as found:
         merge_ranges(plan, tokenizer, output, 1)
-    assert "the share of --shard-range 2/3;" in str(found.value)
+    assert "the share of --shard-range 2/3." in str(found.value)
     assert map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
     assert merge_ranges(plan, tokenizer, output, 1)[1]
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
@@ -108,14 +108,14 @@ def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(
 ) -> None:
     output = str(tmp_path / "out")
     with storage.hold_lock(output, ShardRange(1, 3).name):
-        with pytest.raises(UserError, match="another command .* works on"):
+        with pytest.raises(UserError, match="another command .* is using"):
             map_range(plan, tokenizer, output, 1, ShardRange(1, 3))
-        with pytest.raises(UserError, match="another command .* works on"):
+        with pytest.raises(UserError, match="another command .* is using"):
             prepare_shards(plan, tokenizer, output, 1)
-        with pytest.raises(UserError, match="another command .* works on"):
+        with pytest.raises(UserError, match="another command .* is using"):
             merge_ranges(plan, tokenizer, output, 1)
         map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
-    with storage.hold_lock(output), pytest.raises(UserError, match="another command .* works on"):
+    with storage.hold_lock(output), pytest.raises(UserError, match="another command .* is using"):
         map_range(plan, tokenizer, output, 1, ShardRange(3, 3))
 
 

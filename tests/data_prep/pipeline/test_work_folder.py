@@ -236,7 +236,7 @@ def test_damaged_work_is_told_and_becomes_no_data_set(
     if name == "done":
         with interrupted_at(monkeypatch, preparation, "publish_shards"), pytest.raises(KeyboardInterrupt):
             merge_ranges(plan, tokenizer, str(tmp_path), 1)
-        name = ".work/train-000000.done.json"
+        name = ".work/train-000000.000000.done.json"
     data = (tmp_path / name).read_bytes()
     middle = len(data) // 2
     flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -329,7 +329,7 @@ def test_touched_and_copied_inputs_and_work_of_equal_content_go_on(
     with stopped_after_units(1, monkeypatch):
         prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, str(tmp_path / "out"), 1)
     with monkeypatch.context() as patch:  # the stamps of equal content are noted: it is compared once
-        patch.setattr("data_prep.pipeline.work_folder.has_same_input", lambda task: 1 / 0)
+        patch.setattr("data_prep.pipeline.work_folder.changed_parts", lambda task: 1 / 0)
         prepare_shards(make_plan(config_of(corpus), tokenizer), tokenizer, str(tmp_path / "out"), 1)
     assert shards_of(files_of(tmp_path / "out")) == shards_of(whole)
 

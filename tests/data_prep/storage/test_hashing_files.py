@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.storage.hashing_files import HashingFile, RangeHashingFile
+from tests.support.error_codes import coded
 
 DATA = bytes(range(256)) * 10
 
@@ -50,5 +51,5 @@ def test_a_disk_that_fails_is_told_with_the_files_name() -> None:
         def read(self, size: int | None = -1, /) -> bytes:
             raise OSError(5, "Input/output error")
 
-    with pytest.raises(UserError, match="a.jsonl cannot be read: .*Input/output error; check the disk"):
+    with pytest.raises(UserError, match="a.jsonl cannot be read: .*Input/output error", check=coded("unreadable-file")):
         HashingFile(Failing(), "a.jsonl").read(10)

@@ -19,6 +19,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.storage import locks, storage
+from tests.support.error_codes import coded
 
 ROOT = Path(__file__).resolve().parents[3]
 ME = f"process {os.getpid()} on {socket.gethostname()}"
@@ -41,7 +42,7 @@ def another_process_holds(folder: Path, name: str = "") -> Iterator[subprocess.P
 
 def refused(folder: Path, name: str = "", shared: bool = False) -> str:
     """The message for a command that wants the lock."""
-    with pytest.raises(UserError, match="wait until it ends") as caught, storage.hold_lock(folder, name, shared):
+    with pytest.raises(UserError, check=coded("folder-locked")) as caught, storage.hold_lock(folder, name, shared):
         pass
     return str(caught.value)
 
@@ -49,7 +50,7 @@ def refused(folder: Path, name: str = "", shared: bool = False) -> str:
 def test_a_second_holder_is_refused_and_told_the_first(tmp_path: Path) -> None:
     with storage.hold_lock(tmp_path) as lock:
         lock.check()
-        assert f"another command ({ME}) works on {tmp_path} now" in refused(tmp_path)
+        assert f"another command ({ME}) is using {tmp_path}" in refused(tmp_path)
     with storage.hold_lock(tmp_path):
         pass
     assert os.listdir(tmp_path) == []
@@ -170,4 +171,4 @@ def test_a_file_system_without_locks_is_told_and_worked_on(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with storage.hold_lock(tmp_path):
         pass
-    assert "offers no locks (No locks available)" in capsys.readouterr().err
+    assert "has no locks (No locks available)" in capsys.readouterr().err

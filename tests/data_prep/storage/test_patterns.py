@@ -11,6 +11,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
+from tests.support.error_codes import coded
 from tests.support.forbidden_folder import forbid
 
 
@@ -53,7 +54,9 @@ def test_a_folder_that_matches_and_would_be_left_out_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder / "table.jsonl" / "part-0")
-    with pytest.raises(UsageError, match=r"input table.jsonl, which \*.jsonl matches, is a folder; name its files .*"):
+    with pytest.raises(
+        UsageError, match=r"input table.jsonl, which \*.jsonl matches, is a folder", check=coded("input-is-folder")
+    ):
         storage.matches("*.jsonl")
     write(folder / "table.jsonl" / "part-1.jsonl")
     assert "table.jsonl/part-1.jsonl" in storage.matches("**/*.jsonl"), "its files match"
@@ -72,7 +75,7 @@ def test_a_link_to_nothing_is_refused(folder: Path) -> None:
 def test_a_pipe_is_refused(folder: Path) -> None:
     os.mkfifo("pipe.jsonl")
     for pattern in ("pipe.jsonl", "*.jsonl"):
-        with pytest.raises(UsageError, match="pipe.jsonl is no file"):
+        with pytest.raises(UsageError, match="pipe.jsonl is not a file", check=coded("input-not-a-file")):
             storage.matches(pattern)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import remote_files, remote_reader, retries, storage
+from tests.support.error_codes import coded
 from tests.support.fault_proxy import Fault, FaultProxy, Kind, Request, run_proxy
 from tests.support.s3_server import S3Bucket, make_client
 
@@ -151,7 +152,7 @@ def test_a_store_that_is_busy_for_seconds_is_waited_for(
     began = time.monotonic()
     storage.write_bytes(f"{s3_bucket.url}/a", b"abc")
     assert time.monotonic() - began >= 0.9 and s3_bucket.objects() == {"a": b"abc"}
-    assert f"{s3_bucket.url}/a answers SlowDown; trying again in" in capsys.readouterr().err
+    assert f"{s3_bucket.url}/a answers SlowDown; retrying in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["refuse", "hang"])
@@ -162,10 +163,10 @@ def test_a_store_that_is_down_for_good_ends_in_a_clear_stop(
     monkeypatch.setenv(retries.RETRY_VARIABLE, "0.3")
     proxy.faults = [Fault(kind, status=500, code="InternalError")]
     began = time.monotonic()
-    with pytest.raises(UserError, match="/a cannot be read: the store has answered .* run the same command again"):
+    with pytest.raises(UserError, match="/a cannot be read: the store answered", check=coded("store-unavailable")):
         storage.read_bytes(f"{s3_bucket.url}/a")
     assert time.monotonic() - began < retries.RETRY_SECONDS / 2
-    with pytest.raises(UserError, match="/a cannot be written: the store has answered"):
+    with pytest.raises(UserError, match="/a cannot be written: the store answered"):
         storage.write_bytes(f"{s3_bucket.url}/a", b"abc")
     assert s3_bucket.objects() == {}
 
@@ -318,7 +319,7 @@ def test_patterns_find_what_a_shell_finds(store: str, s3_bucket: S3Bucket) -> No
 
 def test_a_folder_is_no_input(s3_bucket: S3Bucket) -> None:
     storage.write_bytes(f"{s3_bucket.url}/in/a.txt", b"x")
-    with pytest.raises(UsageError, match=r"/in is a folder; name its files with a pattern such as 's3://.*/in/\*"):
+    with pytest.raises(UsageError, match=r"/in is a folder\. Fix: .*'s3://.*/in/\*", check=coded("input-is-folder")):
         storage.matches(f"{s3_bucket.url}/in")
 
 
@@ -328,7 +329,7 @@ def test_a_listing_that_fails_is_not_taken_for_an_empty_folder(
     storage.write_bytes(f"{s3_bucket.url}/in/a.txt", b"x")
     monkeypatch.setenv(retries.RETRY_VARIABLE, "0.2")
     proxy.faults = [Fault("refuse", concerns=lambda request: "delimiter" in request.target)]
-    with pytest.raises(UserError, match="the store has answered SlowDown"):
+    with pytest.raises(UserError, match="the store answered SlowDown"):
         storage.matches(f"{s3_bucket.url}/in/*.txt")
 
 
@@ -357,7 +358,7 @@ def test_a_profile_or_an_option_that_is_not_there_is_told(s3_bucket: S3Bucket) -
     with pytest.raises(UserError, match=r"nobody"):
         storage.exists(f"{s3_bucket.url}/a")
     storage.configure({s3_bucket.url: {"endpont_url": "http://x", "secret": "do-not-show"}})
-    with pytest.raises(UserError, match="storage_options are refused: .*endpont_url") as caught:
+    with pytest.raises(UserError, match="endpont_url", check=coded("invalid-storage-options")) as caught:
         storage.exists(f"{s3_bucket.url}/a")
     assert "do-not-show" not in str(caught.value)
 
@@ -431,12 +432,12 @@ def test_a_web_server_with_and_one_without_ranges_are_read_alike(
 
 def test_what_a_web_server_cannot_do_is_told(plain_web: str, proxy: FaultProxy) -> None:
     assert not storage.exists(f"{plain_web}/never")
-    with pytest.raises(UsageError, match="a web server lists no files"):
+    with pytest.raises(UsageError, check=coded("pattern-of-web-addresses")):
         storage.matches(f"{plain_web}/*.txt")
-    with pytest.raises(UserError, match="web addresses are for reading"):
+    with pytest.raises(UserError, check=coded("web-address-read-only")):
         storage.write_bytes(f"{plain_web}/a", b"x")
     proxy.faults = [Fault("refuse", status=403)]
-    with pytest.raises(UserError, match="permission denied"):
+    with pytest.raises(UserError, check=coded("permission-denied")):
         storage.exists(f"{proxy.endpoint}/a")
     # Not "there is no such file", as fsspec would have it.
     proxy.faults = [Fault("refuse", status=500, times=2)]

@@ -8,6 +8,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import retries
+from tests.support.error_codes import coded
 
 
 class Store:
@@ -30,7 +31,7 @@ def test_a_broken_connection_is_tried_again_and_told(
     store = Store(ConnectionResetError(), times=2)
     assert retries.with_retries("s3://user:word@a/b", "read", store) == "done" and store.calls == 3
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and lines[0].startswith("s3://a/b answers with a broken connection; trying again in 0.0")
+    assert len(lines) == 2 and lines[0].startswith("s3://a/b answers with a broken connection; retrying in 0.0")
 
 
 def test_what_fails_for_good_is_tried_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +45,7 @@ def test_a_store_that_stays_away_is_given_up_at_the_limit(monkeypatch: pytest.Mo
     monkeypatch.setenv(retries.RETRY_VARIABLE, "0.3")
     monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.05)
     began = time.monotonic()
-    with pytest.raises(UserError, match=r"s3://a/b cannot be written: the store has answered nothing in time for 0 s"):
+    with pytest.raises(UserError, match=r"s3://a/b cannot be written: the store answered nothing in time for 0 s"):
         retries.with_retries("s3://a/b", "written", Store(TimeoutError()))
     assert 0.3 <= time.monotonic() - began < retries.RETRY_SECONDS / 2
 
@@ -60,7 +61,11 @@ def test_an_error_that_was_given_up_is_not_tried_again_outside(monkeypatch: pyte
 @pytest.mark.parametrize("said", ["abc", "nan", "-1", "1s"])
 def test_a_time_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setenv(retries.RETRY_VARIABLE, said)
-    with pytest.raises(UsageError, match=f"CLOZEWORKS_RETRY_SECONDS={said} is no number of seconds"):
+    with pytest.raises(
+        UsageError,
+        match=f"CLOZEWORKS_RETRY_SECONDS={said} is not a number of seconds",
+        check=coded("invalid-retry-seconds"),
+    ):
         retries.with_retries("s3://a/b", "read", Store(ConnectionResetError()))
 
 

@@ -16,6 +16,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.urls import redact_text
 from data_prep.storage import storage
 from tests.support.disk_events import assert_replaced_durably, record_disk_events
+from tests.support.error_codes import coded
 from tests.support.s3_server import S3Bucket
 
 
@@ -52,7 +53,7 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link"):
-        with pytest.raises(UserError, match=f"{name} is a device or a pipe, where no file can be put"):
+        with pytest.raises(UserError, match=f"{name} is a device", check=coded("output-not-a-file")):
             storage.write_bytes(tmp_path / name, b"x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
     assert (tmp_path / "pipe").is_fifo()
@@ -98,7 +99,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_told_and_the_same_call_works_once_there_is_space(small_disk: Path) -> None:
     storage.write_bytes(small_disk / "other", bytes(800_000))
-    with pytest.raises(UserError, match="file.bin cannot be written: No space left on device; see to it"):
+    with pytest.raises(
+        UserError, match="file.bin cannot be written: No space left on device", check=coded("unwritable-file")
+    ):
         storage.write_bytes(small_disk / "file.bin", bytes(500_000))
     assert os.listdir(small_disk) == ["other"]
     storage.remove(small_disk / "other")
@@ -161,7 +164,9 @@ def test_a_remote_folder_is_copied_and_again_when_it_changes(tmp_path: Path) -> 
     storage.write_bytes(f"{url}/tokenizer.model", b"changed")
     assert (storage.local_folder(url, names, tmp_path) / "tokenizer.model").read_bytes() == b"changed"
     assert storage.local_folder(tmp_path, names) == tmp_path
-    with pytest.raises(UserError, match="memory://bucket/none holds none of tokenizer.model, "):
+    with pytest.raises(
+        UserError, match="memory://bucket/none contains none of tokenizer.model, ", check=coded("missing-file")
+    ):
         storage.local_folder("memory://bucket/none", names, tmp_path)
 
 
@@ -194,7 +199,7 @@ def test_a_pattern_finds_the_files_it_matches_and_no_empty_folder(tmp_path: Path
     found = [os.path.relpath(url, tmp_path) for url in storage.matches(f"file://{tmp_path}/**/*.jsonl")]
     assert found == ["a.jsonl", "b.jsonl", "deep/d.jsonl"]
     assert storage.matches(f"{tmp_path}/*.parquet") == [] == storage.matches(f"{tmp_path}/missing.txt")
-    with pytest.raises(UsageError, match="is a folder; name its files"):
+    with pytest.raises(UsageError, check=coded("input-is-folder")):
         storage.matches(str(tmp_path))
 
 

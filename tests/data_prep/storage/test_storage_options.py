@@ -8,6 +8,7 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.storage import storage_options
+from tests.support.error_codes import coded
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +38,11 @@ def test_new_options_replace_the_old_and_none_can_be_changed_from_outside() -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"s3": {}}, "'s3', which is no URL prefix"), ({"s3://": 3}, "no map")]
+    ("options", "message"),
+    [({"s3": {}}, "'s3' of storage_options is not a URL prefix"), ({"s3://": 3}, "not a mapping")],
 )
 def test_what_is_no_option_is_refused(options: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message, check=coded("invalid-storage-options")):
         storage_options.configure(options)
 
 

@@ -75,13 +75,13 @@ def test_what_fails_while_cleaning_up_does_not_hide_why() -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (refusal("AccessDenied", 403), r"permission denied \(AccessDenied\); check the credentials"),
+        (refusal("AccessDenied", 403), r"permission denied \(AccessDenied\)\. Fix: check the credentials"),
         (refusal("NoSuchBucket", 404), "there is no such bucket"),
         (refusal("NoSuchKey", 404), "there is no such file"),
-        (NoCredentialsError(), "Unable to locate credentials; set AWS_PROFILE"),
+        (NoCredentialsError(), "Unable to locate credentials. Fix: set AWS_PROFILE"),
         (
             TypeError("got an unexpected keyword argument 'endpont_url'"),
-            "its storage_options are refused: .*endpont_url",
+            "its storage_options are invalid: .*endpont_url",
         ),
     ],
 )

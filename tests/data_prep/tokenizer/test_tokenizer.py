@@ -29,6 +29,7 @@ from data_prep.tokenizer.tokenizer import (
     TokenizerSettings,
 )
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.error_codes import coded
 from tests.support.made_up_documents import SMALL, documents
 
 
@@ -116,14 +117,14 @@ def _copy(tokenizer: Tokenizer, folder: Path) -> Path:
 
 
 def test_a_file_of_a_tokenizer_is_answered_with_its_folder(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UsageError, match=f"is a file; name the folder of a tokenizer, such as {tokenizer.folder}"):
+    with pytest.raises(UsageError, match=f"is a file. Fix: name the folder of a tokenizer, such as {tokenizer.folder}"):
         Tokenizer.load(tokenizer.folder / "tokenizer.json")
 
 
 def test_a_folder_without_its_marker_is_no_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = _copy(tokenizer, tmp_path)
     (folder / "tokenizer_info.json").unlink()
-    with pytest.raises(UserError, match="no complete tokenizer"):
+    with pytest.raises(UserError, check=coded("incomplete-tokenizer")):
         Tokenizer.load(folder)
 
 
@@ -242,7 +243,7 @@ def test_a_tokenizer_is_loaded_from_a_url_too(tokenizer: Tokenizer) -> None:
     assert loaded.fingerprint == tokenizer.fingerprint and loaded.url == "memory://tokenizers/one"
     assert {path.name for path in loaded.folder.iterdir()} == set(FILE_NAMES)
     assert Tokenizer.load(tokenizer.folder).url == str(tokenizer.folder)
-    with pytest.raises(UserError, match="memory://tokenizers/none holds no"):
+    with pytest.raises(UserError, match="memory://tokenizers/none", check=coded("missing-file")):
         Tokenizer.load("memory://tokenizers/none")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
-from data_prep.tokenizer.word_cache import WordCache, can_cut_at_letters, pieces_of
+from data_prep.tokenizer.word_cache import WordCache, pieces_of
 
 TEXTS = st.lists(
     st.text(
@@ -34,33 +34,38 @@ def processor(small_tokenizer: Path) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_file=str(small_tokenizer / "tokenizer.model"))
 
 
+def merged_pieces(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
+    ids = range(processor.get_piece_size())
+    return [
+        processor.id_to_piece(number).replace("\u2581", " ")
+        for number in ids
+        if not (processor.is_byte(number) or processor.is_control(number) or processor.is_unknown(number))
+    ]
+
+
 def cache_of(processor: sentencepiece.SentencePieceProcessor, **options: object) -> WordCache:
-    return WordCache(lambda texts: processor.encode(texts, num_threads=1), **{"dtype": np.uint16, **options})  # type: ignore[arg-type]
+    return WordCache(lambda words: processor.encode(words, num_threads=1), **{"dtype": np.uint16, **options})  # type: ignore[arg-type]
 
 
-def test_the_vocabulary_of_a_trained_tokenizer_can_be_cut_at_letters(small_tokenizer: Path) -> None:
-    pieces = [piece.text for piece in Tokenizer.load(small_tokenizer).vocabulary if piece.kind == "normal"]
-    assert len(pieces) > 300 and can_cut_at_letters(pieces)
-
-
-@pytest.mark.parametrize("piece", ["it's", "\u2581a.", "1st", "x=", "c3"])
-def test_a_piece_of_letters_and_others_forbids_the_cut(piece: str) -> None:
-    assert not can_cut_at_letters(["\u2581the", piece])
-
-
-@pytest.mark.parametrize("cut_at_letters", [False, True])
+@pytest.mark.parametrize("cut_within_words", [False, True])
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("num_slots", [2, 16, 1 << 12])
 @settings(max_examples=25)
 @given(texts=TEXTS)
 def test_any_text_gets_the_encoders_ids_from_a_cache_of_any_size(
     processor: sentencepiece.SentencePieceProcessor,
-    cut_at_letters: bool,
+    cut_within_words: bool,
     dtype: type,
     num_slots: int,
     texts: list[str],
 ) -> None:
-    cache = cache_of(processor, dtype=dtype, cut_at_letters=cut_at_letters, num_slots=num_slots, max_long_words=2)
+    cache = cache_of(
+        processor,
+        dtype=dtype,
+        pieces=merged_pieces(processor) if cut_within_words else None,
+        num_slots=num_slots,
+        max_others=2,
+    )
     for text in [*texts, "".join(texts), *texts[::-1]]:
         ids = cache.encode(text.encode())
         assert ids.dtype == dtype and ids.tolist() == processor.encode(text)
@@ -75,20 +80,20 @@ def test_words_at_the_limits_of_a_key_and_of_a_slot(processor: sentencepiece.Sen
 
 
 def test_what_is_known_is_not_asked_for_again() -> None:
-    asked: list[str] = []
+    asked: list[bytes] = []
 
-    def encode(texts: list[str]) -> list[list[int]]:
+    def encode(texts: list[bytes]) -> list[list[int]]:
         asked.extend(texts)
         return [[5 + len(text)] for text in texts]
 
-    cache = WordCache(encode, np.uint16, cut_at_letters=True)
+    cache = WordCache(encode, np.uint16, [" one"])
     long_word = "x" * 30
     for _ in range(3):
         assert cache.encode(f" one, {long_word} one".encode()).tolist() == [9, 6, 36, 9]
-    assert sorted(asked) == sorted([" one", ",", f" {long_word}"])
+    assert sorted(asked) == sorted([b" one", b",", f" {long_word}".encode()])
     for _ in range(2):
         cache.encode(b" " + b"y" * 65)
-    assert asked.count(" " + "y" * 65) == 2, "a word so long is not kept"
+    assert asked.count(b" " + b"y" * 65) == 2, "a word so long is not kept"
 
 
 def test_a_word_longer_than_a_piece_stays_whole() -> None:
@@ -103,19 +108,19 @@ class _Asked:
     """An encoder that gives each word a number, and remembers what it was asked for."""
 
     def __init__(self) -> None:
-        self.words: list[str] = []
+        self.words: list[bytes] = []
 
-    def __call__(self, texts: list[str]) -> list[list[int]]:
+    def __call__(self, texts: list[bytes]) -> list[list[int]]:
         self.words += texts
         return [[10 + len(text)] for text in texts]
 
 
 def test_two_words_of_one_pair_of_slots_stay_both() -> None:
-    for first, second in ((" a", " bb"), (" ccc", " d"), (" ee", " ffff"), (" ggg", " hhhhh")):
+    for first, second in ((b" a", b" bb"), (b" ccc", b" d"), (b" ee", b" ffff"), (b" ggg", b" hhhhh")):
         asked = _Asked()
         cache = WordCache(asked, np.uint16, num_slots=2)
         for word in (first, second, first, second, first + second):
-            cache.encode(word.encode())
+            cache.encode(word)
         assert asked.words == [first, second]
 
 
@@ -125,7 +130,7 @@ def test_small_pieces_give_the_same_ids(
     lines = small_corpus.read_text(encoding="utf-8").splitlines()
     text = "".join(normalize(json.loads(line)["text"], Normalization()) for line in lines)
     monkeypatch.setattr("data_prep.tokenizer.word_cache.PIECE_BYTES", 100)
-    assert cache_of(processor, cut_at_letters=True).encode(text.encode()).tolist() == processor.encode(text)
+    assert cache_of(processor, pieces=merged_pieces(processor)).encode(text.encode()).tolist() == processor.encode(text)
 
 
 def _documents(path: Path) -> Iterator[str]:

@@ -14,6 +14,7 @@ from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training import training
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.error_codes import coded
 from tests.support.made_up_documents import SMALL, documents
 
 
@@ -135,6 +136,8 @@ def test_a_text_of_too_many_marks_in_a_row_is_left_out(tokenizer: Tokenizer, tmp
 @pytest.mark.parametrize("vocab_size", [3_000_000_000, 2**63 - 1])
 def test_a_vocabulary_beyond_any_tokenizer_is_refused_before_work_begins(tmp_path: Path, vocab_size: int) -> None:
     settings = TokenizerSettings(vocab_size=vocab_size)
-    with pytest.raises(UsageError, match=f"vocab_size={vocab_size} is too large; give at most 16,777,216"):
+    with pytest.raises(
+        UsageError, match=f"vocab_size={vocab_size} exceeds 16,777,216", check=coded("vocab-size-out-of-range")
+    ):
         train_tokenizer(documents(), tmp_path, settings)
     assert not list(tmp_path.iterdir())

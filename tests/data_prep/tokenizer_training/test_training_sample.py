@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample, chop
 
@@ -117,3 +121,17 @@ def test_long_lines_are_cut_at_spaces_and_words_between_characters() -> None:
     assert "".join(lines).replace(" ", "") == "onetwo" + "\u5c71" * 3_000 + "three"
     assert all(line.startswith(" ") for line in lines)
     assert list(chop("", MAX_LINE_BYTES)) == []
+
+
+@given(st.text(st.sampled_from("ab\u00e9\u5c71\U0001f600  "), max_size=80), st.integers(9, 40))
+def test_lines_are_filled_word_by_word(paragraph: str, max_bytes: int) -> None:
+    lines = list(chop(paragraph, max_bytes))
+    parts = [
+        word[start : start + (max_bytes - 1) // 4]
+        for word in paragraph.split()
+        for start in range(0, len(word), (max_bytes - 1) // 4)
+    ]
+    assert "".join(lines) == "".join(f" {part}" for part in parts)
+    assert all(line[0] == " " and len(line.encode()) <= max_bytes for line in lines)
+    for line, following in itertools.pairwise(lines):
+        assert len(f"{line} {following.split()[0]}".encode()) > max_bytes, "the next word had fit"

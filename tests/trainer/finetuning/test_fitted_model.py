@@ -70,7 +70,7 @@ def test_what_is_loaded_predicts_as_what_was_saved(
 ) -> None:
     fitted = save(name, tiny_hugging_face, preprocessor, tmp_path / "model")
     check_model_folder(tmp_path / "model", strict=True)
-    title = f"# base@champion, fitted to {name.replace('_', ' ')}\n"
+    title = f"# base@champion, fine-tuned for {name.replace('_', ' ')}\n"
     assert title in (tmp_path / "model" / "README.md").read_text()
     loaded = FittedModel.load(tmp_path / "model")
     unlabeled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)

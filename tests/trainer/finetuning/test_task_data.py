@@ -63,7 +63,7 @@ def test_a_test_file_leaves_only_valid_to_be_cut_and_a_valid_file_nothing(tmp_pa
         ("classification", ["text,label", "a,1", ",0"], "1 rows of 2 .* column 'text'"),
         ("classification", ["text,label"], "has no rows"),
         ("classification", ["text,label", "a,1", "b,0"], "too few"),
-        ("regression", ["text,label", "a,1.5", "b,good"], "row 2, column 'label': 'good' is no number"),
+        ("regression", ["text,label", "a,1.5", "b,good"], "row 2, column 'label': 'good' is not a number"),
         ("regression", ["text,label", "a,1.5", "b,inf"], "not finite"),
         ("regression", many("1"), "the same number in every row"),
         ("classification", ["text,label", *(f"a,{number}" for number in range(40))], "40 classes for 40 examples"),

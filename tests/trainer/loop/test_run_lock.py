@@ -44,7 +44,7 @@ def test_a_second_training_is_told_of_the_first_and_refused_on_all_ranks(
         (told, told_to_the_other) = nodes.run(second)
         assert os.listdir(tmp_path / "run") == before
     assert told == told_to_the_other and f"(process {os.getpid()} on " in told
-    assert f"works on {tmp_path}/run now" in told
+    assert f"is using {tmp_path}/run now" in told
     assert f"if no training runs there, remove {tmp_path}/run/.lock" in told
     assert len(marks) == 2 * 2, "the watchdog of each rank sees that it waits"
     assert capsys.readouterr().err.count("Waiting for up to 0.2 s") == 1

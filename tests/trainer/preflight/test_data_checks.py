@@ -48,7 +48,7 @@ def test_a_file_that_is_missing_is_named_also_where_it_is_not_in_the_sample(smal
     assert failures(shards, tmp_path) == []
     (shards / "train-000003.tar").unlink()
     (text,) = failures(shards, tmp_path)
-    assert "lacks 1 of the files that its manifest names: train-000003.tar; restore it" in text
+    assert "lacks 1 of the files in its manifest: train-000003.tar; restore it" in text
     (shards / "train-000002.index.safetensors").unlink()
     assert "lacks 2 of the files" in failures(shards, tmp_path)[0]
 

@@ -56,7 +56,7 @@ def test_an_output_dir_that_cannot_be_made_fails(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for output_dir in ("file", "file/run", "link", "link/run"):
         finding = disk_finding(tmp_path / output_dir)
-        assert finding.level == "fail" and "is no folder; set output_dir" in finding.text, output_dir
+        assert finding.level == "fail" and "is not a directory; set output_dir" in finding.text, output_dir
 
 
 def test_a_folder_that_takes_no_file_fails_whatever_its_mode_says(tmp_path, monkeypatch):

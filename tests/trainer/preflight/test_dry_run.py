@@ -57,7 +57,7 @@ def test_batches_are_reckoned_over_the_steps_that_the_run_takes():
 def test_operations_of_a_run_are_those_a_token_times_its_tokens():
     config = load_settings(RunConfig, "bert_large", ["training.max_steps=10"])
     assert flops_lines(config) == [
-        "length 512: 1.992 GFLOP a token, forward and backward",
+        "length 512: 1.992 GFLOP per token, forward and backward",
         f"the whole run: {1.9920e9 * 10 * 1_048_576:.3g} FLOP",
     ]
 
@@ -84,7 +84,7 @@ def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_di
 
 def test_shards_that_are_not_there_are_told_and_no_error():
     text = explain(load_settings(RunConfig, "tiny_cpu", ["data.shards=nowhere"]), 2)
-    assert "nowhere does not exist" in text
+    assert "skipped: nowhere does not exist" in text
 
 
 def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_shards):
@@ -148,20 +148,17 @@ def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():
         "from step 3: 2,048 tokens, 2 accumulation",
         "from step 5: 3,072 tokens, 3 accumulation",
     ]
-    assert (
-        "of what is computed 33.3% only fills up"
-        in batch_lines(load_settings(RunConfig, "tiny_cpu", [*sizes, warmup]), 3)[2]
-    )
+    assert "33.3% padding" in batch_lines(load_settings(RunConfig, "tiny_cpu", [*sizes, warmup]), 3)[2]
 
 
 def test_the_step_to_go_back_to_is_looked_for_in_the_folder_and_in_the_store(tmp_path):
     run, store = tmp_path / "run", tmp_path / "store"
     config = load_settings(RunConfig, "tiny_cpu", [f"output_dir={run}"])
-    assert resume_line(config, 7).endswith(f"{run} holds no complete checkpoint of that step; there is none at all")
+    assert resume_line(config, 7).endswith(f"{run} has no complete checkpoint of that step; existing steps: none")
     for folder in (run / "checkpoints" / "step-00000003", store / "step-00000007"):
         folder.mkdir(parents=True)
         (folder / "checkpoint.json").write_text("{}")
-    assert resume_line(config, 7).endswith("of that step; those there are of 3")
-    assert resume_line(config, 3) == "--resume-from 3: its checkpoint is there"
+    assert resume_line(config, 7).endswith("existing steps: 3")
+    assert resume_line(config, 3) == "--resume-from 3: the checkpoint exists"
     both = load_settings(RunConfig, "tiny_cpu", [f"output_dir={run}", f"checkpoint.upload_to=file://{store}"])
-    assert resume_line(both, 7) == "--resume-from 7: its checkpoint is there"
+    assert resume_line(both, 7) == "--resume-from 7: the checkpoint exists"

@@ -33,7 +33,7 @@ def test_a_checkpoint_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> Non
     ("error", "said"),
     [
         (NotPromoted("it is not better"), "it is not better"),
-        (UserError("the server is away"), r"broke off \(the server is away\); .* --version 3 --promote champion does"),
+        (UserError("the server is away"), r"failed \(the server is away\); .* --version 3 --promote champion"),
     ],
 )
 def test_a_version_counts_as_registered_whatever_becomes_of_its_promotion(

@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> str
 
 @pytest.fixture(scope="module")
 def registered(exported: Path, store: str) -> registration.Registration:
-    return register(exported, "birds", "champion", store)
+    return register(str(exported), "birds", "champion", store)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

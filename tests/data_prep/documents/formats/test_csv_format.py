@@ -36,7 +36,19 @@ def test_rows_become_documents_with_their_fields(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(content.encode()))
     settings = DocumentSettings(id_field="id", language_field="lang", metadata_fields=("score", "absent"))
     found = list(reader_of(path, settings))
-    assert found == [Document('One, "two"\nthree', "7", language="en", metadata={"score": "3"}), Document("four", "8")]
+    assert found == [Document('One, "two"\nthree', "7", language="en", metadata={"score": 3}), Document("four", "8")]
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [("3", 3), ("-2.5", -2.5), ("1e3", 1000.0), ("007", "007"), ("1,5", "1,5"), ("NaN", "NaN"), ("٣", "٣")],
+)
+def test_metadata_that_are_numbers_in_json_are_numbers(tmp_path: Path, cell: str, value: object) -> None:
+    (tmp_path / "a.tsv").write_text(f"text\tscore\nx\t{cell}\n", encoding="utf-8")
+    (document,) = reader_of(tmp_path / "a.tsv", DocumentSettings(metadata_fields=("score",), id_field="score"))
+    assert document.id == cell and document.metadata == {"score": cell}, "what is an id too stays text"
+    (document,) = reader_of(tmp_path / "a.tsv", DocumentSettings(metadata_fields=("score",)))
+    assert document.metadata == {"score": value} and type(document.metadata["score"]) is type(value)
 
 
 def test_tabs_separate_and_quotation_marks_are_text(tmp_path: Path) -> None:

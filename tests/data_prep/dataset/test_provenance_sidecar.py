@@ -1,4 +1,4 @@
-"""The provenance sidecar: sorted and byte-reproducible, checked against the manifest, rewritten without removed rows."""
+"""The provenance sidecar: sorted, byte-reproducible, checked against the manifest, rewritten without removed rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.provenance import ProvenanceRow, read_provenance, rewrite_provenance, write_provenance
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, rewrite_provenance, write_provenance
 from tests.support.error_codes import coded
 
 _BIG = (1 << 64) - 1

@@ -1,0 +1,58 @@
+"""Adding up what finished tasks noted, in the workers: no process reads the results of all tasks one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data_prep.dataset.state_files import read_state, write_state
+from data_prep.executors.phases import PhaseRunner
+from data_prep.storage import storage
+
+FAN_IN = 128
+"""Results that one process adds up."""
+
+
+@dataclass(frozen=True)
+class AggregationTask:
+    """Results to add up, and where the sum goes.
+
+    Attributes:
+        add_up: a function of a module, of URLs of results; its sum is what JSON can hold.
+    """
+
+    add_up: Callable[[Sequence[str]], Any]
+    urls: tuple[str, ...]
+    url: str
+
+
+def add_up_results(
+    urls: Sequence[str],
+    add_up: Callable[[Sequence[str]], Any],
+    work_folder: str,
+    name: str,
+    runner: PhaseRunner,
+) -> list[Any]:
+    """Sums of at most `FAN_IN` results each, in order; of few results this process makes the one sum itself.
+
+    Args:
+        name: of the sums' files in the work folder; other results, another name.
+
+    Raises:
+        UserError: a result is not as it was written.
+    """
+    if len(urls) <= FAN_IN:
+        return [add_up(urls)]
+    tasks = [
+        AggregationTask(
+            add_up, tuple(urls[first : first + FAN_IN]), storage.join(work_folder, f"{name}-{first:07d}.json")
+        )
+        for first in range(0, len(urls), FAN_IN)
+    ]
+    runner.run("adding up", _aggregate, tasks, lambda task: task.url, lambda task: len(task.urls), ("results", 1.0))
+    return [read_state(task.url) for task in tasks]
+
+
+def _aggregate(task: AggregationTask) -> None:
+    write_state(task.url, task.add_up(task.urls))

@@ -1,0 +1,118 @@
+"""Where a document goes: a pure function of its id, the hash of its normalized text, and of its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class Destinations:
+    """The shards of a preparation, numbered train first, and the groups in which documents travel to them.
+
+    The high half of the id decides train or valid, so that neither other documents nor the number of shards moves a
+    document across; the low half decides the shard. Where sources have shards of their own, those of a source follow
+    those of the source before it, in train and in valid.
+
+    A unit of input has a section for each group. Without groups of their own (`num_groups` 0) a group is a destination,
+    and a shard reads its section of every unit. With them a second step gathers the sections of a group and parts them
+    by shard, so that files are opened units x groups times and not units x shards. All copies of a text are in one
+    group, whatever their source.
+
+    Attributes:
+        source_shards: number of train and valid shards of each source; empty where all sources share all shards.
+    """
+
+    num_train: int
+    num_valid: int
+    valid_fraction: float
+    source_shards: tuple[tuple[int, int], ...] = ()
+    num_groups: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.num_groups or not self.source_shards
+        if self.source_shards:
+            assert [self.num_train, self.num_valid] == np.sum(self.source_shards, axis=0).tolist()
+
+    def __len__(self) -> int:
+        return self.num_train + self.num_valid
+
+    @property
+    def num_sections(self) -> int:
+        """Sections of a unit's work file: one for each group."""
+        return self.num_groups or len(self)
+
+    def of(self, document_id: int, source: int = 0) -> int:
+        """The destination of one document."""
+        return int(self.of_many(np.array([document_id], np.uint64), np.array([source]))[0])
+
+    def of_many(self, document_ids: np.ndarray, sources: np.ndarray | None = None) -> np.ndarray:
+        """The destinations (n,) int64 of document ids (n,) uint64 and numbers (n,) of their sources in the plan."""
+        is_valid, low = self._is_valid(document_ids), document_ids & _LOW
+        if not self.source_shards:
+            train, valid = low % np.uint64(self.num_train), self.num_train + low % np.uint64(self.num_valid)
+            return np.where(is_valid, valid, train).astype(np.int64)
+        assert sources is not None
+        counts = np.array(self.source_shards, np.uint64)
+        firsts = np.cumsum(counts, axis=0) - counts + np.array([0, self.num_train], np.uint64)
+        split = is_valid.astype(np.int64)
+        # Ranges of the low half, not remainders: so a shard has its documents from few groups.
+        return (firsts[sources, split] + (low * counts[sources, split] >> np.uint64(32))).astype(np.int64)
+
+    def groups_of(self, document_ids: np.ndarray) -> np.ndarray:
+        """The groups (n,) int64 of document ids (n,) uint64."""
+        if self.source_shards:
+            return ((document_ids & _LOW) * np.uint64(self.num_groups) >> np.uint64(32)).astype(np.int64)
+        destinations = self.of_many(document_ids)
+        return destinations * self.num_groups // len(self) if self.num_groups else destinations
+
+    def in_group(self, group: int) -> np.ndarray:
+        """The destinations (n,) int64, ascending, that documents of a group go to."""
+        if not self.num_groups:
+            return np.array([group])
+        if not self.source_shards:
+            return np.flatnonzero(np.arange(len(self)) * self.num_groups // len(self) == group)
+        low, high = -(-(group << 32) // self.num_groups), -(-(group + 1 << 32) // self.num_groups) - 1
+        found, offset = [], 0
+        for split in range(2):
+            for counts in self.source_shards:
+                num = counts[split]
+                found.append(np.arange(low * num >> 32, (high * num >> 32) + 1 if num else 0) + offset)
+                offset += num
+        return np.concatenate(found)
+
+    def groups_for(self, destination: int) -> list[int]:
+        """The groups, ascending, in which documents of a destination are."""
+        if not self.num_groups:
+            return [destination]
+        if not self.source_shards:
+            return [destination * self.num_groups // len(self)]
+        _, _, number, num = self._place(destination)
+        low = -(-(number << 32) // num)
+        high = -(-(number + 1 << 32) // num) - 1
+        return list(range(low * self.num_groups >> 32, (high * self.num_groups >> 32) + 1))
+
+    def split(self, destination: int) -> Literal["train", "valid"]:
+        return "train" if destination < self.num_train else "valid"
+
+    def source(self, destination: int) -> int | None:
+        """The source in the plan whose documents alone the shard holds; None where sources share shards."""
+        return self._place(destination)[0] if self.source_shards else None
+
+    def _place(self, destination: int) -> tuple[int, int, int, int]:
+        """Source, split (0 train, 1 valid), number of the shard within these, and their number of shards."""
+        split = int(destination >= self.num_train)
+        number = destination - split * self.num_train
+        for source, counts in enumerate(self.source_shards):
+            if number < counts[split]:
+                return source, split, number, counts[split]
+            number -= counts[split]
+        raise ValueError(f"destination {destination} of {len(self)}")
+
+    def _is_valid(self, document_ids: np.ndarray) -> np.ndarray:
+        is_valid: np.ndarray = document_ids >> np.uint64(32) < self.valid_fraction * 2**32
+        return is_valid

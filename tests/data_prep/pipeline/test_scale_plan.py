@@ -1,0 +1,144 @@
+"""The planner at any size: counted file opens of real runs against its formula, and the plans of very large corpora."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.pipeline import aggregation, units
+from data_prep.pipeline import scale_plan as scale
+from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.preparation import prepare_shards
+from data_prep.pipeline.scale_plan import file_opens, scale_plan
+from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.data_prep_command import files_of
+
+WORDS = "river village teacher engine letter garden winter morning library machine question answer".split()
+_opened: list[str] | None = None
+
+
+def _note(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and _opened is not None and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        _opened.append(os.fsdecode(arguments[0]))
+
+
+@contextmanager
+def counted_opens() -> Iterator[list[str]]:
+    """Paths of the files that this process opens meanwhile, as Python's audit hook reports them."""
+    global _opened
+    if not getattr(sys, "_clozeworks_opens", False):
+        sys.addaudithook(_note)  # which cannot be taken away again
+        sys._clozeworks_opens = True  # type: ignore[attr-defined]
+    _opened = []
+    try:
+        yield _opened
+    finally:
+        _opened = None
+
+
+def corpus(folder: Path, num_files: int, per_file: int, seed: int = 0) -> Path:
+    folder.mkdir()
+    generator = random.Random(seed)
+    for number in range(num_files):
+        texts = [" ".join(generator.choices(WORDS, k=40)) for _ in range(per_file)]
+        lines = [json.dumps({"text": text, "id": index}) for index, text in enumerate(texts)]
+        (folder / f"{number:04d}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def plan_of(folder: Path, tokenizer: Tokenizer, **settings: object) -> Plan:
+    config = PreparationConfig.model_validate(
+        {
+            "sources": [{"name": "web", "input": f"{folder}/*.jsonl"}],
+            "shards": {"min_shards": 6, "valid_fraction": 0.1, "unit_bytes": 2000, **settings},
+        }
+    )
+    return make_plan(config, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer)
+
+
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_a_run_opens_as_many_files_as_the_formula_says(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool
+) -> None:
+    """At two sizes and in both shapes; the formula is exact but for the few files of the command itself."""
+    monkeypatch.setattr(scale, "MAX_DIRECT_OPENS", 0 if is_gathered else 1 << 40)
+    monkeypatch.setattr(scale, "_SOURCE_GROUPS", 3)
+    monkeypatch.setattr(aggregation, "FAN_IN", 4)
+    monkeypatch.setattr(scale, "FAN_IN", 4)
+    totals, others = [], []
+    for num_files in (12, 48):
+        plan = plan_of(corpus(tmp_path / f"in{num_files}", num_files, 6), tokenizer, shard_bytes=500 * num_files)
+        assert bool(plan.destinations.num_groups) == is_gathered
+        inputs, output = tmp_path / f"in{num_files}", tmp_path / f"out{num_files}"
+        with counted_opens() as opened:
+            prepare_shards(plan, tokenizer, str(output), 1)
+        mine = [Path(path) for path in opened if str(tmp_path) in path]
+        expected = file_opens(len(plan.parts), len(plan.units), plan.destinations, has_provenance=False)
+        assert sum(path.parent == inputs for path in mine) == expected["to read inputs"] == num_files
+        shards, groups = len(plan.destinations), plan.destinations.num_groups
+        reads = [path.name for path in mine if path.name.startswith(("map-", "group-"))]
+        # Each unit's file: once for its summary, then once for each group or shard; each group's file likewise.
+        read_groups = shards if groups else 0
+        assert len(reads) == len(plan.units) * (1 + (groups or shards)) + groups + read_groups
+        others.append(len(mine) - sum(expected.values()))
+        totals.append((len(plan.units), len(mine)))
+    (small_units, small), (large_units, large) = totals
+    assert large_units >= 3 * small_units
+    # Lock, plan, manifest, card and tokenizer: as many at any size.
+    assert 0 < others[0] < 60 and abs(others[1] - others[0]) <= 5, others
+    if is_gathered:
+        assert large < small * large_units / small_units * 1.2
+
+
+def test_gathering_changes_no_byte(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = corpus(tmp_path / "in", 9, 6)
+    copies = folder / "9999.jsonl"
+    copies.write_bytes((folder / "0001.jsonl").read_bytes() + (folder / "0000.jsonl").read_bytes())
+    made = []
+    for limit in (1 << 40, 0):
+        monkeypatch.setattr(scale, "MAX_DIRECT_OPENS", limit)
+        plan = plan_of(folder, tokenizer)
+        assert bool(plan.destinations.num_groups) == (limit == 0)
+        manifest, _ = prepare_shards(plan, tokenizer, str(tmp_path / f"out{limit}"), 1)
+        assert manifest.dropped == {"duplicate": 12}
+        made.append(files_of(tmp_path / f"out{limit}"))
+    assert made[0] == made[1]
+
+
+def test_small_files_share_a_unit_and_units_grow_with_the_corpus(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = corpus(tmp_path / "in", 40, 1)
+    made = []
+    for unit_bytes, most_units, num_units in ((250, 4096, 40), (1 << 20, 4096, 1), (250, 4, range(4, 9))):
+        monkeypatch.setattr(units, "MAX_UNITS", most_units)
+        plan = plan_of(folder, tokenizer, unit_bytes=unit_bytes)
+        assert len(plan.units) in (num_units if isinstance(num_units, range) else [num_units])
+        prepare_shards(plan, tokenizer, str(tmp_path / "out"), 1, fresh=True)
+        made.append({name: data for name, data in files_of(tmp_path / "out").items() if name.startswith(("t", "v"))})
+    assert made[0] == made[1] == made[2]
+
+
+def test_at_most_two_million_opens_at_a_trillion_tokens() -> None:
+    found = {}
+    for exponent in range(6, 13):
+        plan = scale_plan(10**exponent, PreparationConfig())
+        found[exponent] = plan.total_opens
+        assert sum(plan.file_opens.values()) == plan.total_opens
+        assert f"at most {plan.total_opens:,} file opens" in plan.lines()[1]
+    assert found[12] <= 2_000_000 and found[11] <= 600_000
+    assert scale_plan(10**12, PreparationConfig()).num_units <= 4096
+    assert scale_plan(10**9, PreparationConfig()).destinations.num_groups == 0
