@@ -59,7 +59,7 @@ SUMMARY = {
 NUMBERS = {
     ("text to shards, one core", "datatrove"): "the preparation throughput of datatrove",
     ("resume after 5G tokens of an indexed set", "mosaicml-streaming"): "the resume speed of mosaicml-streaming",
-    ("whole training loop, tiny_cpu", "Trainer, group_by_length"): "the training throughput of transformers' Trainer",
+    ("whole training loop, tiny_cpu", "Trainer, group_by_length"): "the throughput of transformers' Trainer, `tiny_cpu`",
 }
 """The rows behind the three numbers at the top of README.md."""
 
