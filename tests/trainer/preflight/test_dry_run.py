@@ -50,7 +50,7 @@ def test_closed_form_and_count_stand_side_by_side_and_agree(preset):
 def test_batches_are_reckoned_over_the_steps_that_the_run_takes():
     config = load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900010"])
     first, second = batch_lines(config, 8)
-    assert "32 sequences x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
+    assert "32 rows x 128 places = 4,096 tokens a micro-batch; x 8 ranks x 1 accumulation" in first
     assert second.endswith("10 steps = 1,310,720 tokens")
 
 
@@ -135,9 +135,8 @@ def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
     (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000007" / "checkpoint.json").write_text("{}")
     settings = ["model.output_bias=zeros", "init_from=nowhere", f"output_dir={tmp_path}"]
-    assert "has checkpoints, and the run resumes from the newest" in explain(
-        load_settings(RunConfig, "tiny_cpu", settings), 2
-    )
+    explained = explain(load_settings(RunConfig, "tiny_cpu", settings), 2)
+    assert "has checkpoints, and the run resumes from the newest" in explained
 
 
 def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():

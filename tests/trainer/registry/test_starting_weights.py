@@ -135,7 +135,7 @@ def test_a_piece_that_the_checkpoint_lacks_begins_open_and_padding_shut(family, 
 def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, writer, family):
     model = PretrainingModel(OURS[family], next_sentence=False)
     lines, _ = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
-    assert "carries no tokenizer.json: that its ids are those of the shards is not checked" in lines[-1]
+    assert "carries no tokenizer.json" in lines[-1]
     fingerprint = Tokenizer.load(WRITERS[writer](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
     lines, _ = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint=fingerprint)
     assert len(lines) == 1
