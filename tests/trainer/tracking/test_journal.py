@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
-from tests.support.error_codes import coded
 from tests.support.disk_events import Flushed, assert_replaced_durably, record_disk_events
+from tests.support.error_codes import coded
 from trainer.tracking.delivery import Delivery, cursor_path
 from trainer.tracking.journal import JournalWriter, Point, parse_line
 

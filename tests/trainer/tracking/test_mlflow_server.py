@@ -158,7 +158,10 @@ def sqlite3_error(text: str) -> Exception:
             "NewConnectionError('Failed to establish a new connection: [Errno 111] Connection refused')",
             "connection refused",
         ),
-        ("NameResolutionError(\"Failed to resolve 'nowhere' ([Errno -2] Name or service not known)\")", "does not resolve"),
+        (
+            "NameResolutionError(\"Failed to resolve 'nowhere' ([Errno -2] Name or service not known)\")",
+            "does not resolve",
+        ),
         ("ResponseError('too many 500 error responses')", "answers with errors"),
         ("ReadTimeoutError('Read timed out. (read timeout=30)')", "not answer in time"),
     ],
