@@ -22,6 +22,7 @@ from data_prep.config.preparation_config import PreparationConfig
 from launch.command_table import DATA_PREP, GROUPS, Command
 from tests.test_layout import ORDER
 from trainer.config.run_config import RunConfig
+from trainer.config.synonyms import markdown_table
 from trainer.model.sizes import num_parameters
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -192,6 +193,7 @@ BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "recipes": recipes,
     "training_settings": training_settings,
     "preparation_settings": preparation_settings,
+    "names": markdown_table,
     "commands": commands,
     "data_prep_packages": data_prep_packages,
     "trainer_packages": trainer_packages,

@@ -41,7 +41,7 @@ def test_every_setting_is_listed_with_its_default_and_meaning() -> None:
 def test_names_of_other_projects_are_mapped_to_settings_that_exist() -> None:
     section = CONFIGS.partition("\n## Names from Hugging Face and Megatron\n")[2].partition("\n## ")[0]
     cells = [line.split("|")[2] for line in section.splitlines() if line.startswith("| `")]
-    named = set(re.findall(r"`([a-z_]+(?:\.[a-z0-9_]+)?)`", " ".join(cells)))
+    named = set(re.findall(r"`([a-z_]+(?:\.[a-z0-9_]+)*)`", " ".join(cells)))
     assert len(named) > 30
     assert named - set(setting_names(RunConfig)) == set()
 

@@ -121,6 +121,18 @@ def test_the_index_lists_every_command() -> None:
     assert {file for file in files if file not in index} <= libraries
 
 
+def test_the_codes_of_the_commonest_errors_exist() -> None:
+    section = FRONT.partition("\n## Troubleshooting\n")[2].partition("\n## ")[0]
+    codes = re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.MULTILINE)
+    assert len(codes) == 8
+    sources = "".join(
+        file.read_text(encoding="utf-8")
+        for package in ("data_prep", "trainer", "launch")
+        for file in (REPOSITORY / package).rglob("*.py")
+    )
+    assert [code for code in codes if f'"{code}"' not in sources] == []
+
+
 @EVERY_PAGE
 def test_subcommands_exist(path: Path) -> None:
     in_code = re.findall(r"```(?:bash|text)\n.*?```|`[^`\n]+`", PAGES[path], re.DOTALL)

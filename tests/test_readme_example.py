@@ -71,6 +71,17 @@ def test_the_commands_run_from_text_to_predictions(desk: Path) -> None:
 
 
 @pytest.mark.spawn
+def test_the_python_example_runs_from_text_to_scores(desk: Path) -> None:
+    (desk / "example.py").write_text(example("python"), encoding="utf-8")
+    variables = {"DS_ACCELERATOR": "cpu", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
+    printed = run([sys.executable, "example.py"], desk, **variables)
+    assert re.search(r"<Dataset .*documents.*tokens.*>", printed)
+    assert re.search(r"step 4: valid loss \d\.\d\d", printed)
+    assert "Candidate(token=" in printed
+    assert (desk / "fitted" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.spawn
 def test_the_python_example_of_data_preparation_runs(desk: Path) -> None:
     (script,) = blocks("data_prep/README.md", "python")
     (desk / "example.py").write_text(script.replace("8192", "400"), encoding="utf-8")
