@@ -239,7 +239,8 @@ class Tracker:
         if tell and not self.is_complete:
             self._warn(
                 f"not everything was sent to {self.tracking_uri}: {self._delivery.unsent_bytes:,} bytes of metrics "
-                f"wait in {self._journal.points_path}; send them with launch/sync_tracking.py, or rerun the same command"
+                f"wait in {self._journal.points_path}; send them with launch/sync_tracking.py, or rerun the same "
+                "command"
             )
         if not self._thread.is_alive():
             self._journal.close()
