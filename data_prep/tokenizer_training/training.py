@@ -94,7 +94,7 @@ def train_on_sample(
         )
     held_out = sample.set_aside()
     _say(
-        f"training {settings.vocab_size:,} pieces on {sample.num_bytes / 1e6:.1f} MB of "
+        f"training a vocabulary of {settings.vocab_size:,} tokens on {sample.num_bytes / 1e6:.1f} MB of "
         f"{sample.num_documents:,} documents"
     )
     if settings.sampling_alpha < 1 and sample.choice.limit is None:
@@ -179,7 +179,7 @@ def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: Tokenizer
     may_lower = " or lower character_coverage" if num_others else ""
     raise UsageError(
         f"vocab_size={settings.vocab_size} is too {'small' if smallest else 'large'} for this text, which can give "
-        f"{possible} pieces ({', '.join(parts)}, and the merged pieces that it contains)",
+        f"{possible} tokens ({', '.join(parts)}, and the merged tokens that it contains)",
         fix=f"choose a size in that range{may_lower if smallest else ' or give more text'}",
         code="vocab-size-out-of-range",
     )

@@ -16,7 +16,7 @@ from trainer.data.shard_set import Shard
 SEQUENCE_BUCKET = 64
 """Sequence capacities are multiples of it, so that allocations of few sizes recur."""
 
-_NOT_OURS = "prepare the text again: preparation does not write such a shard"
+_NOT_OURS = "prepare the text again"
 
 
 @dataclass(frozen=True)

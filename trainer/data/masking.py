@@ -116,7 +116,7 @@ def _choose(
     hashes = fold(keys[:, None], np.arange(input_ids.shape[1]))
     if masking.unit == "token":
         return choose_tokens(maskable, hashes, budgets), None
-    assert masking.kinds is not None, "words and spans need the kinds of the vocabulary's pieces"
+    assert masking.kinds is not None, "words and spans need the token kinds of the vocabulary"
     starts = word_starts(input_ids, maskable, masking.kinds)
     if masking.unit == "word":
         return choose_whole(maskable, starts, hashes, budgets), None

@@ -290,7 +290,7 @@ def check_own_tokenizer(shard_set: ShardSet) -> None:
     expected, found = shard_set.manifest.tokenizer.fingerprint, Tokenizer.load(shard_set.tokenizer_folder).fingerprint
     if found != expected:
         raise UserError(
-            f"{shard_set.tokenizer_folder} has fingerprint {found} and the shards beside it were made with {expected}",
+            f"{shard_set.tokenizer_folder} has fingerprint {found} and its shards were made with {expected}",
             fix="restore that tokenizer, or prepare the text again",
             code="another-tokenizer",
         )

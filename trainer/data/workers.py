@@ -82,7 +82,7 @@ def verdict_on_lost_worker(error: BaseException | None, rank: int, num_workers: 
     if found["signal"] == "Bus error":
         reason, fix = "probably because /dev/shm is full", f"enlarge /dev/shm, or {lower}"
     elif found["signal"] not in (None, "Killed"):
-        reason, fix = "see its own message above", f"{lower}; with 0 the rank builds its batches itself"
-    ended = f"was ended by a signal ({found['signal']})" if found["signal"] else "ended unexpectedly"
+        reason, fix = "read its own message above", f"{lower}; with 0 the rank process builds the batches"
+    ended = f"was killed by a signal ({found['signal']})" if found["signal"] else "ended unexpectedly"
     where = f"process {found['pids']} on {socket.gethostname()}"
     return f"a data worker of rank {rank} ({where}) {ended}, {reason}. Fix: {fix}"

@@ -97,9 +97,9 @@ def main() -> None:
         pdsh.drain()
         if pdsh.unreached is not None:
             print(
-                f"error: host {pdsh.unreached} was not reached by ssh, see its own message above: the launch has ended "
-                f"on all hosts. Fix: see that `ssh {pdsh.unreached} true` works without a password, or take the host "
-                "out of the hostfile, and start the same command again",
+                f"error: host {pdsh.unreached} is not reachable by ssh (see its message above); the launch ended on "
+                f"all hosts. Fix: make `ssh {pdsh.unreached} true` work without a password, or remove the host from "
+                "the hostfile, then rerun the same command. [unreachable-host]",
                 file=sys.stderr,
                 flush=True,
             )

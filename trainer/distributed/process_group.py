@@ -110,10 +110,12 @@ def _start_groups(
             raise
         interface = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
         raise RankIsMissing(
-            "a rank was lost, or cannot be reached, between the ranks' meeting and their group: they did not connect "
-            f"within distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}). "
-            "Fix: read the message of the rank that ended, and rerun the same command; if none ended, set "
-            f"{interface} to the network interface that connects the hosts"
+            "the ranks joined but did not connect their process group within "
+            f"distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}): a rank "
+            "crashed or is unreachable",
+            fix="read the message of the rank that ended, and rerun the same command; if none ended, set "
+            f"{interface} to the network interface that connects the hosts",
+            code="process-group-not-connected",
         ) from None
     del store  # the group has its own
     set_timeout_on_all_groups(settings.timeout_seconds)

@@ -177,7 +177,7 @@ class Delivery:
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            self._warn(f"{self._tracking_uri} no longer knows the run {run_id}; all of it is sent again to a new one")
+            self._warn(f"{self._tracking_uri} no longer knows the run {run_id}; everything is sent again to a new run")
             return None
 
     def _create_run(self, experiment_id: str) -> Run:
@@ -271,7 +271,7 @@ class Delivery:
             if (fault := self._journal.fault_of_artifact(name)) is not None:
                 left_out.append(name)
                 if is_new:
-                    self._warn(f"{path} {fault}, so it is not sent; all else is")
+                    self._warn(f"{path} {fault}; it is not sent, all other artifacts are")
             elif is_new or name in self.cursor.left_out:
                 self._client.log_artifact(self._run_id, str(path), None if folder == "." else folder)
                 self.num_artifacts += 1

@@ -97,7 +97,7 @@ class RunRecord(BaseModel):
         for name in artifacts:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-                raise ValueError(f"{name!r} is no file of the folder artifacts/")
+                raise ValueError(f"{name!r} is not a file of the folder artifacts/")
         return artifacts
 
 
@@ -153,7 +153,7 @@ class Journal:
         """Why the file of an artifact may or can not be sent; None where it can."""
         path = self.folder / "artifacts" / name
         if not path.resolve().is_relative_to((self.folder / "artifacts").resolve()):
-            return "is a link that leads out of the run's artifacts"
+            return "is a link to a file outside the run's artifacts"
         return None if path.is_file() else "is lost"
 
     def sync(self) -> None:
@@ -279,7 +279,7 @@ def read_record(folder: Path) -> RunRecord | None:
     except ValidationError:
         raise UserError(
             f"{path} is damaged, so its MLflow run is unknown",
-            fix=f"remove {path}; the metrics beside it are then sent to a new run",
+            fix=f"remove {path}; the metrics of that folder are then sent to a new run",
             code="damaged-tracking-record",
         ) from None
 
