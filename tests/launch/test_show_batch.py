@@ -56,7 +56,7 @@ def test_help_names_every_field_of_the_json_rows(
     [
         (["--stage", "3"], "stages 0 to 0"),
         (["--sample", "100000000"], "[sample-out-of-range]"),
-        (["--rows", "0"], "--rows: '0' is no whole number of 1 or more"),
+        (["--rows", "0"], "--rows: must be a whole number of 1 or more, got '0'"),
     ],
 )
 def test_rows_that_are_not_there_are_named(
