@@ -114,6 +114,7 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     from trainer.inference.pulled_model import pull
     from trainer.registry.registration import register
     from trainer.registry.served_model import load_served
+    from trainer.tracking.mlflow_server import registry_view_hint
 
     if conditions:
         check_metrics(conditions, read_provenance(pull(str(folder))).get("scores") or {})
@@ -123,6 +124,7 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
         return
     registration = register(folder, arguments.name, arguments.alias, arguments.tracking_uri)
     print(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
+    print(f"registry: {registry_view_hint(registration.tracking_uri, registration.name, registration.version)}")
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         pulled = pull(registration.model_uri, Path(temporary) / "model", arguments.tracking_uri)
         served = load_served(pulled)

@@ -246,7 +246,7 @@ def test_preparation_imports_the_core_dependencies_alone() -> None:
         for library, importer in libraries_reached(module_name(path), everywhere=True).items()
     }
     assert len(reached) > 10
-    assert {library: importer for library, importer in reached.items() if library not in CORE} == {
+    assert {name: importer for name, importer in reached.items() if COME_WITH.get(name, name) not in CORE} == {
         "distributed": "data_prep.executors.dask_executor",
         "datatrove": "data_prep.filters.datatrove_adapter",
         "py3langid": "data_prep.filters.language_filter",

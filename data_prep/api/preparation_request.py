@@ -18,6 +18,7 @@ from data_prep.executors.worker_server import default_num_workers
 from data_prep.pipeline.map_task import load_tokenizer
 from data_prep.pipeline.plan import Plan, absolute, make_plan, text_bytes
 from data_prep.storage import storage
+from data_prep.storage.hub import download_from_hub, hub_name
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_info import INFO_NAME
 
@@ -138,7 +139,15 @@ def request_preparation(
     _check_holds_no_tokenizer(folder, tokenizer)
     parent = None if add_to is None else read_manifest(folder)
     inputs = find_inputs(config)
-    return Request(config, inputs, tokenizer or storage.join(folder, TOKENIZER_FOLDER), parent, folder)
+    source = storage.join(folder, TOKENIZER_FOLDER) if tokenizer is None else _downloaded_if_on_hub(tokenizer)
+    return Request(config, inputs, source, parent, folder)
+
+
+def _downloaded_if_on_hub(tokenizer: str) -> str:
+    """Return the folder of a tokenizer; a name on the Hub that is no local path is downloaded."""
+    if storage.is_remote(tokenizer) or Path(tokenizer).exists() or hub_name(tokenizer) is None:
+        return tokenizer
+    return str(download_from_hub(tokenizer, with_weights=False))
 
 
 def plan_preparation(request: Request) -> Preparation:

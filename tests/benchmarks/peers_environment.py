@@ -24,7 +24,7 @@ _REQUIRED = {
     "awkward": "2.14.0",
     "awkward-cpp": "57",
     "brotli": "1.2.1",
-    "catalog": "2.0.10",
+    "catalogue": "2.0.10",
     "cramjam": "2.14.0",
     "dill": "0.4.1",
     "humanize": "4.17.0",

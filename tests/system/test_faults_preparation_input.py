@@ -362,7 +362,7 @@ def test_row_57_an_unbroken_word_and_a_document_of_60_mb_stay_within_the_stated_
     assert [source["cut_words"] for source in manifest["sources"]] == [1]
     assert sum(source["text_bytes"] for source in manifest["sources"]) > count * len(text.encode()), "no byte is lost"
     assert command("shards", "--help") == 0
-    assert "256 MiB and 20 times documents.max_document_bytes of memory" in " ".join(command.output.split())
+    assert "256 MiB plus 20 times documents.max_document_bytes of memory" in " ".join(command.output.split())
     observed(f"{peak_bytes / 1e6:,.0f} MB of memory at most where {bound / 1e6:,.0f} are stated; the word is counted")
 
 

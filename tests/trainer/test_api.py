@@ -14,11 +14,11 @@ import torch
 
 import trainer
 from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import hub
+from data_prep.storage.hub import hub_download_command, hub_name
 from tests.support.error_codes import coded
 from trainer import Embedder, FillMask
-from trainer.config.hub_names import hub_download_command, hub_name
 from trainer.hf_export.export_source import ExportSource
-from trainer.inference import hub_models
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -151,7 +151,7 @@ def test_with_network_a_hub_name_is_downloaded_without_code_and_pickles(
     assert FillMask("someone/tiny").predict("the [MASK] sat").num_tokens == 3
     assert asked["name"] == "someone/tiny" and asked["etag_timeout"] == 5.0
     assert asked["allow_patterns"] == ["*.json", "*.txt", "*.model", "README.md", "*.safetensors"]
-    hub_models.download_from_hub("someone/tiny", with_weights=False)
+    hub.download_from_hub("someone/tiny", with_weights=False)
     assert "*.safetensors" not in list(asked["allow_patterns"])  # type: ignore[call-overload]
 
 
@@ -166,7 +166,7 @@ def test_what_the_hub_does_not_have_and_what_fails_are_two_errors(monkeypatch: p
     ):
         monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=error))
         with pytest.raises(kind, match="someone/tiny", check=coded(code)):
-            hub_models.download_from_hub("someone/tiny")
+            hub.download_from_hub("someone/tiny")
 
 
 @pytest.mark.parametrize(

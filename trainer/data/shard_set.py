@@ -20,8 +20,8 @@ from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.shard_index import ShardIndex, read_index
 from data_prep.storage import storage
+from data_prep.storage.hub import hub_download_command, hub_name
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.config.hub_names import hub_download_command, hub_name
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.prefetch import Prefetcher
 from trainer.data.shard_cache import CachedFile, DamagedFile, ShardCache

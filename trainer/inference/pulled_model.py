@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import regex
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.storage.hub import download_from_hub, hub_name
 from trainer.checkpoint.format import STATE_NAME
-from trainer.config.hub_names import hub_name
-from trainer.inference.hub_models import download_from_hub
 from trainer.inference.model_folder import check_model_folder, folder_digest
 from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
 

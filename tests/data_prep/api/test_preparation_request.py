@@ -111,3 +111,19 @@ def test_a_plan_comes_of_a_request(small_corpus: Path, small_tokenizer: Path) ->
     config = resolve_config({"shards": {"min_shards": 2}}, small_corpus)
     asked = plan_preparation(request_preparation(config, tokenizer=str(small_tokenizer), output="out"))
     assert asked.plan.destinations.num_train == 2 and asked.tokenizer.fingerprint == asked.plan.tokenizer_fingerprint
+
+
+def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("text\n")
+    config = load_config(None, [], ["corpus.txt"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match=r"hf download someone/tiny --local-dir tiny", check=coded("hub-name-offline")):
+        request_preparation(config, tokenizer="someone/tiny", output="out")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: f"{tmp_path}/cache/{name}")
+    request = request_preparation(config, tokenizer="someone/tiny", output="out")
+    assert request.tokenizer == f"{tmp_path}/cache/someone/tiny"
+    (tmp_path / "someone" / "tiny").mkdir(parents=True)
+    assert request_preparation(config, tokenizer="someone/tiny", output="out").tokenizer == "someone/tiny"

@@ -219,7 +219,8 @@ def test_commands_that_need_mlflow_refuse_where_there_is_none(monkeypatch: pytes
 
 def test_what_is_to_be_installed_is_what_the_project_asks_for() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert REQUIREMENT in project["dependencies"]
+    extras = project["optional-dependencies"]
+    assert all(REQUIREMENT in extras[extra] for extra in ("train", "registry", "finetune"))
 
 
 @pytest.fixture

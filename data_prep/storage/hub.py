@@ -1,15 +1,33 @@
-"""Download a model from the Hugging Face Hub: configuration, tokenizer and safetensors weights, no code, no pickles."""
+"""Models and tokenizers on the Hugging Face Hub, by names such as `google-bert/bert-base-uncased`.
+
+Only configuration, tokenizer and safetensors are downloaded: no code and no pickles.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from shlex import quote
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.config.hub_names import hub_download_command
 
+_HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
+_FILE_SUFFIXES = (".yaml", ".yml", ".json", ".tar", ".txt", ".tsv", ".csv", ".jsonl", ".parquet", ".model")
 _WITHOUT_WEIGHTS = ("*.json", "*.txt", "*.model", "README.md")
 _SUBFOLDERS = "*/*"
 _TIMEOUT_SECONDS = 5.0
+
+
+def hub_name(text: str) -> str | None:
+    """Return `text` if it can be a name on the Hub: NAME or OWNER/NAME, and no local path; else None."""
+    if _HUB_NAME.fullmatch(text) is None or ".." in text or "--" in text or text.endswith((".", "-", *_FILE_SUFFIXES)):
+        return None
+    return None if Path(text).exists() or (Path(text.partition("/")[0]).is_dir() and "/" in text) else text
+
+
+def hub_download_command(name: str) -> str:
+    """Return the command that downloads a model to a folder of its last name."""
+    return f"hf download {quote(name)} --local-dir {quote(name.rpartition('/')[2])}"
 
 
 def download_from_hub(name: str, with_weights: bool = True) -> Path:
