@@ -59,7 +59,7 @@ def sizes(manifest: Manifest, status: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("documents, train + valid", f"{manifest.train.documents:,} + {manifest.valid.documents:,}"),
         ("tokens, train + valid", f"{manifest.train.tokens:,} + {manifest.valid.tokens:,}"),
-        ("vocabulary", f"{manifest.tokenizer.vocab_size:,} pieces"),
+        ("vocabulary", f"{manifest.tokenizer.vocab_size:,} tokens"),
         ("parameters", f"{status['parameters']:,}"),
         ("optimizer steps", f"{status['step']:,} of {status['max_steps']:,}"),
         ("tokens seen", f"{status['tokens_seen']:,} ({per_token:.1f} epochs)"),

@@ -1,4 +1,4 @@
-"""Which files a preparation reads: paths, URLs, glob patterns and brace ranges, each file once, and their units."""
+"""Input files of a preparation from paths, URLs, glob patterns and brace ranges, and their work units."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REQUESTS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input as it was when the plan was made."""
+    """Input file as it was when the plan was made."""
 
     url: str
     source: int
@@ -62,7 +62,7 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
 
 
 def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[InputUnit, ...]:
-    """Cut all files into units, in their order; reads the footers of Parquet files.
+    """Divide all files into units, in their order; read the footers of Parquet files.
 
     Raises:
         UserError: a footer cannot be fetched.
@@ -159,8 +159,8 @@ def _without_braces(pattern: str) -> list[str]:
     if not 0 < len(names) <= _MOST_NAMES:
         limit = f"{_MOST_NAMES:,} files" if is_small else f"{_MOST_BRACES} sets of braces"
         raise UsageError(
-            f"{storage.redact(pattern)} names more than {limit}",
-            fix="name fewer in a pattern, and give several patterns or one with *",
+            f"{storage.redact(pattern)} expands to more than {limit}",
+            fix="use several patterns, or one with *",
             code="pattern-too-large",
         )
     return names
@@ -172,7 +172,7 @@ def _length(first: str, last: str, step: str) -> int:
 
 
 def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
-    """Refuse a file with two names (symbolic links count), and two files that the manifest cannot distinguish.
+    """Raise on a file with two names (symbolic links count), and on two files that the manifest cannot distinguish.
 
     Hard links are only reported: tools that save space make them of equal files, and deduplication finds the documents.
     """
@@ -187,7 +187,7 @@ def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source
             where = "twice" if other == number else f"in two sources, {sources[other].name} and {sources[number].name}"
             same = "" if name == shown else f" (it is the same file as {name})"
             raise UsageError(
-                f"input {shown} is named {where}{same}", fix="name every file once", code="input-named-twice"
+                f"input {shown} is listed {where}{same}", fix="list every file once", code="input-named-twice"
             )
         if shown in names:
             raise UsageError(

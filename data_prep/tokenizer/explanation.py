@@ -1,4 +1,4 @@
-"""How a tokenizer takes a text apart, step by step, and its vocabulary as lines of a table."""
+"""Step-by-step explanation of a tokenization, and the vocabulary as lines of a table."""
 
 from __future__ import annotations
 

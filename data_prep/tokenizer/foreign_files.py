@@ -1,4 +1,4 @@
-"""The files of a foreign tokenizer: what they say of special tokens and vocabulary, and their fingerprint."""
+"""Files of a foreign tokenizer: special tokens, vocabulary, fingerprint."""
 
 from __future__ import annotations
 

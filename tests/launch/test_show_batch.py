@@ -26,7 +26,7 @@ def test_rows_of_a_preset_are_printed(
     assert run(monkeypatch, f"data.shards={small_shards}", "--rows", 3, "--epoch", 1) == 0
     output = capsys.readouterr().out
     assert output.startswith("⟦word⟧ masked") and output.count("\nrow ") == 3
-    assert "places filled" in output and " predicted (" in output
+    assert "positions filled" in output and " predicted (" in output
     assert run(monkeypatch, f"data.shards={small_shards}", "--rows", 3, "--epoch", 1) == 0
     assert capsys.readouterr().out == output
 

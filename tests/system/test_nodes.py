@@ -269,7 +269,7 @@ def test_row_52_a_host_that_ssh_does_not_reach_ends_the_launch(training, nodes):
     process = start_on_first(run, nodes, words, env)
     assert process.wait(timeout=120) == LOST_RANK_EXIT_STATUS, output_of(run)
     last = output_of(run).splitlines()[-1]
-    assert last.startswith("error: host node-c was not reached by ssh"), output_of(run)
+    assert last.startswith("error: host node-c is not reachable by ssh"), output_of(run)
     wait_until_all_left(run, nodes, LEAVING_SECONDS)
     assert not run.output_dir.exists()
 

@@ -40,7 +40,7 @@ def table_lines(points: Sequence[Measurement]) -> list[str]:
     """One line for each measured batch shape."""
     lines = [
         f"{'micro-batch':>11}  {'accumulation':>12}  {'tokens/s':>10}  {'ms per step (p10 to p90)':>28}  {'MFU':>10}  "
-        f"{'waiting for data':>16}  {'filled':>7}  peak memory, GiB"
+        f"{'data loading':>16}  {'filled':>7}  peak memory, GiB"
     ]
     for point in points:
         times = point.step_milliseconds

@@ -129,8 +129,8 @@ def report_start(run: Run, state: TrainState, progress: Progress, launched_at: f
     on_disk(run, lambda: append_history(run.output_dir, "started", values))
     if (status := run.status) is not None:
         # An end of this process that still runs code is recorded on disk.
-        run.watchdog.on_leaving = lambda cause: status.end("failed", cause, run.recorder.last_step)
-        run.stop_signal.on_forced_end = run.watchdog.on_leaving
+        run.watchdog.on_exit = lambda cause: status.end("failed", cause, run.recorder.last_step)
+        run.stop_signal.on_forced_end = run.watchdog.on_exit
     report_status(run, state, progress, "running")
 
 

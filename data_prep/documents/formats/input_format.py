@@ -1,4 +1,4 @@
-"""What a format of inputs is, and how a document is made of the values of its fields."""
+"""Protocol of input formats, and conversion of field values to a document."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Cut(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is read of a file and how: all that a format needs beside the file."""
+    """Parameters of reading a file: all that a format needs besides the file."""
 
     part: Part
     settings: DocumentSettings
@@ -131,7 +131,7 @@ def byte_cuts(file_bytes: int, unit_bytes: int) -> list[Cut]:
 
 
 def document_of(values: Mapping[str, Any], fields: Fields) -> Document:
-    """The document that an object makes.
+    """Make a document of an object.
 
     Raises:
         Fault: it has no text, or a field is of another type than it may be.
@@ -199,7 +199,7 @@ def decoded(data: bytes) -> str:
         NotText: they are none, or hold NUL.
     """
     if b"\0" in data:
-        raise NotText("is no text: it holds NUL", "binary", data.index(0))
+        raise NotText("is not text: it contains NUL", "binary", data.index(0))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -213,6 +213,6 @@ def listed(names: Sequence[str]) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value of JSON is, for a message."""
+    """Return the type of a JSON value, for a message."""
     names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
     return names.get(type(value), "null")

@@ -37,7 +37,7 @@ def test_user_symbols_are_refused_by_the_normalization_that_is_set() -> None:
     for symbol in ("<SEP>", "\ufb01"):
         with pytest.raises(ValidationError, match="instead"):
             TokenizerSettings(user_symbols=(symbol,), normalization=uncased)
-    with pytest.raises(ValidationError, match="'a' is named twice"):
+    with pytest.raises(ValidationError, match="'a' is listed twice"):
         TokenizerSettings(user_symbols=("a", "b", "a"))
 
 
