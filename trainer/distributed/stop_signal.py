@@ -1,6 +1,7 @@
 """Stop requests: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a checkpoint, a second one ends the process at once.
 
-A SIGHUP that is ignored already, as under nohup, stays ignored. The loss of the launcher also requests a checkpoint
+A SIGHUP that is ignored already, as under nohup, stays ignored; one that follows another request is ignored too, because
+after Ctrl-C the launcher or the terminal may close while the ranks still save. The loss of the launcher also requests a checkpoint
 (`trainer/distributed/launcher.py`). Before the process group exists, the first signal ends the process: there is
 nothing to save, and a rank would wait for a lost one. A rank waits for others in C++ code, at the rendezvous as in a
 collective, where no Python handler runs; so the interpreter writes the signal number to a pipe, which a thread reads.
@@ -100,6 +101,8 @@ class StopSignal:
             number = written[0]
             if number not in _NUMBERS:
                 continue
+            if self.asked and number == signal.SIGHUP:
+                continue  # the terminal closed during the stop
             if self.asked and time.monotonic() - self._asked_at > REPEAT_SECONDS:
                 self._end_at_once(number)
             self._ask(signal.Signals(number).name)

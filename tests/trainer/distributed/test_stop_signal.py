@@ -108,6 +108,18 @@ def test_a_second_signal_ends_the_process_at_once(clock):
     assert until(lambda: left == [128 + signal.SIGTERM])
 
 
+def test_a_terminal_that_closes_during_a_stop_does_not_end_it(clock):
+    stop = after_the_meeting()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert until(lambda: stop.asked)
+    clock[0] += REPEAT_SECONDS + 0.1
+    os.kill(os.getpid(), signal.SIGHUP)
+    sleep(0.2)
+    assert left == [] and stop.request == f"{SELF}: SIGINT"
+    os.kill(os.getpid(), signal.SIGINT)
+    assert until(lambda: left == [128 + signal.SIGINT])
+
+
 def test_a_second_signal_has_the_end_noted_but_does_not_wait_for_a_disk_that_hangs(clock, capfd, monkeypatch):
     monkeypatch.setattr(stop_signal, "FORCED_END_SECONDS", 0.1)
     stop, noted, never = after_the_meeting(), [], threading.Event()
