@@ -6,8 +6,9 @@ this host: `deepspeed launch/pretrain.py ...`. On several hosts: `clozeworks nod
 failed first). The arguments are the same everywhere.
 
 The same command again resumes from the newest complete checkpoint in `output_dir`. `--dry-run` explains the run without
-GPU or shards. Exit status: 0 all steps done, 1 failed, 2 wrong usage or configuration, 75 stopped by a signal (or the
-loss of its launcher) after saving, 76 a rank crashed, hung or failed to join (rerun the same command after both).
+GPU or shards. Exit status: 0 all steps done, 1 failed, 2 wrong usage or configuration (also if data.shards are missing
+or raw text), 75 stopped by a signal (or the loss of its launcher) after saving, 76 a rank crashed, hung or failed to
+join (rerun the same command after both).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         UsageError: an option is unknown, such as a setting written with dashes.
     """
     parser = command_parser("pretrain.py", __doc__)
+    parser.allow_abbrev = False  # an abbreviation such as --deepspeed is an unknown option, which gets advice
     parser.epilog = "settings:\n" + "\n".join(describe(RunConfig))
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")

@@ -1,11 +1,14 @@
-"""What a path without a manifest is: missing, raw text, or an unfinished data set; as an error with the next step."""
+"""What a path without a manifest is: missing, a tokenizer, raw text, or an unfinished data set; as an error with the next step."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 
 _TEXT_ENDINGS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+_TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
@@ -21,7 +24,10 @@ def explain_missing_data_set(folder: str) -> UserError:
     if not storage.is_remote(folder) and not storage.local_path(folder).exists():
         return UserError(f"{where} does not exist", fix="give the folder or URL of a data set", code="missing-path")
     is_web = folder.startswith(("http://", "https://"))  # which cannot be listed
-    names = [] if is_web else [name for name in storage.list_names(folder) if is_text_file(name)]
+    found = [] if is_web else storage.list_names(folder)
+    if holds_tokenizer(found):
+        return tokenizer_instead_of_shards(where)
+    names = [name for name in found if is_text_file(name)]
     if names:
         ending = "." + names[0].partition(".")[2]
         return _raw_text(
@@ -31,6 +37,21 @@ def explain_missing_data_set(folder: str) -> UserError:
         f"{where} holds no manifest.json, so it is not a complete data set",
         fix="prepare one with 'python -m data_prep shards'; if that command was interrupted, rerun it",
         code="missing-manifest",
+    )
+
+
+def holds_tokenizer(names: Iterable[str]) -> bool:
+    """Return whether the names of the files in a folder are those of a tokenizer."""
+    return any(name in _TOKENIZER_FILES for name in names)
+
+
+def tokenizer_instead_of_shards(where: str) -> UsageError:
+    """Return the error for a tokenizer that was given as a data set; `where` is its path, or a setting with it."""
+    return UsageError(
+        f"{where} is a tokenizer, not a data set",
+        fix="give the folder of the shards that were made with it: the --output of python -m data_prep shards "
+        "--tokenizer TOKENIZER",
+        code="tokenizer-instead-of-shards",
     )
 
 

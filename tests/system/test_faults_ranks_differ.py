@@ -126,8 +126,8 @@ def test_row_50_data_that_one_host_lacks_ends_all_ranks_at_once(training, tmp_pa
     run = training()
     hosts = {1: Host((f"data.shards={tmp_path / 'nowhere'}",), {"LOCAL_RANK": "0"})}
     ranks = plain_ranks.start(run, 2, *SHORT, "distributed.meeting_timeout_seconds=9999", hosts=hosts)
-    first, second = outputs(ranks, status=1)
-    assert first.startswith(f"error: rank 1 ({HOST}): {tmp_path / 'nowhere'} does not exist")
+    first, second = outputs(ranks, status=2)
+    assert first.startswith(f"error: rank 1 ({HOST}): data.shards={tmp_path / 'nowhere'} does not exist")
     assert second == f"rank 1: {first}"
 
 

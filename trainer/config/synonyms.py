@@ -329,6 +329,7 @@ SYNONYMS: tuple[Synonym, ...] = (
         "remove it: `python launch/export.py` writes a Hugging Face directory that `hf upload` takes",
     ),
     # Distribution
+    Synonym(("deepspeed",), "--deepspeed_config", "DeepSpeed JSON", "write --deepspeed_config {value}"),
     Synonym(
         ("zero_stage", "use_distributed_optimizer", "fsdp", "fsdp_config"),
         "zero.stage",

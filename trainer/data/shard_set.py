@@ -18,6 +18,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.missing_data_set import holds_tokenizer, tokenizer_instead_of_shards
 from data_prep.dataset.shard_index import ShardIndex, read_index
 from data_prep.storage import storage
 from data_prep.storage.hub import hub_download_command, hub_name
@@ -155,13 +156,13 @@ def check_is_data_set(url: str) -> None:
     """Check that a local path can be a data set, before its manifest is looked for.
 
     Raises:
-        UserError: it does not exist, or is raw text; the fix has the commands that prepare it.
+        UsageError: it does not exist, or is a tokenizer or raw text; the fix has the commands that prepare it.
     """
     if storage.is_remote(url):
         return
     path = storage.local_path(url)
     if not path.exists():
-        raise UserError(
+        raise UsageError(
             f"data.shards={url} does not exist",
             fix="correct the path, or prepare it with `python -m data_prep shards --output "
             f"{quote(url)} --tokenizer TOKENIZER --input TEXT`",
@@ -169,17 +170,20 @@ def check_is_data_set(url: str) -> None:
         )
     if (path / MANIFEST_NAME).exists():
         return
+    names = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
+    if holds_tokenizer(names):
+        raise tokenizer_instead_of_shards(f"data.shards={url}")
     text = str(path) if path.is_file() and _is_text(path.name) else None
-    if path.is_dir() and (found := sorted(each.name for each in path.iterdir() if _is_text(each.name))):
+    if found := [name for name in names if _is_text(name)]:
         suffix = "." + found[0].partition(".")[2] if "." in found[0] else ""
         text = f"{path}/*{suffix}"
     if text is not None:
-        raise UserError(
+        raise UsageError(
             f"data.shards={url} is raw text, not prepared shards",
             fix=f"run `python -m data_prep tokenizer --input {quote(text)} --output data/tokenizer` and `python -m "
             f"data_prep shards --input {quote(text)} --tokenizer data/tokenizer --output data/shards`, then set "
             "data.shards=data/shards",
-            code="shards-are-raw-text",
+            code="text-instead-of-shards",
         )
 
 

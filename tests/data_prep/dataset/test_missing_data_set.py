@@ -34,6 +34,14 @@ def test_raw_text_is_answered_with_the_command_that_makes_shards(tmp_path: Path,
         read_manifest(f"memory://raw-text/{name}")
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
+def test_a_tokenizer_is_not_taken_for_raw_text(tmp_path: Path, name: str) -> None:
+    for each in (name, "tokenizer_config.json"):
+        (tmp_path / each).touch()
+    with pytest.raises(UsageError, match=f"{tmp_path} is a tokenizer", check=coded("tokenizer-instead-of-shards")):
+        read_manifest(str(tmp_path))
+
+
 def test_other_files_and_folders_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     with pytest.raises(UsageError, match=f"give {tmp_path}", check=coded("not-a-data-set")):

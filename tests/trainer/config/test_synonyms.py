@@ -74,6 +74,7 @@ def test_a_look_alike_with_another_meaning_is_not_suggested():
 def test_options_with_dashes_and_other_values_than_scalars_are_understood():
     assert explain_synonym("--learning-rate", "1e-4") == "write optimizer.learning_rate=1e-4 (peak learning rate)"
     assert explain_synonym("optimizer.lr", {"a": 1}) == "write optimizer.learning_rate=N (peak learning rate)"
+    assert explain_synonym("--deepspeed", "ds.json") == "write --deepspeed_config ds.json"
     assert explain_synonym("nonsense", 1) is None
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
@@ -154,13 +154,16 @@ def test_the_tokenizer_must_be_that_of_the_shards(
 
 
 def test_what_is_no_data_set_is_answered_with_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(UserError, check=coded("missing-path"), match="nowhere does not exist"):
+    with pytest.raises(UsageError, check=coded("missing-path"), match="nowhere does not exist"):
         open_shard_set(str(tmp_path / "nowhere"))
     (tmp_path / "corpus.jsonl.gz").write_bytes(b"")
     for raw, named in ((tmp_path / "corpus.jsonl.gz", "corpus.jsonl.gz"), (tmp_path, "/\\*.jsonl.gz")):
         expected = f"tokenizer --input \\S*{named}.* shards --input \\S*{named}"
-        with pytest.raises(UserError, check=coded("shards-are-raw-text"), match=expected):
+        with pytest.raises(UsageError, check=coded("text-instead-of-shards"), match=expected):
             open_shard_set(str(raw))
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(UsageError, check=coded("tokenizer-instead-of-shards"), match=f"data.shards={tmp_path} is"):
+        open_shard_set(str(tmp_path))
 
 
 def test_ids_beyond_the_models_vocabulary_are_refused(tmp_path: Path, corpus_at: Callable) -> None:
