@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -43,10 +43,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @classmethod
-    def explain_unknown(cls, name: str, value: object) -> str | None:
+    def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
         """Say as an imperative what to write instead of the unknown setting `name`; None where nothing is known.
 
         A schema overrides it to answer names that other projects use.
+
+        Args:
+            value: the value, or the text of it that was typed on the command line.
+            values: the whole configuration, not validated.
         """
         return None
 
@@ -56,7 +60,8 @@ class Settings(BaseModel):
         assert info.field_name is not None
         types = _plain_types(cls.model_fields[info.field_name].annotation)
         if types & {int, float} and isinstance(value, bool | str) and type(value) not in types:
-            raise ValueError("must be a number")
+            example = "a number such as 1e-4" if float in types else "an integer such as 100"
+            raise ValueError(f"must be a number; write {example}")
         return value
 
     @field_validator("*")
@@ -90,11 +95,17 @@ def load_settings(schema: type[SettingsType], path: str | Path | None, overrides
     source = str(path) if path is not None else "the command line"
     values = _merge(_read_yaml(find_config(path, schema)) if path is not None else OmegaConf.create({}), overrides)
     _check_texts(values, source)
-    return validate_settings(schema, values, source)
+    typed = {name: text for name, _, text in (override.partition("=") for override in overrides)}
+    return validate_settings(schema, values, source, typed)
 
 
-def validate_settings(schema: type[SettingsType], values: dict[str, Any], source: str) -> SettingsType:
+def validate_settings(
+    schema: type[SettingsType], values: dict[str, Any], source: str, typed: Mapping[str, str] | None = None
+) -> SettingsType:
     """Validate plain values; `source` names their origin in the error.
+
+    Args:
+        typed: the texts of values that were typed on the command line, by setting: errors repeat them.
 
     Raises:
         UsageError: values violate the schema; all violations are listed, and the code is that of the first.
@@ -102,7 +113,7 @@ def validate_settings(schema: type[SettingsType], values: dict[str, Any], source
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        violations = [_explain(schema, item) for item in error.errors()]
+        violations = [_explain(schema, item, values, typed or {}) for item in error.errors()]
     fixes = dict.fromkeys(violation.fix for violation in violations if violation.fix)
     raise UsageError(
         f"{source}: {'; '.join(violation.problem for violation in violations)}",
@@ -274,12 +285,13 @@ class _Violation(NamedTuple):
     code: str
 
 
-def _explain(schema: type[BaseModel], error: Any) -> _Violation:
+def _explain(schema: type[BaseModel], error: Any, values: Mapping[str, Any], typed: Mapping[str, str]) -> _Violation:
     """State what pydantic found wrong with one value."""
     where = ".".join(str(part) for part in error["loc"])
     value = error.get("input")
     if error["type"] == "extra_forbidden":
-        return _explain_unknown(schema, where, value)
+        is_scalar = not isinstance(value, (dict, list)) and where in typed
+        return _explain_unknown(schema, where, typed[where] if is_scalar else value, values)
     if error["type"] == "missing":
         return _Violation(f"{where} is required and not set", f"set {where}", "missing-setting")
     cause = (error.get("ctx") or {}).get("error")
@@ -329,15 +341,19 @@ _KINDS = {
 """Prefixes of pydantic's error types, and what each asks for."""
 
 
-def _explain_unknown(schema: type[BaseModel], where: str, value: object) -> _Violation:
+def _explain_unknown(schema: type[BaseModel], where: str, value: object, values: Mapping[str, Any]) -> _Violation:
     """State what to write instead of an unknown setting."""
-    known = schema.explain_unknown(where, value) if issubclass(schema, Settings) else None
+    known = schema.explain_unknown(where, value, values) if issubclass(schema, Settings) else None
     if known is not None:
         return _Violation(f"unknown setting {where}", known, "unknown-setting")
     nearest, siblings = _nearest_name(schema, where)
     if nearest is None:
         return _Violation(f"unknown setting {where}", f"use one of {', '.join(siblings)}", "unknown-setting")
-    return _Violation(f"unknown setting {where} (did you mean {nearest}?)", f"write {nearest}", "unknown-setting")
+    meant = nearest
+    if isinstance(value, dict) and len(value) == 1 and f"{nearest}.{next(iter(value))}" in set(setting_names(schema)):
+        ((name, item),) = value.items()  # a section with a typing error: `trainig.max_steps=10`
+        meant = f"{nearest}.{name}={_display(item)}"
+    return _Violation(f"unknown setting {where} (did you mean {nearest}?)", f"write {meant}", "unknown-setting")
 
 
 def _nearest_name(schema: type[BaseModel], where: str) -> tuple[str | None, list[str]]:

@@ -80,7 +80,7 @@ def test_a_link_to_nothing_at_the_place_of_the_output_folder_is_refused(tmp_path
         (["--training.seed", "3"], "write training.seed=3: settings have no dashes. [unknown-option]"),
         (["--deepspeed", "ds.json"], "Fix: write --deepspeed_config ds.json. [unknown-option]"),
         (["--nonsense"], "unknown option --nonsense"),
-        (["per_device_train_batch_size=8"], "8 sequences are 8 x data.sequence_length tokens. [unknown-setting]"),
+        (["per_device_train_batch_size=8"], "Fix: write training.micro_batch_tokens=512 (8 seq"),
     ],
 )
 def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path, overrides, said):

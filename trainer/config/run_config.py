@@ -68,9 +68,9 @@ class RunConfig(Settings):
     )
 
     @classmethod
-    def explain_unknown(cls, name: str, value: object) -> str | None:
+    def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
         """Answer names of Hugging Face and Megatron (`synonyms.py`)."""
-        return explain_synonym(name, value)
+        return explain_synonym(name, value, _sequence_length(values))
 
     @model_validator(mode="after")
     def _check_between_settings(self) -> RunConfig:
@@ -116,6 +116,15 @@ class RunConfig(Settings):
     def max_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.training.max_steps or sum(stage.steps for stage in self.stages)
+
+
+def _sequence_length(values: Mapping[str, Any]) -> int | None:
+    """Return the sequence length of a configuration that is not validated; None if it is unclear."""
+    data, training = values.get("data"), values.get("training")
+    if not isinstance(data, Mapping) or (isinstance(training, Mapping) and training.get("stages")):
+        return None
+    length = data.get("sequence_length", DataSettings.model_fields["sequence_length"].default)
+    return length if type(length) is int else None
 
 
 def without_secrets(config: RunConfig) -> RunConfig:

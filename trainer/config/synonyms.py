@@ -51,6 +51,12 @@ SYNONYMS: tuple[Synonym, ...] = (
         ("warmup_steps", "num_warmup_steps", "lr_warmup_iters", "lr_warmup_steps"), "schedule.warmup_steps", "steps"
     ),
     Synonym(
+        ("warmup", "warm_up", "num_warmup"),
+        "schedule.warmup_steps, schedule.warmup_ratio",
+        "steps, or share of the run's steps",
+        "set schedule.warmup_steps (steps) or schedule.warmup_ratio (share of the run's steps) to {value}",
+    ),
+    Synonym(
         ("warmup_ratio", "warmup_proportion", "lr_warmup_fraction"), "schedule.warmup_ratio", "share of the run's steps"
     ),
     Synonym(
@@ -374,11 +380,12 @@ SYNONYMS: tuple[Synonym, ...] = (
 _BY_NAME = {name: synonym for synonym in SYNONYMS for name in synonym.names}
 
 
-def explain_synonym(name: str, value: object) -> str | None:
+def explain_synonym(name: str, value: object, sequence_length: int | None = None) -> str | None:
     """Say as an imperative which setting of this project is meant by the last part of `name`; None if it is unknown.
 
     Args:
         value: what was typed for it; anything but a scalar is shown as N.
+        sequence_length: tokens of a sequence, if known: a number of sequences is then converted.
     """
     synonym = _BY_NAME.get(name.lstrip("-").rpartition(".")[2].replace("-", "_").lower())
     if synonym is None:
@@ -386,6 +393,9 @@ def explain_synonym(name: str, value: object) -> str | None:
     shown = str(value).lower() if isinstance(value, bool) else str(value)
     if not isinstance(value, str | int | float) or not shown:
         shown = "N"
+    if synonym.advice.endswith(ROWS_TO_TOKENS) and "," not in synonym.setting and sequence_length and shown.isdecimal():
+        tokens = int(shown) * sequence_length
+        return f"write {synonym.setting}={tokens} ({shown} sequences x data.sequence_length={sequence_length} tokens)"
     if synonym.advice:
         return synonym.advice.format(value=shown)
     unit = f" ({synonym.unit})" if synonym.unit else ""

@@ -32,7 +32,7 @@ class Car(Settings):
     fuel: Literal["petrol", "diesel", "none"] | None = Field("petrol", description="what it burns")
 
     @classmethod
-    def explain_unknown(cls, name: str, value: object) -> str | None:
+    def explain_unknown(cls, name: str, value: object, values: object) -> str | None:
         return f"set engine.cylinders to {value} / 20" if name == "horses" else None
 
 
@@ -59,6 +59,9 @@ def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
         ("name: a\nengin: {}\n", [], "unknown-setting", "engin (did you mean engine?)"),
         ("name: a\nengine: {cylinder: 3}\n", [], "unknown-setting", "engine.cylinder (did you mean engine.cylinders?)"),
         ("name: a\nrate: 3\n", [], "unknown-setting", "rate (did you mean engine.rate?)"),
+        ("name: a\n", ["engin.cylinders=3"], "unknown-setting", "Fix: write engine.cylinders=3"),
+        ("name: a\n", ["horses=3e1"], "unknown-setting", "Fix: set engine.cylinders to 3e1 / 20"),
+        ("name: a\n", ["engine.rate=fast"], "invalid-setting", "must be a number. Fix: write a number such as 1e-4"),
         ("name: a\nlang: en\n", [], "unknown-setting", "lang. Fix: use one of name, engine"),
         ("name: a\nengine: {just text: 3}\n", [], "unknown-setting", "engine.just text. Fix: use one of engine.cyl"),
         ("name: a\nhorses: 3\n", [], "unknown-setting", "horses. Fix: set engine.cylinders to 3 / 20"),
