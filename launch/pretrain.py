@@ -227,7 +227,8 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
         from trainer.preflight.dry_run import explain, resume_line
 
         config = with_own_precision(config, device_type())
-        print(explain(config, world_size(arguments)))
+        expects_shards = any(word.startswith("data.shards") for word in arguments.overrides)
+        print(explain(config, world_size(arguments), expects_shards))
         if arguments.resume_from is not None:
             print("", resume_line(config, arguments.resume_from), sep="\n")
         if others:

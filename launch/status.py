@@ -209,11 +209,14 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the figures as lines of text."""
     unit = "GPU-hours" if figures["device"] == "cuda" else "rank-hours"
     state = figures["state"] + (f" ({figures['cause']})" if figures["cause"] else "")
+    heartbeat = figures["seconds_since_heartbeat"]
     if figures["seconds_since_word"] is not None:
         state += f", last update {long_duration(figures['seconds_since_word'])} ago"
+    if heartbeat is not None:
+        state += f", last heartbeat {long_duration(heartbeat)} ago"
     if figures["is_silent"]:
-        has_heartbeat = figures["seconds_since_heartbeat"] is not None
-        state += f": {'hung' if has_heartbeat else 'killed'}, or busy with a long evaluation or save"
+        state += ": " + ("killed, or " if heartbeat is None else "") + "busy with a long evaluation or save"
+        state += ", or hung" if heartbeat is not None else ""
     yield f"state             {state}"
     yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + display(
         figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"

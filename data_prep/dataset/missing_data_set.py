@@ -1,4 +1,4 @@
-"""What a path without a manifest is: missing, a tokenizer, raw text, or an unfinished data set; as an error with the next step."""
+"""What a path without a manifest is: missing, a tokenizer, raw text or an unfinished data set; as an error."""
 
 from __future__ import annotations
 

@@ -140,7 +140,10 @@ def test_the_hours_of_a_dead_run_count_to_its_last_heartbeat():
 def test_a_run_that_lives_and_says_nothing_may_hang():
     beating = STATUS | {"log_every_steps": 10, "host": "node-a", "pid": 1, "heartbeat_at": 9995.0}
     text = "\n".join(describe(summarize(beating, HISTORY, now=10_000.0, is_alive=True)))
-    assert "hung, or busy with a long evaluation" in text and "killed" not in text.splitlines()[0]
+    assert (
+        "last heartbeat 0:00:05 ago: busy with a long evaluation or save, or hung" in text
+        and "killed" not in text.splitlines()[0]
+    )
 
 
 def test_a_run_of_an_older_release_without_history_is_told_as_far_as_it_goes():

@@ -1,10 +1,11 @@
 """Stop requests: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a checkpoint, a second one ends the process at once.
 
-A SIGHUP that is ignored already, as under nohup, stays ignored; one that follows another request is ignored too, because
-after Ctrl-C the launcher or the terminal may close while the ranks still save. The loss of the launcher also requests a checkpoint
-(`trainer/distributed/launcher.py`). Before the process group exists, the first signal ends the process: there is
-nothing to save, and a rank would wait for a lost one. A rank waits for others in C++ code, at the rendezvous as in a
-collective, where no Python handler runs; so the interpreter writes the signal number to a pipe, which a thread reads.
+A SIGHUP that is ignored already, as under nohup, stays ignored; one that follows another request is ignored too: after
+Ctrl-C the launcher or the terminal may close while the ranks still save. The loss of the launcher also requests a
+checkpoint (`trainer/distributed/launcher.py`). Before the process group exists, the first signal ends the process:
+there is nothing to save, and a rank would wait for a lost one. A rank waits for others in C++ code, at the rendezvous
+as in a collective, where no Python handler runs; so the interpreter writes the signal number to a pipe, which a thread
+reads.
 """
 
 from __future__ import annotations

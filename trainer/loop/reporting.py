@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from data_prep.base.terminal import duration
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import tokens_of_run
@@ -18,6 +19,9 @@ from trainer.loop.console import evaluation_line, groups_line, print_line, step_
 from trainer.loop.run import Progress, Run, warn_of_disk
 from trainer.metrics.status import State, append_history, last_sign, read_status
 from trainer.metrics.throughput import Interval, flops_per_place, peak_flops
+
+ANNOUNCED_SECONDS = 10.0
+"""An evaluation that takes longer is announced by a log line."""
 
 
 def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[TrainState, Progress]:
@@ -74,6 +78,8 @@ def seconds_left(config: RunConfig, state: TrainState, interval: Interval) -> fl
 def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[TrainState, Progress]:
     """Evaluate on the valid split; report to MLflow and the console."""
     run.watchdog.mark(f"evaluating after step {state.step}")
+    if (text := long_evaluation(run, progress)) is not None:
+        run.log(text)
     stage = run.config.stages[state.stage]
     batches = evaluation_batches(
         run.shard_sets,
@@ -100,6 +106,21 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
     progress = replace(progress, metrics={**progress.metrics, **metrics})
     report_status(run, state, progress, "running")
     return state, progress
+
+
+def long_evaluation(run: Run, progress: Progress) -> str | None:
+    """Announce an evaluation that takes long enough to look like a hang; None for a short one.
+
+    The time is estimated from the training speed, without minimal pairs: a forward pass is a third of a step.
+    """
+    speed = progress.metrics.get("train/tokens_per_second", 0.0)
+    tokens = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
+    if run.config.evaluation.max_tokens is not None:
+        tokens = min(tokens, run.config.evaluation.max_tokens)
+    seconds = tokens / speed / 3 if speed > 0 else 0.0
+    if seconds < ANNOUNCED_SECONDS:
+        return None
+    return f"evaluating {tokens:,} tokens, about {duration(seconds)}"
 
 
 def _marked(batches: Iterable[EvaluationBatch], run: Run, state: TrainState) -> Iterator[EvaluationBatch]:

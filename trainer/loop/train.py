@@ -60,6 +60,9 @@ from trainer.preflight.launch_checks import refuse_exposed
 from trainer.preflight.preflight import cheap_findings
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 
+EARLY_STEPS = (1, 10)
+"""Steps that are always logged: they show early that a run works, and how fast."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -279,7 +282,7 @@ def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result
     wanted = ends or progress.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
     save = wanted and not nonfinite.in_streak and (ends or not result.is_nonfinite)
     ends_stage = step in itertools.accumulate(config.steps_by_stage)
-    is_regular = step % config.logging.every_steps == 0
+    is_regular = step % config.logging.every_steps == 0 or step in EARLY_STEPS
     log = evaluation or save or ends or ends_stage or nonfinite.is_too_long or is_regular
     return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
 

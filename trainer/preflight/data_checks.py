@@ -39,7 +39,12 @@ def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
     check_enough_data(sets, config.data, config.stages, config.training.seed)
     asked = tokens_of_run(config.stages, config.steps_by_stage)
     tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
-    yield Finding("ok", "tokens", f"the run reads {asked:,} tokens, about {asked / max(tokens, 1):.2f} epochs")
+    yield Finding("ok", "tokens", f"the run reads {asked:,} tokens, about {format_epochs(asked / max(tokens, 1))}")
+
+
+def format_epochs(epochs: float) -> str:
+    """Format a number of epochs: "3.25 epochs", "42,003 epochs"."""
+    return f"{epochs:,.{2 if epochs < 100 else 0}f} epochs"
 
 
 def _check_tokenizer_files(sets: list[ShardSet]) -> Iterator[Finding]:

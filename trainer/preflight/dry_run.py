@@ -18,6 +18,7 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.schedule import global_batch_sizes, tokens_of_run, tokens_of_stage
 from trainer.config.training_settings import Stage, ZeroStage
 from trainer.data.order import WINDOW_SHARDS
+from trainer.data.shard_set import check_is_data_set
 from trainer.model.pretraining import PretrainingModel
 from trainer.model.sizes import (
     activation_bytes,
@@ -25,16 +26,23 @@ from trainer.model.sizes import (
     flops_per_token,
     parameter_table,
 )
+from trainer.preflight.data_checks import format_epochs
 from trainer.preflight.efficiency import WORLD_SIZES, efficiency_lines, gpus_per_node
-from trainer.preflight.memory_estimate import heaviest_stage, memory_in_stage
+from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
 from trainer.registry.starting_weights import look_at_initial_weights
 
 GIB = 1 << 30
+MANY_EPOCHS = 100
+USUAL_PADDING = 128
+"""A vocabulary that is rounded up to a multiple of this is no mistake."""
 ZERO_STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 
 
-def explain(config: RunConfig, world_size: int) -> str:
+def explain(config: RunConfig, world_size: int, expects_shards: bool = False) -> str:
     """The whole explanation for `world_size` ranks; needs no GPU, and no shards either.
+
+    Args:
+        expects_shards: whether missing shards are worth a warning, as if they were named on the command line.
 
     Raises:
         UserError: shards are there and do not fit the configuration; `init_from` is not there, or does not fit it.
@@ -45,7 +53,8 @@ def explain(config: RunConfig, world_size: int) -> str:
         ("Batches", batch_lines(config, world_size)),
         ("Operations", flops_lines(config)),
         (
-            f"Memory per rank, GiB (estimate, {counted(world_size, 'rank')}, {config.training.precision})",
+            f"Memory per rank, GiB (estimate, {counted(world_size, 'rank')}, {config.training.precision}; "
+            f"{TENSORS_ONLY})",
             memory_lines(config, world_size),
         ),
         (
@@ -56,7 +65,7 @@ def explain(config: RunConfig, world_size: int) -> str:
             "Scaling efficiency by network per node",
             list(efficiency_lines(config, sorted({*WORLD_SIZES, world_size}), gpus_per_node())),
         ),
-        ("Shards", list(shard_lines(config, world_size))),
+        ("Shards", list(shard_lines(config, world_size, expects_shards))),
     ]
     if config.init_from is not None:
         parts.append(("Initial weights", initial_weights_lines(config, config.init_from)))
@@ -103,6 +112,11 @@ def batch_lines(config: RunConfig, world_size: int) -> list[str]:
         name = f"stage {number}: " if len(config.stages) > 1 else ""
         arithmetic = batch_arithmetic(stage, world_size)
         lines.append(f"{name}{arithmetic}; {steps:,} steps = {tokens_of_stage(stage, 0, steps):,} tokens")
+        if arithmetic.micro_batch_tokens < stage.micro_batch_tokens:
+            lines.append(
+                f"  micro_batch_tokens={stage.micro_batch_tokens:,} is an upper bound; "
+                f"{arithmetic.micro_batch_tokens:,} are used, so that the global batch divides over the ranks"
+            )
         lines += warmup_lines(stage, world_size)
     return lines
 
@@ -168,14 +182,16 @@ def activation_lines(config: RunConfig, world_size: int) -> list[str]:
     ]
 
 
-def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
+def shard_lines(config: RunConfig, world_size: int, expects_shards: bool = False) -> Iterator[str]:
     """What the shards hold, whether they suffice, and what each node downloads and keeps of them."""
     manifests = []
     for component in config.data.components:
         try:
+            check_is_data_set(component.url)
             manifests.append(read_manifest(component.url))
         except UserError as error:
-            yield f"skipped: {error}"
+            is_expected = error.code == "missing-path" and not expects_shards
+            yield f"{'skipped' if is_expected else 'warning'}: {error} [{error.code}]"
             continue
         yield from _describe_shards(storage.redact(component.url), manifests[-1], config, world_size)
     if manifests:
@@ -194,8 +210,8 @@ def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[s
     )
     least = held_out + sum(map(windows_bytes, manifests))
     yield (
-        f"each node reads all {train / GIB:.2f} GiB of train shards in an epoch (of a mixture: as their weights say); "
-        "of remote shards it downloads them, and local ones need no data.cache_bytes"
+        f"Each node reads all train shards ({train / GIB:.2f} GiB) once per epoch, or in proportion to the weights of "
+        "a mixture. Only remote shards are downloaded and use data.cache_bytes."
     )
     share = "every epoch downloads them again" if cache_bytes < train + held_out else "they are downloaded once"
     yield (
@@ -237,4 +253,18 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
         f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
     )
-    yield f"the run reads {asked:,} tokens, about {asked / max(train.tokens, 1):.2f} epochs of these tokens"
+    epochs = asked / max(train.tokens, 1)
+    yield f"the run reads {asked:,} tokens, about {format_epochs(epochs)} of these tokens"
+    if epochs > MANY_EPOCHS:
+        yield f"warning: the run repeats these tokens for {format_epochs(epochs)}; lower training.max_steps or add data"
+    yield from _warn_of_unused_ids(manifest.tokenizer.vocab_size, config)
+
+
+def _warn_of_unused_ids(vocab_size: int, config: RunConfig) -> Iterator[str]:
+    """Warn of embeddings without a token, beyond those that a vocabulary is rounded up by."""
+    multiple = max(config.model.pad_vocab_size_to_multiple_of, USUAL_PADDING)
+    if config.model.vocab_size > -(-vocab_size // multiple) * multiple:
+        yield (
+            f"warning: model.vocab_size={config.model.vocab_size:,} exceeds the {vocab_size:,} tokens of the shards' "
+            f"tokenizer; the other embeddings are never trained. Fix: set model.vocab_size={vocab_size}"
+        )

@@ -7,6 +7,8 @@ from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import Stage, ZeroStage
 from trainer.model.sizes import memory_per_rank
 
+TENSORS_ONLY = "tensors only; add about 0.7 GiB for the process"
+
 
 def heaviest_stage(config: RunConfig, zero_stage: ZeroStage, world_size: int) -> Stage:
     """The stage that needs the most memory per rank; the first of several that need as much."""

@@ -32,7 +32,7 @@ from trainer.model.numerics import fast_precision
 from trainer.preflight.deepspeed_sections import unwritable_output
 from trainer.preflight.disk_checks import check_disk
 from trainer.preflight.finding import Finding, Level, guarded
-from trainer.preflight.memory_estimate import heaviest_stage, memory_in_stage
+from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
 
 GIB = 1 << 30
 NOTABLE_FILLING = 0.05
@@ -91,7 +91,8 @@ def check_memory(config: RunConfig, world_size: int, device: torch.device) -> It
     needed, there = sum(parts.values()), device_memory_bytes(device, world_size)
     largest = max(parts, key=lambda name: parts[name])
     text = (
-        f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} per rank at ZeRO {config.zero.stage}, most of it {largest}"
+        f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} per rank at ZeRO {config.zero.stage}, most of it {largest} "
+        f"({TENSORS_ONLY})"
     )
     remedy = "; lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage"
     level: Level = "ok" if needed <= 0.85 * there else "warn" if needed <= there else "fail"

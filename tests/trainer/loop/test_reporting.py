@@ -17,6 +17,21 @@ from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
 
 
+def test_a_long_evaluation_is_announced_and_a_short_one_is_not():
+    def text(speed: float, max_tokens: int | None = None) -> str | None:
+        evaluation = CONFIG.evaluation.model_copy(update={"max_tokens": max_tokens})
+        valid = SimpleNamespace(valid=SimpleNamespace(tokens=3_000_000))
+        run = SimpleNamespace(
+            config=CONFIG.model_copy(update={"evaluation": evaluation}), shard_sets=[SimpleNamespace(manifest=valid)]
+        )
+        metrics = {"train/tokens_per_second": speed} if speed else {}
+        return reporting.long_evaluation(run, Progress(NonFiniteSteps(20), metrics=metrics))
+
+    assert text(10_000.0) == "evaluating 3,000,000 tokens, about 1:40"
+    assert text(10_000.0, max_tokens=30_000) is None
+    assert text(1e6) is None and text(0.0) is None
+
+
 def test_a_state_with_an_evaluation_that_is_not_finite_can_be_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

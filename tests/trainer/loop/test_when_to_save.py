@@ -50,7 +50,9 @@ def requests(rank: int = 0, minutes: float | None = None, saved_at: float = 0.0,
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
+        (1, {"log"}),
         (7, set()),
+        (10, {"log"}),
         (20, {"log"}),
         (30, {"log", "save"}),
         (50, {"log", "evaluation"}),

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -84,7 +85,34 @@ def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_di
 
 def test_shards_that_are_not_there_are_told_and_no_error():
     text = explain(load_settings(RunConfig, "tiny_cpu", ["data.shards=nowhere"]), 2)
-    assert "skipped: nowhere does not exist" in text
+    assert "skipped: data.shards=nowhere does not exist" in text and "warning:" not in text
+
+
+def test_unprepared_shards_are_warned_of_with_the_code_of_a_run(tmp_path):
+    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={tmp_path / 'a.txt'}"])
+    (line,) = shard_lines(config, 1, expects_shards=True)
+    assert line.startswith("warning: ") and line.endswith("[missing-path]")
+    (tmp_path / "a.txt").touch()
+    (line,) = shard_lines(config, 1)
+    assert line.startswith("warning: ") and line.endswith("[text-instead-of-shards]")
+
+
+def test_shards_that_hardly_fit_the_run_are_warned_of(small_shards):
+    def warnings(*settings):
+        config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}", *settings])
+        return [line for line in shard_lines(config, 1) if line.startswith("warning: ")]
+
+    fits = ("model.vocab_size=896", "training.max_steps=1")
+    assert warnings(*fits) == [], "800 tokens, rounded up to a multiple of 128"
+    (line,) = warnings(*fits, "model.vocab_size=897")
+    assert "model.vocab_size=897" in line and "800 tokens" in line
+    (line,) = warnings(*fits, "training.max_steps=10000000")
+    assert re.search(r"\d,\d{3} epochs", line)
+
+
+def test_a_micro_batch_that_is_less_than_its_bound_is_named():
+    lines = batch_lines(load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900010"]), 512)
+    assert any("micro_batch_tokens=" in line and "upper bound" in line for line in lines)
 
 
 def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_shards):
@@ -107,7 +135,7 @@ def test_a_node_reads_every_shard_and_its_cache_needs_two_windows(small_shards):
     large = manifest.model_copy(update={"train": train, "valid": train.model_copy(update={"shards": shards[:2]})})
     assert windows_bytes(large) == 32 * 3 << 30
     whole, cache, advice = reading_lines([large, large], cache_bytes=190 << 30)
-    assert "each node reads all 260.00 GiB of train shards in an epoch" in whole
+    assert "Each node reads all train shards (260.00 GiB) once per epoch" in whole
     assert "196.00 GiB for two windows of 16 shards and the valid shards, 264.00 GiB to download all once" in cache
     assert cache.endswith("with 190.00 GiB every epoch downloads them again")
     assert advice.endswith(f"Fix: set data.cache_bytes={196 << 30}")
