@@ -36,6 +36,8 @@ class UserError(Exception):
         self.problem = problem
         self.fix = fix
         self.code = code
+        if code:
+            self.add_note(f"[{code}]")  # which a traceback shows
 
 
 class UsageError(UserError):
