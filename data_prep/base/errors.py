@@ -36,8 +36,6 @@ class UserError(Exception):
         self.problem = problem
         self.fix = fix
         self.code = code
-        if code:
-            self.add_note(f"[{code}]")  # which a traceback shows
 
 
 class UsageError(UserError):
