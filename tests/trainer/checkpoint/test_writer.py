@@ -358,9 +358,7 @@ def test_a_disk_that_is_full_for_real_leaves_the_last_good_checkpoint(tmp_path):
         warnings: list[str] = []
         config, engine = make_config(str(disk), 0), StillEngine()
         assert checkpoints.save(disk, engine, TrainState(step=2), config, IDENTITY, warn=warnings.append) is None
-        assert (
-            len(warnings) == 1 and "No space left on device" in warnings[0] and "the last complete checkpoint stays" in warnings[0]
-        )
+        assert len(warnings) == 1 and "No space left on device" in warnings[0] and "the last complete" in warnings[0]
         assert os.listdir(disk / "checkpoints") == ["step-00000001"]
         assert find_latest(disk, warn=refuse).step == 1
     finally:
