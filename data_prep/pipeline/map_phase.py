@@ -13,6 +13,7 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted, printable
+from data_prep.dataset.removed_names import files_of_removed_names
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, unfinished
 from data_prep.filters.registry import filters_fingerprint
@@ -62,6 +63,8 @@ def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
             deduplication=plan.config.deduplication,
             source=plan.config.sources[unit.source].name,
             filters_fingerprint=fingerprint,
+            data_set=absolute(output),
+            removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
         )
         for number, unit in enumerate(plan.units)
     ]

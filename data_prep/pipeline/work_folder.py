@@ -224,11 +224,11 @@ def _refuse_to_undo_changes(output: str) -> None:
     if manifest.removals:
         numbers = ", ".join(str(removal.version) for removal in manifest.removals[:_SHOWN])
         more = f" and {len(manifest.removals) - _SHOWN:,} more" if manifest.removals[_SHOWN:] else ""
-        documents = sum(removal.documents for removal in manifest.removals)
+        documents = counted(sum(removal.documents for removal in manifest.removals), "document")
         versions = "version" if len(manifest.removals) == 1 else "versions"
         raise UserError(
             f"{where} is at version {manifest.version} with {counted(len(manifest.removals), 'removal')} "
-            f"({counted(documents, 'document')}, {versions} {numbers}{more}), and --fresh would bring back what was removed",
+            f"({documents}, {versions} {numbers}{more}), and --fresh would bring back what was removed",
             fix=f"{fix}, and repeat the removals on the new data set",
             code="fresh-would-undo-removals",
         )
