@@ -192,7 +192,7 @@ def find_listed(
         setting = f"documents.{column}_field"
         raise UserError(
             f"{storage.redact(folder)} has no provenance: it was prepared without {setting}",
-            fix=f"rebuild it with {setting}, or remove documents by the ids that 'inspect' shows (--documents)",
+            fix=f"rebuild it with {setting}, or name documents by the document ids that 'inspect' shows",
             code="missing-provenance",
         )
     wanted = tuple(sorted(set(values)))

@@ -39,7 +39,7 @@ def test_a_remote_data_set_is_shown_as_a_local_one(
     for options in (["--split", "valid", "--documents", 2, "--skip", 1], ["--document", f"{document_id:016x}"]):
         shown = run(capsys, remote_shards, *options)
         assert shown == run(capsys, small_shards, *options) and len(shown) > 2
-    assert f"document {document_id:016x}" in shown and "split    valid" in shown
+    assert f"document id   {document_id:016x}" in shown and "split         valid" in shown
 
 
 def test_the_tokenizer_of_a_data_set_or_a_folder_explains_a_text(
@@ -73,8 +73,8 @@ def test_a_smaller_number_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         run(capsys, small_shards, f"--{name}", least - 1)
-    said = capsys.readouterr().err
-    assert f"argument --{name}: '{least - 1}' is no whole number of {least} or more" in said
+    errors = capsys.readouterr().err
+    assert f"argument --{name}: must be a whole number of {least} or more, got '{least - 1}'" in errors
 
 
 def test_one_report_at_a_time(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:

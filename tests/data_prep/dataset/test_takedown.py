@@ -359,3 +359,43 @@ def test_an_addition_that_does_not_read_removed_urls_is_warned_of(
     arguments = ("--input", tmp_path / "more.jsonl", "--source-name", "more", "--add-to", folder, "--workers", 1)
     assert command("shards", *arguments, "shards.valid_fraction=0.2") == 0, command.errors
     assert "warning: 1 URL removed" in command.errors and "documents.url_field" in command.errors
+
+
+def test_a_document_is_found_by_each_of_its_names(command: Command, folder: Path) -> None:
+    first, second = document_ids(folder, "north")[:2]
+    dataset = open_dataset(folder)
+    document = dataset.document(f"{second:016x}")
+    assert (document.id, document.document_id) == (f"id-{second}", f"{second:016x}")
+    assert dataset.document(f"id-{second}") == dataset.document(corpus_id=f"id-{second}") == document
+    assert dataset.document(url=url_of(second)) == document
+    for copy in ("copy", "near"):
+        assert dataset.document(copy).document_id == f"{first:016x}", "a copy is represented by the kept document"
+    for wrong in ("b3", f"{second:x}"[:15], f"id-{second} ", "0" * 17):
+        with pytest.raises(UserError, check=coded("unknown-document")):
+            dataset.document(wrong)
+    with pytest.raises(UserError, check=coded("contradicting-arguments")):
+        dataset.document("copy", url="https://copy.org/")
+    for option, value in (("--document", f"{second:016x}"), ("--id", f"id-{second}"), ("--url", url_of(second))):
+        assert command("inspect", folder, option, value) == 0
+        assert f"document id   {second:016x}" in command.output and f"corpus id     id-{second}" in command.output
+        assert "source url    -" in command.output and f"document url  {url_of(second)}" in command.output
+    assert command("inspect", folder, "--id", "b3") == 1 and "[unknown-document]" in command.errors
+    assert command("inspect", folder, "--document", "b3") == 2
+    assert "--id" in command.errors and "[malformed-document-id]" in command.errors
+
+
+def test_several_documents_of_one_url_are_all_shown(command: Command, folder: Path) -> None:
+    manifest = read_manifest(str(folder))
+    shard = manifest.train.shards[0]
+    assert shard.provenance is not None
+    table = read_provenance(str(folder), shard.provenance).to_pylist()
+    kept = {row["kept_as"] for row in table}
+    rows = [ProvenanceRow(**row)._replace(url="https://same.org/") for row in table]
+    record = write_provenance(str(folder), shard.name.partition(".")[0], rows)
+    shards = (shard.model_copy(update={"provenance": record}), *manifest.train.shards[1:])
+    train = manifest.train.model_copy(update={"shards": shards})
+    write_manifest(str(folder), manifest.model_copy(update={"train": train}))
+    with pytest.raises(UserError, match=f"{min(kept):016x}", check=coded("several-documents")):
+        open_dataset(folder).document(url="https://same.org/")
+    assert command("inspect", folder, "--url", "https://same.org/") == 0
+    assert command.output.count("document id   ") == len(kept)
