@@ -169,7 +169,7 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
     dropped: Counter[str] = Counter()
     languages = DocumentLanguages()
     reads: list[PartRead] = []
-    cut_words = 0
+    cut_words = num_empty_files = 0
     with open(path, "wb") as file, _signature_writer(task) as signatures:
         writer = SectionWriter(file, task.destinations.num_sections, tokenizer.token_dtype)
 
@@ -199,7 +199,7 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
             num_read = batches.read(reader, number, task.settings)
             dropped.update(reader.dropped)
             if part.whole and not num_read and not reader.dropped:
-                dropped["empty file"] += 1
+                num_empty_files += 1
             if has_fields(part.url):
                 languages.merge(reader.languages)
             reads.append(PartRead(reader.sha256, *reader.beyond))
@@ -210,6 +210,7 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
                 "dropped": dict(sorted(dropped.items())),
                 "parts": reads,
                 "cut_words": cut_words,
+                "empty_files": num_empty_files,
                 "languages": dataclasses.asdict(languages),
             }
         )

@@ -43,7 +43,7 @@ def test_a_document_is_shown_whole_with_its_source_by_the_hash_of_its_text(folde
     assert shown_text(lines) == normalized.strip()
     assert sum(line.startswith("  | ") for line in lines) > 12
     assert f"document id   {document_id(normalized):016x}" in lines
-    assert any(line.startswith("source   $\\frac{$ \\u202e\\x1b[31m") for line in lines)
+    assert any(line.startswith("source        $\\frac{$ \\u202e\\x1b[31m") for line in lines)
     assert "license       CC0-1.0" in lines and "language      fr" in lines and "source url    -" in lines
     assert not any(NAMES[2] in line or "\x1b" in line for line in lines)
 
