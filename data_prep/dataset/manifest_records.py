@@ -18,6 +18,12 @@ from data_prep.base.validation import FileName, Sha256
 from data_prep.filters.reasons import is_filter_reason
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
+REBUILD = (
+    "rebuild it with the command that made the data set and --repair ('python -m data_prep shards ... --repair'), or "
+    "restore it from a copy"
+)
+"""The fix for a damaged shard, index, provenance sidecar or file of token counts."""
+
 STEPS: dict[str, tuple[str, ...]] = {
     "reading": (
         "invalid UTF-8",
